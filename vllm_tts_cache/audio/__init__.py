@@ -1,0 +1,1 @@
+"""Reference audio: bytes in, checked mono float32 out, kept by content address."""

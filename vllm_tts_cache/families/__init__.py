@@ -1,0 +1,1 @@
+"""Model families: their reference encoders and what each cloning mode needs."""

@@ -1,0 +1,1 @@
+"""What runs inside vLLM-Omni's workers and engine cores."""

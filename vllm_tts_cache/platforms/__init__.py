@@ -1,0 +1,1 @@
+"""The CPU platform that vLLM-Omni itself does not ship."""

@@ -1,0 +1,1 @@
+"""The registry: who is registered under which name, and with which audio."""

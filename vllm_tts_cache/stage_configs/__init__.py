@@ -1,0 +1,1 @@
+"""Deploy configurations, each with the reason for every value that is not a default."""
