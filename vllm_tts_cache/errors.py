@@ -116,3 +116,12 @@ class EncodeTimeoutError(ServerFaultError):
 
 class WorkerRPCError(ServerFaultError):
     """A worker answered an RPC with an error, or with nothing we understand."""
+
+
+class CheckpointError(TTSCacheError):
+    """A model directory does not hold what our encoders need; the operator can fix it."""
+
+    def __init__(self, path: str, reason: str):
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
