@@ -16,6 +16,7 @@ from vllm_tts_cache.errors import ConfigError
 RegistrationPolicy = Literal["overwrite", "immutable"]
 
 _PREFIX = "SPEAKER_CACHE_"
+_DEFAULT_SAMPLES_DIR = Path("~/.cache/vllm-omni/speakers").expanduser()
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -57,7 +58,7 @@ class Settings:
     """
 
     enabled: bool = True
-    samples_dir: Path = Path("~/.cache/vllm-omni/speakers").expanduser()
+    samples_dir: Path = _DEFAULT_SAMPLES_DIR
     max_uploaded: int = 1000
     registration_policy: RegistrationPolicy = "overwrite"
     memory_max_bytes: int = 512 * 1024**2
@@ -109,10 +110,8 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         ConfigError: A ``SPEAKER_CACHE_`` variable is unknown, or a value is wrong;
             the message names the variable.
     """
-
-
-    unknown = sorted(v for v in environ if v.startswith(_PREFIX) and v not in _VARIABLES)
-    if unknown:
+    ours = (variable for variable in environ if variable.startswith(_PREFIX))
+    if unknown := sorted(set(ours) - set(_VARIABLES)):
         known = ", ".join(v for v in _VARIABLES if v.startswith(_PREFIX))
         raise ConfigError(f"Unknown setting {', '.join(unknown)}; known: {known}")
     given: dict[str, Any] = {}
@@ -125,5 +124,3 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         except ValueError as exc:
             raise ConfigError(f"{variable}={text!r}: {exc}") from exc
     return Settings(**given)
-
-

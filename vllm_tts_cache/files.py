@@ -3,7 +3,7 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Generator[None, None, None]:
     """Turn an ``OSError`` inside the block into the storage error it means."""
     try:
         yield

@@ -1,0 +1,143 @@
+"""``vllm-tts-cache encode``: the server's reference encoders, without a server.
+
+For precomputing encodings offline, and as a check of them that anyone can run.
+"""
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+
+from vllm_tts_cache.audio.decode import decode_path
+from vllm_tts_cache.errors import (
+    CheckpointError,
+    ConfigError,
+    EncodeError,
+    InvalidAudioError,
+)
+from vllm_tts_cache.families.base import ReferenceEncoder
+from vllm_tts_cache.files import publish
+
+_console = Console(stderr=True)
+
+
+def add_parser(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    """Register the command; ``run`` is what the arguments are handed to."""
+    parser = subparsers.add_parser(
+        "encode",
+        help="encode reference audio into a safetensors file, without a server",
+        description="Encode clips as the server would. The file holds tensors named "
+        "<clip stem>/<encoder>/<tensor>; its metadata holds each encoder's fingerprint "
+        "and each clip's audio_sha256.",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="a Qwen3-TTS Base checkpoint: a directory, or a Hugging Face id that has "
+        "been downloaded",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors")
+    parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
+    parser.add_argument("clips", nargs="+", type=Path, metavar="CLIP")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Encode all clips, then write the file; nothing is written if one fails.
+
+    Raises:
+        ConfigError: Two clips have the same stem.
+        CheckpointError: The model cannot be used.
+        InvalidAudioError: A clip cannot be used; the message names it.
+        EncodeError: An encoder failed; the message names the clip.
+        StorageError: The file cannot be written.
+    """
+    clips = _by_stem(arguments.clips)
+    encoders = _load(_model_dir(arguments.model), arguments.device)
+    tensors: dict[str, npt.NDArray[np.generic]] = {}
+    metadata = {f"fingerprint/{name}": e.fingerprint for name, e in encoders.items()}
+    progress = track(clips.items(), "encoding", console=_console)
+    for stem, clip in progress:
+        audio_sha256, arrays = _encode(clip, encoders.values())
+        metadata[f"audio_sha256/{stem}"] = audio_sha256
+        tensors |= {f"{stem}/{name}": array for name, array in arrays.items()}
+    _write(arguments.out, tensors, metadata)
+    _console.print(f"{len(clips)} clips, {len(tensors)} tensors: {arguments.out}")
+    return 0
+
+
+def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:
+    by_stem: dict[str, Path] = {}
+    for clip in clips:
+        if (other := by_stem.setdefault(clip.stem, clip)) is not clip:
+            raise ConfigError(
+                f"{other} and {clip} would both be called {clip.stem!r} in the file; "
+                "rename one, or write two files"
+            )
+    return by_stem
+
+
+def _model_dir(model: str) -> Path:
+    if (path := Path(model).expanduser()).is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError) as exc:
+        raise CheckpointError(
+            model, "neither a directory nor a downloaded Hugging Face model"
+        ) from exc
+
+
+def _load(model_dir: Path, device: str) -> Mapping[str, ReferenceEncoder]:
+    # Importing the host's modules logs a screenful otherwise.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    import torch
+
+    from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+
+    try:
+        return load_reference_encoders(model_dir, torch.device(device))
+    except RuntimeError as exc:
+        raise ConfigError(f"--device {device}: {exc}") from exc
+
+
+def _encode(
+    clip: Path, encoders: Iterable[ReferenceEncoder]
+) -> tuple[str, dict[str, npt.NDArray[np.generic]]]:
+    """The clip's address, and its arrays as ``<encoder>/<tensor>``."""
+    try:
+        decoded = decode_path(clip)
+        arrays = {
+            f"{encoder.name}/{name}": array
+            for encoder in encoders
+            for name, array in encoder.encode(decoded.audio).arrays.items()
+        }
+    except InvalidAudioError as exc:
+        named = str(clip) in exc.reason
+        raise InvalidAudioError(
+            exc.reason if named else f"{clip}: {exc.reason}"
+        ) from exc
+    except EncodeError as exc:
+        raise EncodeError(f"{clip}: {exc}") from exc
+    for warning in decoded.warnings:
+        _console.print(f"{clip}: {warning}", style="yellow")
+    return decoded.audio.audio_sha256, arrays
+
+
+def _write(
+    out: Path,
+    tensors: Mapping[str, npt.NDArray[np.generic]],
+    metadata: Mapping[str, str],
+) -> None:
+    from safetensors.numpy import save
+
+    publish(out, save(dict(tensors), metadata=dict(metadata)))

@@ -1,0 +1,81 @@
+"""Our errors as HTTP answers, in the host's JSON shape."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import (
+    create_error_response,
+)
+
+from vllm_tts_cache.errors import (
+    EncodeTimeoutError,
+    ServerFaultError,
+    SpeakerExistsError,
+    SpeakerLimitError,
+    SpeakerNotFoundError,
+    SpeakerRequestError,
+    StorageFullError,
+)
+
+
+class NoSpeechModelError(SpeakerRequestError):
+    """The served model has no speech API."""
+
+    def __init__(self) -> None:
+        super().__init__("The model does not support Speech API")
+
+
+# The first class that fits decides.
+_ROUTE_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
+    (NoSpeechModelError, HTTPStatus.NOT_FOUND),
+    (SpeakerNotFoundError, HTTPStatus.NOT_FOUND),
+    (SpeakerExistsError, HTTPStatus.CONFLICT),
+    (SpeakerLimitError, HTTPStatus.CONFLICT),
+    (SpeakerRequestError, HTTPStatus.BAD_REQUEST),
+    (StorageFullError, HTTPStatus.INSUFFICIENT_STORAGE),
+    (EncodeTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (ServerFaultError, HTTPStatus.INTERNAL_SERVER_ERROR),
+)
+
+
+def status_of(error: Exception) -> HTTPStatus:
+    """The status that a voices route answers this error with."""
+    for kind, status in _ROUTE_STATUS:
+        if isinstance(error, kind):
+            return status
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def error_response(error: Exception) -> ErrorResponse:
+    """The error of a speech request, as the host's serving class returns errors.
+
+    An unknown voice is a wrong field here, not a missing resource.
+    """
+    status = status_of(error)
+    if status is HTTPStatus.NOT_FOUND:
+        status = HTTPStatus.BAD_REQUEST
+    return create_error_response(str(error), _kind(status), status)
+
+
+def json_response(error: Exception, **details: Any) -> JSONResponse:
+    """The error of a voices route; ``details`` go beside the host's ``error``."""
+    status = status_of(error)
+    body = create_error_response(str(error), _kind(status), status).model_dump()
+    return JSONResponse({**body, **details}, status_code=status.value)
+
+
+def is_server_fault(status: HTTPStatus) -> bool:
+    """Whether a status says that the request was fine (5xx)."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _kind(status: HTTPStatus) -> str:
+    kinds = {
+        HTTPStatus.NOT_FOUND: "NotFoundError",
+        HTTPStatus.CONFLICT: "ConflictError",
+    }
+    if is_server_fault(status):
+        return "InternalServerError"
+    return kinds.get(status, "BadRequestError")

@@ -1,0 +1,36 @@
+"""Attaches our parts to the host's API process."""
+
+from typing import TypeGuard
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+
+
+def install() -> None:
+    """Put our serving class, adapters and routes in place of the host's.
+
+    The API server looks its serving class up by name when it starts, which is after
+    general plugins ran.
+    """
+    from vllm_omni.entrypoints.openai import api_server, tts_adapters
+
+    from vllm_tts_cache.entrypoints import routes, speech_routes
+    from vllm_tts_cache.entrypoints.qwen3_tts_adapter import CachedQwen3TTSAdapter
+    from vllm_tts_cache.entrypoints.serving import CachedServingSpeech
+
+    if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
+        return
+    api_server.OmniOpenAIServingSpeech = CachedServingSpeech
+    # register_tts_adapter refuses a second owner of a name; the registry is a dict.
+    adapters = tts_adapters.TTS_ADAPTER_REGISTRY
+    adapters[CachedQwen3TTSAdapter.name] = CachedQwen3TTSAdapter
+    for router in (routes.router, speech_routes.router):
+        for route in filter(_is_api_route, router.routes):
+            api_server._remove_route_from_router(
+                api_server.router, route.path, set(route.methods)
+            )
+        api_server.router.include_router(router)
+
+
+def _is_api_route(route: BaseRoute) -> TypeGuard[APIRoute]:
+    return isinstance(route, APIRoute)

@@ -1,0 +1,22 @@
+"""Attaches our parts to the host's workers and model registry."""
+
+_TALKER = "Qwen3TTSTalkerForConditionalGeneration"
+_MODELS = {
+    _TALKER: "vllm_tts_cache.model_executor.qwen3_tts:CachedQwen3TTSTalker",
+}
+
+
+def install() -> None:
+    """Replace the talkers by ours, add the worker RPC, hook the scheduler."""
+    from vllm_omni.model_executor.models.registry import OmniModelRegistry
+    from vllm_omni.worker.mixins import OmniWorkerMixin
+
+    from vllm_tts_cache.model_executor import rpc, scheduler
+
+    for architecture, ours in _MODELS.items():
+        OmniModelRegistry.register_model(architecture, ours)
+    # Every vLLM-Omni worker inherits this mixin, so neither a deploy file nor the
+    # user's own --worker-extension-cls has to name us.
+    for method in rpc.METHODS:
+        setattr(OmniWorkerMixin, method.__name__, method)
+    scheduler.install()

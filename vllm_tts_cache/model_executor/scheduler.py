@@ -1,0 +1,50 @@
+"""Turns a request whose speaker prompt cannot be had into an error of that request.
+
+An exception in ``preprocess`` would end the engine and every stream with it. So the
+talker lets such a request sample one id that nothing else can sample, and this hook,
+where the scheduler takes in sampled ids, finishes the request as an error with our
+reason: a 500 with text, while its neighbours go on.
+"""
+
+from typing import Any
+
+from vllm_tts_cache.families.speaker_ref import FIELD
+
+# The last id of the codec vocabulary. The talker masks every id from 2048 up but
+# its end of speech, so this one appears only where we force it.
+NO_SPEAKER_PROMPT = 3071
+
+REASON = (
+    "The speaker prompt of this voice could not be loaded or encoded. The request "
+    "failed alone; the server log has the cause. If the voice's stored audio is "
+    "damaged, register the voice again."
+)
+
+
+def install() -> None:
+    """Hook the scheduler class; the asynchronous one inherits from it."""
+    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+
+    OmniARScheduler._update_request_with_output = _update_request_with_output
+
+
+def _update_request_with_output(
+    self: Any, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
+) -> tuple[list[int], bool]:
+    from vllm.v1.request import RequestStatus
+    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+
+    scheduler: Any = super(OmniARScheduler, self)
+    inherited = scheduler._update_request_with_output
+    token_ids, stopped = inherited(request, new_token_ids, *args, **kwargs)
+    if NO_SPEAKER_PROMPT not in token_ids or not _names_a_speaker(request):
+        return token_ids, stopped
+    request.status = RequestStatus.FINISHED_ERROR
+    request.stop_reason = REASON
+    request.resumable = False
+    return [], True
+
+
+def _names_a_speaker(request: Any) -> bool:
+    info = getattr(request, "additional_information", None)
+    return FIELD in (getattr(info, "entries", None) or info or ())

@@ -1,0 +1,47 @@
+"""Puts a worker's speaker side together from the settings; the one place that does."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+
+from vllm_tts_cache.audio.store import AudioStore
+from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.encodings.wiring import open_cache
+from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+
+
+def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
+    """Load the checkpoint's reference encoders and open the cache.
+
+    Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
+    """
+    settings = load_settings()
+    device = torch.device(vllm_config.device_config.device)
+    model = vllm_config.model_config
+    encoders = load_reference_encoders(local_checkpoint(model), device)
+    return WorkerSpeakers(
+        encoders=encoders,
+        cache=open_cache(settings),
+        audio=open_audio(settings),
+        device=device,
+        encode_timeout_seconds=settings.encode_timeout_seconds,
+    )
+
+
+def local_checkpoint(model_config: Any) -> Path:
+    """Return the folder of the checkpoint that the host has loaded already."""
+    folder = Path(model_config.model)
+    if folder.is_dir():
+        return folder
+    revision = model_config.revision
+    return Path(
+        snapshot_download(model_config.model, revision=revision, local_files_only=True)
+    )
+
+
+def open_audio(settings: Settings) -> AudioStore:
+    """Open the stored reference audio."""
+    return AudioStore(settings.samples_dir / "audio", settings.inline_audio_max_bytes)

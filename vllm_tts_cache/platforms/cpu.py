@@ -1,0 +1,87 @@
+"""The CPU as a vLLM-Omni platform: to try and test the product without a GPU."""
+
+import psutil
+import torch
+from vllm.platforms.cpu import CpuPlatform
+from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
+
+
+class CPUOmniPlatform(OmniPlatform, CpuPlatform):
+    """vLLM's CPU platform with the answers that vLLM-Omni asks for on top."""
+
+    _omni_enum = OmniPlatformEnum.OOT
+    # Also the key of a deploy YAML's `platforms:` overlay.
+    device_name = "cpu"
+
+    @classmethod
+    def get_omni_ar_worker_cls(cls) -> str:
+        """Return the worker of autoregressive stages."""
+        return "vllm_tts_cache.platforms.cpu_worker.CPUARWorker"
+
+    @classmethod
+    def get_omni_generation_worker_cls(cls) -> str:
+        """Return the worker of codec-decoder stages."""
+        return "vllm_tts_cache.platforms.cpu_worker.CPUGenerationWorker"
+
+    @classmethod
+    def get_default_stage_config_path(cls) -> str:
+        """Return where vLLM-Omni keeps its own deploy files."""
+        return "vllm_omni/deploy"
+
+    @classmethod
+    def get_diffusion_attn_backend_cls(
+        cls,
+        selected_backend: str | None,  # noqa: ARG003  the host's signature
+        head_size: int,  # noqa: ARG003
+        allow_trtllm_default: bool = False,  # noqa: ARG003
+    ) -> str:
+        """Return torch's own attention: the only one that runs here."""
+        from vllm_omni.diffusion.attention.backends.registry import (
+            DiffusionAttentionBackendEnum,
+        )
+
+        return DiffusionAttentionBackendEnum.TORCH_SDPA.get_path()
+
+    @classmethod
+    def supports_torch_inductor(cls) -> bool:
+        """Keep the code predictor eager: compiling costs more than it saves here."""
+        return False
+
+    @classmethod
+    def get_torch_device(
+        cls,
+        local_rank: int | None = None,  # noqa: ARG003
+    ) -> torch.device:
+        """Return the CPU, whatever the rank."""
+        return torch.device("cpu")
+
+    @classmethod
+    def get_device_count(cls) -> int:
+        """Return 1: all cores are one device."""
+        return 1
+
+    @classmethod
+    def get_device_version(cls) -> str | None:
+        """Return None: there is no driver."""
+        return None
+
+    @classmethod
+    def synchronize(cls) -> None:
+        """Do nothing: the CPU has no queue."""
+
+    @classmethod
+    def get_free_memory(
+        cls,
+        device: torch.device | None = None,  # noqa: ARG003
+    ) -> int:
+        """Return free main memory, in bytes."""
+        return psutil.virtual_memory().available
+
+    @classmethod
+    def get_device_memory(
+        cls,
+        device: torch.device | None = None,  # noqa: ARG003
+    ) -> tuple[int, int]:
+        """Return free and total main memory, in bytes."""
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total

@@ -1,0 +1,100 @@
+"""vLLM-Omni's workers and model runners on vLLM's CPU ones.
+
+Cooperative inheritance: ``CPU*ModelRunner -> _CPURunner -> CPUModelRunner ->
+GPU{AR,Generation}ModelRunner -> OmniGPUModelRunner -> ... -> GPUModelRunner``.
+"""
+
+from typing import Any
+
+import torch
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
+from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
+from vllm_omni.worker.mixins import OmniWorkerMixin
+
+
+class _CPURunner(CPUModelRunner):
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        # The CPU platform leaves this at None, and the host takes its maximum.
+        if self.compilation_config.max_cudagraph_capture_size is None:
+            self.compilation_config.max_cudagraph_capture_size = 0
+        # CPUModelRunner.load_model never calls super(), which would lose the
+        # talker's buffers; so its place in the order is jumped over.
+        super(CPUModelRunner, self).load_model(load_dummy_weights)
+
+    def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
+        # The host's own override hook, which CPUModelRunner's version hides.
+        override: Any = getattr(self, "_sampled_token_ids_cpu_override", None)
+        if override is not None and (ids := override(sampled_token_ids)) is not None:
+            return ids
+        return sampled_token_ids.tolist()
+
+
+class _RewindableGenerator:
+    """Stands in for a CPU generator while vLLM takes back a discarded draw.
+
+    vLLM rewinds by ``set_offset(get_offset() - 4)``, which only CUDA generators
+    have: a seeded request in a chunked prefill would end a CPU engine.
+    """
+
+    def __init__(self, generator: torch.Generator, state: torch.Tensor):
+        self._generator, self._state = generator, state
+
+    def get_offset(self) -> int:
+        return 4
+
+    def set_offset(self, _: int) -> None:
+        self._generator.set_state(self._state)
+
+
+class CPUARModelRunner(_CPURunner, GPUARModelRunner):
+    """Runs autoregressive stages on the CPU."""
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        generators = self.input_batch.generators
+        self._states = {row: g.get_state() for row, g in generators.items()}
+        return super()._sample(*args, **kwargs)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        generators = self.input_batch.generators
+        real = dict(generators)
+        states = getattr(self, "_states", {})
+        for row, generator in real.items():
+            if row in states:
+                generators[row] = _RewindableGenerator(generator, states[row])
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(real)
+
+
+class CPUGenerationModelRunner(_CPURunner, GPUGenerationModelRunner):
+    """Runs codec-decoder stages on the CPU."""
+
+
+class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
+    model_runner_cls: type[CPUModelRunner]
+
+    def init_device(self) -> None:
+        # The base class builds the runner that it finds under this name; the second
+        # runner (MRV2) needs Triton kernels that do not run on a CPU.
+        self.use_v2_model_runner = False
+        module: Any = cpu_worker
+        module.CPUModelRunner = self.model_runner_cls
+        try:
+            super().init_device()
+        finally:
+            module.CPUModelRunner = CPUModelRunner
+
+
+class CPUARWorker(_CPUWorker):
+    """Worker of autoregressive stages."""
+
+    model_runner_cls = CPUARModelRunner
+
+
+class CPUGenerationWorker(_CPUWorker):
+    """Worker of codec-decoder stages."""
+
+    model_runner_cls = CPUGenerationModelRunner

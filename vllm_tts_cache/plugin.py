@@ -1,0 +1,89 @@
+"""Entry points. They only name things; nothing heavy is imported to load them.
+
+Which group runs where (vLLM-Omni 0.30):
+
+* ``vllm_omni.general_plugins`` -> :func:`register`: the API process, each stage
+  process and each worker. A plain ``vllm serve`` of a text model never loads it.
+* ``vllm.general_plugins`` -> :func:`register_engine_core`: every vLLM process;
+  needed because an engine core in a process of its own loads no other group.
+* ``vllm_omni.platform_plugins`` -> :func:`cpu_platform`.
+"""
+
+import logging
+import sys
+from importlib import metadata
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+SUPPORTED_HOST = "0.30"
+
+_API_SERVER = "vllm_omni.entrypoints.openai.api_server"
+_ENGINE_CORE = "vllm_omni.engine.stage_engine_core_proc"
+
+
+def register() -> None:
+    """Attach everything this process needs; safe to call again and again.
+
+    Raises:
+        ConfigError: A setting is wrong; the message names the variable.
+    """
+    if not _host_is_supported() or not _is_enabled():
+        return
+    from vllm_tts_cache.model_executor import install as install_model_executor
+
+    install_model_executor.install()
+    if _API_SERVER in sys.modules:
+        from vllm_tts_cache.entrypoints import install as install_entrypoints
+
+        install_entrypoints.install()
+
+
+def register_engine_core() -> None:
+    """Attach the scheduler hook, in vLLM-Omni's engine cores only."""
+    if _ENGINE_CORE not in sys.modules:
+        return
+    if not _host_is_supported() or not _is_enabled():
+        return
+    from vllm_tts_cache.model_executor import scheduler
+
+    scheduler.install()
+
+
+def cpu_platform() -> str | None:
+    """Name our CPU platform where torch sees no accelerator; else None."""
+    from vllm_tts_cache.config import load_settings
+
+    if not _host_is_supported() or not load_settings().cpu_platform:
+        return None
+    from vllm_tts_cache.platforms.accelerator import is_available
+
+    return None if is_available() else "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
+
+
+def _is_enabled() -> bool:
+    from vllm_tts_cache.config import load_settings
+
+    return load_settings().enabled
+
+
+def _host_is_supported() -> bool:
+    try:
+        version = metadata.version("vllm-omni")
+    except metadata.PackageNotFoundError:
+        return False
+    if version == SUPPORTED_HOST or version.startswith(f"{SUPPORTED_HOST}."):
+        return True
+    _warn_once(
+        f"vllm-tts-cache supports vllm-omni {SUPPORTED_HOST}.x and found {version}: it "
+        "stays switched off. Install a matching version of vllm-tts-cache."
+    )
+    return False
+
+
+_said: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        logger.warning(message)
