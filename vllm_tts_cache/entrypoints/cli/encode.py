@@ -129,7 +129,7 @@ def _encode(
     except EncodeError as exc:
         raise EncodeError(f"{clip}: {exc}") from exc
     for warning in decoded.warnings:
-        _console.print(f"{clip}: {warning}", style="yellow")
+        _console.print(f"{clip}: {warning.message}", style="yellow")
     return decoded.audio.audio_sha256, arrays
 
 

@@ -1,0 +1,176 @@
+"""A real server in processes of its own: started, waited for, stopped or killed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from vllm_tts_cache import stage_configs
+from vllm_tts_cache.errors import ServerFaultError
+
+HOST = "127.0.0.1"
+START_TIMEOUT_SECONDS = 300.0
+STOP_TIMEOUT_SECONDS = 30.0
+MODEL_NAME = "tts"
+
+QWEN3_TTS_CPU = Path(stage_configs.__file__).with_name("qwen3_tts_cpu.yaml")
+
+# One thread a stage: two stages share two cores, and a thread of one that waits for
+# a core of the other costs more than it computes. Workers inside the stages' own
+# processes halve the memory and the start.
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What to serve, and how.
+
+    Attributes:
+        model: A checkpoint folder.
+        samples_dir: ``SPEAKER_SAMPLES_DIR``.
+        log_path: Where its output goes.
+        port: None for a free one.
+        environ: Set beside (and over) what this process has.
+        arguments: More of ``vllm serve``'s arguments.
+    """
+
+    model: Path
+    samples_dir: Path
+    log_path: Path
+    port: int | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ("--omni", "--deploy-config", str(QWEN3_TTS_CPU))
+
+
+class Server:
+    """``vllm serve`` as a user starts it; a context manager that stops it."""
+
+    def __init__(self, options: ServerOptions):
+        self.options = options
+        self.port = options.port or free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the API server, which leads a process group of its own."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(
+        self, report: Callable[[float], None] = lambda _seconds: None
+    ) -> "Server":
+        """Start and wait until it is healthy, reporting the seconds passed.
+
+        Raises: ServerFaultError if it ends instead; the message names its log.
+        """
+        self.options.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.options.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._wait_until_healthy(report)
+        return self
+
+    def stop(self) -> None:
+        """Ask it to end, as Ctrl-C does; end the whole group if it does not."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL every process of the group: a power cut, seen from the storage."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        _wait_for_group(self._process.pid)
+        self._process = None
+
+    def is_healthy(self) -> bool:
+        """Whether it answers its health route with 200."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def __enter__(self) -> "Server":
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _command(self) -> list[str]:
+        entry = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+        where = ["--host", HOST, "--port", str(self.port)]
+        name = ["--served-model-name", MODEL_NAME]
+        return [*entry, str(self.options.model), *self.options.arguments, *where, *name]
+
+    def _environment(self) -> dict[str, str]:
+        given = dict(self.options.environ)
+        samples = {"SPEAKER_SAMPLES_DIR": str(self.options.samples_dir)}
+        return {**os.environ, **_ENVIRONMENT, **samples, **given}  # noqa: TID251
+
+    def _wait_until_healthy(self, report: Callable[[float], None]) -> None:
+        assert self._process is not None
+        began = time.monotonic()
+        while not self.is_healthy():
+            waited = time.monotonic() - began
+            ended = self._process.poll() is not None
+            if ended or waited > START_TIMEOUT_SECONDS:
+                self.kill()
+                what = "ended" if ended else "was not healthy in time"
+                raise ServerFaultError(
+                    f"The server {what}; see {self.options.log_path}"
+                )
+            report(waited)
+            time.sleep(0.25)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return listener.getsockname()[1]
+
+
+def _wait_for_group(group: int) -> None:
+    """Until the stages are gone too: they hold locks and shared memory."""
+    until = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
