@@ -1,15 +1,11 @@
-"""The identity of an encoding, and the part of every budget that it counts against."""
+"""The identity of an encoding."""
 
 import hashlib
 from dataclasses import dataclass
-from enum import Enum
 
+from vllm_tts_cache.audio.segment import Segment
 
-class Segment(str, Enum):
-    """Whose encoding it is; each segment has its own part of every budget."""
-
-    REGISTERED = "registered"
-    INLINE = "inline"
+__all__ = ["EncodingKey", "Segment"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
