@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from tests.audio_clips import sndfile_bytes, voiced
+from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.audio.levels import active_level_dbfs
+from vllm_tts_cache.errors import InvalidAudioError
+
+
+def codes(samples, rate=24_000, subtype="FLOAT"):
+    decoded = decode(sndfile_bytes(samples, rate, "WAV", subtype))
+    return [warning.code for warning in decoded.warnings]
+
+
+@pytest.mark.parametrize("rate", [8_000, 24_000, 192_000])
+def test_active_level_of_a_sine_is_its_rms(rate):
+    t = np.arange(rate * 2) / rate
+    sine = (0.1 * np.sin(2 * np.pi * 200 * t)).astype(np.float32)
+    assert active_level_dbfs(sine, rate) == pytest.approx(-23.01, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.zeros(48_000),
+        np.full(48_000, 0.5),
+        np.repeat([0.5, -0.5], 24_000),
+        np.random.default_rng(0).normal(0, 1e-4, 48_000),
+        np.where(np.arange(48_000) % 24_000 == 5_000, 1.0, 0.0),
+    ],
+    ids=["zeros", "constant", "step", "hiss", "two clicks"],
+)
+def test_silence_is_refused_with_its_level(samples):
+    data = sndfile_bytes(samples.astype(np.float32), 24_000, "WAV", "FLOAT")
+    with pytest.raises(InvalidAudioError, match=r"silent.*-60 dBFS.*loudest.*dBFS"):
+        decode(data)
+
+
+def test_short_word_in_a_long_pause_is_not_silence():
+    clip = np.zeros((24_000 * 20, 1), np.float32)
+    clip[240_000:247_200] = 0.1 * np.sin(np.arange(7_200) / 20)[:, None]
+    assert codes(clip) == []
+
+
+def test_usual_level_warns_of_nothing():
+    assert codes(voiced()) == []
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+def test_low_level_is_warned_of(subtype):
+    assert codes(voiced(peak=0.005), subtype=subtype) == ["low_level"]
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT", "PCM_U8"])
+def test_flat_tops_are_clipping(subtype):
+    assert codes(np.clip(voiced(peak=3.0), -1, 1), subtype=subtype) == ["clipping"]
+
+
+def test_clipping_of_one_channel_of_two_is_seen():
+    clip = voiced(num_channels=2)
+    clip[:, 0] = np.clip(clip[:, 0] * 6, -1, 1)
+    assert codes(clip) == ["clipping"]
+
+
+def test_sine_that_touches_full_scale_is_not_clipping():
+    t = np.arange(48_000) / 24_000
+    sine = np.sin(2 * np.pi * 220 * t).astype(np.float32)
+    assert codes(sine, subtype="PCM_16") == []
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("num_channels", [1, 2])
+def test_samples_that_are_not_finite_are_refused(bad, num_channels):
+    clip = voiced(num_channels=num_channels)
+    clip[1_000, -1] = bad
+    with pytest.raises(InvalidAudioError, match="not finite"):
+        decode(sndfile_bytes(clip, 24_000, "WAV", "FLOAT"))
+
+
+def test_finite_channels_whose_sum_overflows_are_refused():
+    clip = np.full((48_000, 2), np.finfo(np.float32).max, np.float32)
+    with pytest.raises(InvalidAudioError, match="not finite"):
+        decode(sndfile_bytes(clip, 24_000, "WAV", "FLOAT"))
+
+
+def test_huge_finite_samples_do_not_overflow_the_level():
+    assert codes(voiced() * np.float32(1e38)) == ["clipping"]

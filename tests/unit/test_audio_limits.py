@@ -1,0 +1,272 @@
+import base64
+import io
+import itertools
+import struct
+import tracemalloc
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+from vllm_tts_cache.audio.containers import PcmBlock, read_blocks
+from vllm_tts_cache.audio.decode import decode, decode_data_url, decode_path, downmix
+from vllm_tts_cache.audio.limits import AudioLimits
+from vllm_tts_cache.audio.mp4 import MAX_INDEX_ENTRIES
+from vllm_tts_cache.errors import InvalidAudioError
+
+
+def refused(data, match):
+    with pytest.raises(InvalidAudioError, match=match):
+        decode(data)
+
+
+def refused_cheaply(data, match, peak_max_bytes=8 * 1024**2):
+    tracemalloc.start()
+    try:
+        refused(data, match)
+        assert tracemalloc.get_traced_memory()[1] < peak_max_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture(scope="module")
+def hour():
+    """One hour of near-silence at 8 kHz: 115 MB once decoded."""
+    noise = np.random.default_rng(0).integers(-1, 2, 8_000, dtype=np.int16)
+    return np.tile(noise, 3600)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 30.0])
+def test_bounds_belong_to_what_is_allowed(seconds):
+    assert decode(sndfile_bytes(voiced(8_000, seconds), 8_000)).audio.seconds == seconds
+
+
+def test_one_sample_less_or_more_is_refused():
+    clip = voiced(8_000, 31.0)
+    refused(sndfile_bytes(clip[:7_999], 8_000), r"lasts 1\.00 s; at least 1 s")
+    refused(sndfile_bytes(clip[:240_001], 8_000), "longer than 30 s")
+
+
+def test_size_is_refused_before_anything_is_decoded(tmp_path):
+    data = sndfile_bytes(voiced(), 24_000) + bytes(10 * 1024**2)
+    refused(data, r"10\.1 MB; at most 10 MB")
+    (tmp_path / "clip.wav").write_bytes(data)
+    with pytest.raises(InvalidAudioError, match="at most 10 MB"):
+        decode_path(tmp_path / "clip.wav")
+
+
+def test_endless_file_is_read_no_further_than_the_limit():
+    with pytest.raises(InvalidAudioError, match="at most 10 MB"):
+        decode_path(Path("/dev/zero"))
+
+
+def test_size_of_a_data_url_is_refused_before_its_base64_is_decoded():
+    url = "data:audio/wav;base64," + "A" * (32 * 1024**2)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidAudioError, match="at most 10 MB"):
+            decode_data_url(url)
+        assert tracemalloc.get_traced_memory()[1] < 1024**2
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("num_missing", [0, 1, 2])
+def test_data_url_of_exactly_the_largest_size_is_decoded(num_missing):
+    data = sndfile_bytes(voiced(), 24_000)
+    limits = AudioLimits(max_bytes=len(data) + num_missing)
+    url = "data:audio/wav;base64," + base64.b64encode(data).decode()
+    decode_data_url(url, limits)
+
+
+def test_empty_is_refused():
+    refused(b"", "it is empty")
+    refused(sndfile_bytes(voiced()[:0], 24_000), "no samples")
+
+
+@pytest.mark.parametrize("rate", [7_999, 192_001])
+def test_rate_out_of_bounds_is_refused(rate):
+    refused(sndfile_bytes(voiced(rate), rate), f"{rate} Hz; allowed are 8000 to 192000")
+
+
+@pytest.mark.parametrize("num_channels", [17, 1024])
+def test_too_many_channels_are_refused_cheaply(num_channels):
+    data = sndfile_bytes(np.zeros((1_000, num_channels), np.int16), 8_000)
+    refused_cheaply(data, f"{num_channels} channels; at most 16")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"not audio", bytes(4_000), b"#EXTM3U\n", b"\x89PNG\r\n\x1a\n" + bytes(64)],
+)
+def test_unknown_format_is_refused_and_the_accepted_are_named(data):
+    refused(data, "WAV, FLAC, OGG .*MP3, MP4/M4A, AAC .*WebM")
+
+
+def test_hour_of_flac_is_refused_without_unpacking_it(hour):
+    data = sndfile_bytes(hour, 8_000, "FLAC")
+    assert len(data) < 10 * 1024**2
+    refused_cheaply(data, "longer than 30 s")
+
+
+@pytest.mark.parametrize(
+    "container, subtype", [("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III")]
+)
+def test_long_lossy_clip_is_refused_without_unpacking_it(hour, container, subtype):
+    data = sndfile_bytes(hour[: 8_000 * 240], 8_000, container, subtype)
+    refused_cheaply(data, "longer than 30 s", peak_max_bytes=5 * 1024**2)
+
+
+@pytest.mark.parametrize("container, codec", [("adts", "aac"), ("mp4", "aac")])
+def test_long_aac_is_refused_without_unpacking_it(hour, container, codec):
+    clip = hour[: 8_000 * 120, None].astype(np.float32) / 2**15
+    data = ffmpeg_bytes(clip, 8_000, container, codec)
+    refused_cheaply(data, "longer than 30 s", peak_max_bytes=3 * 1024**2)
+
+
+def test_decoding_stops_one_block_past_the_limit():
+    block = PcmBlock(np.zeros((8_000, 2), np.float32), 8_000)
+    endless = itertools.count()
+    blocks = (block for _ in endless)
+    with pytest.raises(InvalidAudioError, match="longer"):
+        downmix(blocks, AudioLimits())
+    assert next(endless) == 31
+
+
+def test_blocks_are_bounded_over_all_channels():
+    data = sndfile_bytes(np.zeros((2_000, 1024), np.int16), 8_000)
+    assert max(b.samples.size for b in read_blocks(data)) <= 1 << 17
+
+
+def test_wav_that_claims_4_gigabytes_counts_as_what_it_holds():
+    data = bytearray(sndfile_bytes(voiced(8_000, 2.0), 8_000, "WAV", "PCM_16"))
+    at = data.index(b"data") + 4
+    for claim in (0xFFFFFFFF, 0x7FFFFFFE):
+        data[at : at + 4] = struct.pack("<I", claim)
+        data[4:8] = struct.pack("<I", claim)
+        assert decode(bytes(data)).audio.seconds == 2.0
+
+
+def test_wav_that_claims_4_gigabytes_is_still_bounded():
+    data = bytearray(sndfile_bytes(voiced(8_000, 31.0), 8_000, "WAV", "PCM_16"))
+    at = data.index(b"data") + 4
+    data[at : at + 4] = struct.pack("<I", 0xFFFFFFFF)
+    refused_cheaply(bytes(data), "longer than 30 s")
+
+
+@pytest.mark.parametrize("claim", [0, 1, 2**36 - 1], ids=["unknown", "one", "most"])
+@pytest.mark.parametrize("seconds", [2.0, 40.0])
+def test_flac_header_that_lies_neither_bypasses_the_limit_nor_allocates(claim, seconds):
+    data = bytearray(sndfile_bytes(voiced(8_000, seconds), 8_000, "FLAC"))
+    # STREAMINFO: the last 36 bits before the MD5 sum count the samples.
+    field = int.from_bytes(data[18:26], "big") >> 36 << 36 | claim
+    data[18:26] = field.to_bytes(8, "big")
+    tracemalloc.start()
+    try:
+        try:
+            assert decode(bytes(data)).audio.seconds <= 30
+        except InvalidAudioError as exc:
+            assert seconds > 30 or claim == 1, exc
+        assert tracemalloc.get_traced_memory()[1] < 16 * 1024**2
+    finally:
+        tracemalloc.stop()
+
+
+def box(kind, *numbers):
+    return struct.pack(f">I4s{len(numbers)}I", 8 + 4 * len(numbers), kind, *numbers)
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        box(b"stsz", 0, 1, 2**27),
+        box(b"stz2", 0, 8, 2**27),
+        box(b"trun", 0, 2**27),
+        box(b"trun", 0, 1_000) * 200,
+        box(b"stco", 0, 1, 8) + box(b"stsc", 0, 1, 1, 2**27, 1),
+        b"stsc" * 200_000,
+        box(b"stsz", 0, 1, 50_000) + box(b"elst", 0, 4, *[0] * 12),
+    ],
+    ids=[
+        "sizes",
+        "compact",
+        "fragment",
+        "many fragments",
+        "chunks",
+        "chunk tables",
+        "edits",
+    ],
+)
+def test_mp4_index_that_claims_more_than_it_could_hold_is_refused(claims):
+    data = ffmpeg_bytes(voiced(), 24_000, "mp4", "aac")
+    refused_cheaply(data + claims, f"at most {MAX_INDEX_ENTRIES}")
+
+
+def test_mp4_index_that_claims_gigabytes_in_place_is_refused():
+    data = bytearray(ffmpeg_bytes(voiced(), 24_000, "mp4", "aac"))
+    at = data.index(b"stsz") + 8
+    data[at : at + 8] = struct.pack(">II", 1, 2**27)
+    refused_cheaply(bytes(data), f"at most {MAX_INDEX_ENTRIES}")
+
+
+def test_compressed_mp4_index_is_refused():
+    data = ffmpeg_bytes(voiced(), 24_000, "mp4", "aac")
+    refused(data + box(b"cmov"), "compressed")
+
+
+def test_mp4_index_is_not_looked_for_in_its_media():
+    media = b"trun" + b"\xff" * 64 + b"cmov"
+    mdat = struct.pack(">I4s", 8 + len(media), b"mdat") + media
+    data = ffmpeg_bytes(voiced(), 24_000, "mp4", "aac")
+    assert decode(data + mdat).audio.seconds == pytest.approx(2.0, abs=0.1)
+
+
+def test_codecs_outside_the_list_are_refused():
+    data = ffmpeg_bytes(voiced(48_000, 2.0, 2), 48_000, "mp4", "ac3")
+    refused(data, "codec is ac3; accepted in this container are aac")
+
+
+def test_file_that_libsndfile_knows_but_we_do_not_accept_is_refused():
+    aiff = sndfile_bytes(voiced(), 24_000, "AIFF", "PCM_16")
+    refused(aiff, "not recognised")
+    tag = b"ID3\x04\x00\x00\x00\x00\x00\x00"
+    refused(tag + aiff, "accepted are WAV")
+
+
+@pytest.mark.parametrize("prefix", [b"", bytes(4) + b"ftypisom", b"\x1aE\xdf\xa3"])
+@pytest.mark.parametrize(
+    "playlist",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{0}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '{0}'\n",
+        "file '{0}'\n",
+        "concat:{0}|{0}",
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\nm=audio 5004 RTP/AVP 0\na={0}\n",
+        '<?xml version="1.0"?><MPD><BaseURL>{0}</BaseURL></MPD>',
+    ],
+)
+def test_playlists_that_name_another_file_are_refused(tmp_path, playlist, prefix):
+    clip = tmp_path / "secret.wav"
+    clip.write_bytes(sndfile_bytes(voiced(), 24_000))
+    refused(prefix + playlist.format(clip).encode(), "accepted are|cannot be decoded")
+
+
+def test_truncated_file_counts_as_what_decodes():
+    whole = decode(sndfile_bytes(voiced(), 24_000)).audio
+    half = decode(sndfile_bytes(voiced(), 24_000)[: 24_000 * 3]).audio
+    assert 1.0 < half.seconds < whole.seconds
+    np.testing.assert_array_equal(half.samples, whole.samples[: half.num_samples])
+
+
+def test_truncation_below_a_second_is_refused():
+    refused(sndfile_bytes(voiced(), 24_000)[:24_000], "lasts")
+
+
+def test_wav_written_by_another_library_decodes():
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, 16_000, 0, "NONE", ""))
+        out.writeframes((voiced(16_000)[:, 0] * 32767).astype("<i2").tobytes())
+    assert decode(file.getvalue()).audio.seconds == 2.0
