@@ -1,0 +1,103 @@
+"""Many clients at once: one encode, whole voices, nobody else waits."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from vllm_tts_cache.testing.client import SpeechClient, data_url
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def at_once(count, work):
+    barrier = threading.Barrier(count)
+
+    def run(number):
+        barrier.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def difference(after, before):
+    return {name: after[name] - before[name] for name in after}
+
+
+def test_eight_cold_requests_for_one_clip_encode_it_once(client, make_clip):
+    url, before = data_url(make_clip()), client.encodes()
+    spoken = at_once(
+        8,
+        lambda _: client.speak(
+            "Hi there.", ref_audio=url, ref_text="Hello.", task_type="Base"
+        ),
+    )
+    assert {s.status for s in spoken} == {200}
+    assert difference(client.encodes(), before) == {"speaker": 1, "codec": 1}
+
+
+def test_concurrent_precomputes_share_one_flight(client, make_clip):
+    client.register("shared", make_clip(), ref_text="Hello.")
+    before = client.encodes()
+    answers = at_once(6, lambda _: client.precompute("shared").status_code)
+    assert answers == [200] * 6
+    assert difference(client.encodes(), before) == {"speaker": 1, "codec": 1}
+
+
+def test_a_client_that_goes_away_does_not_cancel_the_flight(client, make_clip):
+    import httpx
+
+    client.register("left", make_clip(25.0), ref_text="Hello.")
+    with pytest.raises(httpx.ReadTimeout):
+        client.http.post("/v1/audio/voices/left/cache", timeout=0.02)
+    before = client.encodes()
+    assert client.precompute("left").status_code == 200
+    spent = difference(client.encodes(), before)
+    assert all(count <= 1 for count in spent.values())
+    assert client.speak(voice="left").cache == "hit"
+
+
+def test_a_failed_reupload_leaves_the_old_voice(client, make_clip):
+    client.register("steady", make_clip(), ref_text="Hello there.")
+    old = client.speak(voice="steady")
+    for bad in (b"garbage", make_clip(0.3), b"", make_clip(31.0)):
+        assert client.register("steady", bad).status_code == 400
+    new = client.speak(voice="steady")
+    assert (new.status, new.audio) == (200, old.audio)
+
+
+def test_every_answer_is_wholly_the_old_or_the_new_voice(
+    client, shared_server, make_clip
+):
+    clips = [make_clip(pitch_hz=2100), make_clip(pitch_hz=2700)]
+    pure = []
+    for clip in clips:
+        client.register("changing", clip, ref_text="Hello there.")
+        client.precompute("changing")
+        pure.append(client.speak("Hi.", voice="changing").audio)
+    assert pure[0] != pure[1]
+
+    answers, done = [], threading.Event()
+
+    def keep_speaking():
+        own = SpeechClient(shared_server.url)
+        while not done.is_set():
+            answers.append(own.speak("Hi.", voice="changing"))
+        own.close()
+
+    speakers = [threading.Thread(target=keep_speaking) for _ in range(3)]
+    for speaker in speakers:
+        speaker.start()
+    for clip in (clips[0], clips[1], clips[0]):
+        assert client.http.delete("/v1/audio/voices/changing").status_code == 200
+        client.register("changing", clip, ref_text="Hello there.")
+        now = client.speak("Hi.", voice="changing")
+        assert (now.status, now.audio) == (200, pure[clips.index(clip)])
+    done.set()
+    for speaker in speakers:
+        speaker.join()
+
+    assert {a.status for a in answers} <= {200, 400}  # 400: while it was deleted
+    spoken = {a.audio for a in answers if a.status == 200}
+    assert spoken <= set(pure)
