@@ -14,7 +14,8 @@ from pathlib import Path
 
 def imports(statement: str) -> bool:
     """Tell whether ``statement`` runs in a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", statement], capture_output=True)
+    command = [sys.executable, "-c", statement]
+    done = subprocess.run(command, capture_output=True, check=False)
     return done.returncode == 0
 
 

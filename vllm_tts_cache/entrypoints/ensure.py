@@ -10,7 +10,7 @@ from typing import Literal
 from vllm_tts_cache.encodings.key import EncodingKey, Segment
 from vllm_tts_cache.encodings.tiers.disk import DiskTier
 from vllm_tts_cache.entrypoints.workers import Workers
-from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
+from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError, StorageError
 from vllm_tts_cache.families.speaker_ref import SpeakerRef
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -21,7 +21,7 @@ CacheStatus = Literal["pending", "processing", "ready", "failed"]
 # half a millisecond. So the disk is asked often, and the worker for what the disk
 # cannot tell: a failure, or a full disk.
 _DISK_POLL_SECONDS = (0.005, 0.05)
-_WORKER_POLL_SECONDS = 0.5
+_WORKER_POLL_SECONDS = (0.05, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Ensurer:
     async def is_ready(self, need: EncodingNeed) -> bool:
         """Tell whether everything is on disk; a few file look-ups, off the loop."""
         keys = await self._keys(need)
-        return await asyncio.to_thread(lambda: all(map(self._disk.contains, keys)))
+        return await asyncio.to_thread(lambda: all(map(self._is_on_disk, keys)))
 
     async def ensure(self, need: EncodingNeed) -> bool:
         """Return when the encodings exist; True if they already did.
@@ -103,6 +103,13 @@ class Ensurer:
         """Flights under way in this process."""
         return len(self._flights)
 
+    def _is_on_disk(self, key: EncodingKey) -> bool:
+        try:
+            return self._disk.contains(key)
+        except StorageError as exc:  # a broken tier costs time, never a request
+            logger.warning("Looking for an encoding on disk: %s", exc)
+            return False
+
     def _land(self, need: EncodingNeed, flight: "asyncio.Task[None]") -> None:
         self._flights.pop(need, None)
         # Also marks the exception as seen: nobody may have waited for it.
@@ -111,20 +118,27 @@ class Ensurer:
 
     async def _fly(self, need: EncodingNeed) -> None:
         deadline = time.monotonic() + self._timeout_seconds
-        wire, names = need.ref.to_wire(), list(need.encoder_names)
-        await self._workers.call("tts_cache_prepare", [wire], names)
-        while not await self._is_ready_within(need, _WORKER_POLL_SECONDS):
+        await self._prepare(need)
+        patience, longest = _WORKER_POLL_SECONDS
+        while not await self._is_ready_within(need, patience):
+            patience = min(2 * patience, longest)
             states = await self._worker_states(need)
             if states and all(state == "ready" for state in states):
                 return  # in memory only: the disk does not take it
             if (failure := _first_failure(states)) is not None:
                 raise EncodeError(f"The reference audio was not encoded: {failure}")
+            if "pending" in states:  # forgotten meanwhile
+                await self._prepare(need)
             if time.monotonic() > deadline:
                 raise EncodeTimeoutError(
                     "The reference audio was not encoded within "
                     f"{self._timeout_seconds:g} s; it may still be under way. Try "
                     "again, or raise SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS."
                 )
+
+    async def _prepare(self, need: EncodingNeed) -> None:
+        wire, names = need.ref.to_wire(), list(need.encoder_names)
+        await self._workers.call("tts_cache_prepare", [wire], names)
 
     async def _is_ready_within(self, need: EncodingNeed, seconds: float) -> bool:
         pause, longest = _DISK_POLL_SECONDS

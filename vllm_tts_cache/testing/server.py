@@ -1,5 +1,6 @@
 """A real server in processes of its own: started, waited for, stopped or killed."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -95,20 +96,16 @@ class Server:
         if self._process is None:
             return
         self._process.send_signal(signal.SIGINT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()
 
     def kill(self) -> None:
         """SIGKILL every process of the group: a power cut, seen from the storage."""
         if self._process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         _wait_for_group(self._process.pid)
         self._process = None
