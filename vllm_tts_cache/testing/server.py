@@ -81,8 +81,8 @@ class Server:
         self.options.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.options.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(),
-                env=self._environment(),
+                self.command(),
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -117,6 +117,19 @@ class Server:
         except httpx.HTTPError:
             return False
 
+    def command(self) -> list[str]:
+        """What is run; for whoever runs it otherwise than in the background."""
+        entry = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+        where = ["--host", HOST, "--port", str(self.port)]
+        name = ["--served-model-name", MODEL_NAME]
+        return [*entry, str(self.options.model), *self.options.arguments, *where, *name]
+
+    def environment(self) -> dict[str, str]:
+        """The whole environment that it runs in."""
+        given = dict(self.options.environ)
+        samples = {"SPEAKER_SAMPLES_DIR": str(self.options.samples_dir)}
+        return {**os.environ, **_ENVIRONMENT, **samples, **given}  # noqa: TID251
+
     def __enter__(self) -> "Server":
         return self.start()
 
@@ -127,17 +140,6 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-
-    def _command(self) -> list[str]:
-        entry = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
-        where = ["--host", HOST, "--port", str(self.port)]
-        name = ["--served-model-name", MODEL_NAME]
-        return [*entry, str(self.options.model), *self.options.arguments, *where, *name]
-
-    def _environment(self) -> dict[str, str]:
-        given = dict(self.options.environ)
-        samples = {"SPEAKER_SAMPLES_DIR": str(self.options.samples_dir)}
-        return {**os.environ, **_ENVIRONMENT, **samples, **given}  # noqa: TID251
 
     def _wait_until_healthy(self, report: Callable[[float], None]) -> None:
         assert self._process is not None

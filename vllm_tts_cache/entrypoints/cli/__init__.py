@@ -9,10 +9,16 @@ import sys
 from collections.abc import Sequence
 
 from vllm_tts_cache import __version__
-from vllm_tts_cache.entrypoints.cli import encode, make_checkpoint
+from vllm_tts_cache.entrypoints.cli import (
+    demo,
+    encode,
+    make_checkpoint,
+    serve,
+    verify,
+)
 from vllm_tts_cache.errors import ConfigError, TTSCacheError
 
-_COMMANDS = (encode, make_checkpoint)
+_COMMANDS = (demo, serve, encode, verify, make_checkpoint)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

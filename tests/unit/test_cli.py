@@ -1,0 +1,58 @@
+import subprocess
+import sys
+
+import pytest
+
+from vllm_tts_cache.entrypoints.cli import main
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["make-checkpoint", "--help"]])
+def test_help_answers_without_torch_or_vllm(arguments):
+    script = (
+        "import sys\n"
+        "from vllm_tts_cache.entrypoints.cli import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "finally:\n"
+        "    print({'torch', 'vllm', 'vllm_omni', 'transformers'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: vllm-tts-cache" in done.stdout
+    assert done.stdout.endswith("set()\n")
+
+
+def test_the_help_of_make_checkpoint_shows_how_to_use_it(capsys):
+    with pytest.raises(SystemExit):
+        main(["make-checkpoint", "--help"])
+    help_text = capsys.readouterr().out
+    assert "examples:" in help_text
+    assert "not a model" in help_text
+
+
+def test_a_wrong_setting_is_one_line_and_exit_status_2(tmp_path, capsys):
+    (tmp_path / "somebody's").write_text("file")
+    assert main(["make-checkpoint", "--out", str(tmp_path)]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("vllm-tts-cache: --out ")
+    assert output.err.count("\n") == 1
+
+
+def test_a_failing_disk_is_one_line_and_exit_status_1(tmp_path, capsys):
+    (tmp_path / "file").write_text("not a directory")
+    assert main(["make-checkpoint", "--out", str(tmp_path / "file" / "out")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_make_checkpoint_hands_on_every_option(tmp_path):
+    options = ["--no-sensitive", "--seed", "5", "--eos-logit", "4.5"]
+    assert main(["make-checkpoint", "--out", str(tmp_path / "out"), *options]) == 0
+    marker = (tmp_path / "out" / ".random-weights.json").read_text()
+    for written in ('"sensitive": false', '"seed": 5', '"eos_logit": 4.5', "tiny"):
+        assert written in marker

@@ -1,0 +1,1 @@
+"""A tiny Qwen3-TTS Base checkpoint in the released layout, with random weights."""

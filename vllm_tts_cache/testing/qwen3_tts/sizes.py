@@ -1,0 +1,122 @@
+"""Widths and depths, from which both the configs and the weights follow."""
+
+from dataclasses import dataclass
+
+from vllm_tts_cache.testing.qwen3_tts.options import EncoderSize
+
+# Fixed by the released models, whatever the size of the networks.
+SAMPLE_RATE_HZ = 24_000
+SAMPLES_PER_FRAME = 1_920
+NUM_CODEBOOKS = 16
+CODEBOOK_SIZE = 2_048
+TALKER_VOCAB_SIZE = 3_072
+NUM_MEL_BINS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerSizes:
+    """One stack of decoder layers."""
+
+    hidden: int
+    intermediate: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeakerEncoderSizes:
+    """ECAPA-TDNN; the last entry of ``channels`` is the aggregation's."""
+
+    channels: tuple[int, int, int, int, int]
+    attention_channels: int
+    se_channels: int
+    kernel_sizes: tuple[int, int, int, int, int] = (5, 3, 3, 3, 1)
+    dilations: tuple[int, int, int, int, int] = (1, 2, 3, 4, 1)
+    res2net_scale: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecEncoderSizes:
+    """Mimi's encoder: convolutions, a transformer, a residual quantizer."""
+
+    transformer: TransformerSizes
+    num_filters: int
+    codebook_dim: int
+    num_quantizers: int
+    upsampling_ratios: tuple[int, int, int, int] = (8, 6, 5, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecDecoderSizes:
+    """The 12 Hz codec's causal decoder."""
+
+    transformer: TransformerSizes
+    codebook_dim: int
+    latent_dim: int
+    decoder_dim: int
+    upsample_rates: tuple[int, int, int, int] = (8, 5, 4, 3)
+    upsampling_ratios: tuple[int, int] = (2, 2)
+
+
+TALKER = TransformerSizes(
+    hidden=128, intermediate=256, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64
+)
+CODE_PREDICTOR = TransformerSizes(
+    hidden=128, intermediate=256, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64
+)
+TEXT_HIDDEN = 64
+
+CODEC_DECODER = CodecDecoderSizes(
+    transformer=TransformerSizes(
+        hidden=64,
+        intermediate=128,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=32,
+    ),
+    codebook_dim=64,
+    latent_dim=64,
+    decoder_dim=64,
+)
+
+SPEAKER_ENCODER: dict[EncoderSize, SpeakerEncoderSizes] = {
+    "tiny": SpeakerEncoderSizes(
+        channels=(32, 32, 32, 32, 96), attention_channels=16, se_channels=16
+    ),
+    "real": SpeakerEncoderSizes(
+        channels=(512, 512, 512, 512, 1536), attention_channels=128, se_channels=128
+    ),
+}
+
+CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
+    "tiny": CodecEncoderSizes(
+        transformer=TransformerSizes(
+            hidden=64,
+            intermediate=128,
+            num_layers=2,
+            num_heads=2,
+            num_kv_heads=2,
+            head_dim=32,
+        ),
+        num_filters=4,
+        codebook_dim=32,
+        num_quantizers=NUM_CODEBOOKS,
+    ),
+    "real": CodecEncoderSizes(
+        transformer=TransformerSizes(
+            hidden=512,
+            intermediate=2048,
+            num_layers=8,
+            num_heads=8,
+            num_kv_heads=8,
+            head_dim=64,
+        ),
+        num_filters=64,
+        codebook_dim=256,
+        # The released encoder has 32 codebooks, of which the first 16 are used.
+        num_quantizers=32,
+    ),
+}
