@@ -5,6 +5,7 @@ The settings of stock vLLM-Omni keep their names; ours share the prefix
 a misspelt budget that is silently ignored is found only when memory runs out.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,8 +72,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            if (value := getattr(self, name)) <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
         if self.max_uploaded < 0:
             raise ValueError(f"max_uploaded must not be negative: {self.max_uploaded}")
         if not 0 <= self.inline_share < 1:

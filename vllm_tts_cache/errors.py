@@ -119,7 +119,7 @@ class WorkerRPCError(ServerFaultError):
 
 
 class CheckpointError(TTSCacheError):
-    """A model directory does not hold what our encoders need; the operator can fix it."""
+    """A model directory lacks what our encoders need; the operator can fix it."""
 
     def __init__(self, path: str, reason: str):
         super().__init__(f"{path}: {reason}")

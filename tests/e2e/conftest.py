@@ -1,5 +1,7 @@
 """Real servers on a tiny checkpoint, and clips to register."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
@@ -33,7 +35,7 @@ def client(shared_server):
 @pytest.fixture
 def make_server(qwen3_checkpoint, tmp_path):
     """Servers of one test's own, on one storage directory; stopped at its end."""
-    servers = []
+    servers, clients = [], []
 
     def make(arguments=(), **environ):
         options = ServerOptions(
@@ -42,17 +44,14 @@ def make_server(qwen3_checkpoint, tmp_path):
             log_path=tmp_path / "server.log",
             environ={name: str(value) for name, value in environ.items()},
         )
-        options = ServerOptions(
-            **{
-                name: getattr(options, name)
-                for name in ("model", "samples_dir", "log_path", "environ")
-            },
-            arguments=(*options.arguments, *arguments),
-        )
-        servers.append(Server(options).start())
-        return servers[-1], SpeechClient(servers[-1].url)
+        arguments = (*options.arguments, *arguments)
+        servers.append(Server(replace(options, arguments=arguments)).start())
+        clients.append(SpeechClient(servers[-1].url))
+        return servers[-1], clients[-1]
 
     yield make
+    for client in clients:
+        client.close()
     for server in servers:
         server.stop()
 

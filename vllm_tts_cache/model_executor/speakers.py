@@ -1,8 +1,10 @@
 """A worker's speakers: its reference encoders, its cache, its encode thread."""
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent import futures
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from vllm_tts_cache.audio.store import AudioStore
 from vllm_tts_cache.encodings.cache import EncodingCache
 from vllm_tts_cache.encodings.key import EncodingKey
 from vllm_tts_cache.encodings.value import Encoding
-from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
 from vllm_tts_cache.families.base import ReferenceEncoder
 from vllm_tts_cache.families.speaker_ref import SpeakerRef
 from vllm_tts_cache.model_executor.encode_queue import EncodeJob, EncodeQueue
@@ -37,6 +39,7 @@ class WorkerSpeakers:
         self._audio = audio
         self._timeout_seconds = encode_timeout_seconds
         self._queue = EncodeQueue(self._encode, device)
+        self._republishing = threading.Lock()
         self._num_encodes: Counter[str] = Counter()
         self._num_in_place = 0
         self._num_failed_prompts = 0
@@ -83,6 +86,7 @@ class WorkerSpeakers:
 
         Raises:
             EncodeError: It cannot be had; the message says why.
+            EncodeTimeoutError: It took too long; it may still be under way.
         """
         return {name: self._encoding(ref, name) for name in encoder_names}
 
@@ -92,7 +96,8 @@ class WorkerSpeakers:
 
     def forget(self, audio_sha256s: Iterable[str]) -> int:
         """Drop the audios' encodings from every tier; returns how many there were."""
-        return sum(self._cache.forget(sha) for sha in audio_sha256s)
+        with self._republishing:
+            return sum(self._cache.forget(sha) for sha in audio_sha256s)
 
     def stats(self) -> dict[str, Any]:
         """Counters and sizes as plain data."""
@@ -112,17 +117,37 @@ class WorkerSpeakers:
         # here. The same thread encodes, so that bits cannot depend on the path.
         self._num_in_place += 1
         logger.warning("Encoding %s of %s in place.", name, ref.audio_sha256)
-        self._queue.submit(job).result(self._timeout_seconds)
+        self._await(self._queue.submit(job), job)
         if (found := self._cache.get(job.key, ref.segment)) is None:
             raise EncodeError(f"{name} of {ref.audio_sha256} was encoded but not kept")
         return found
 
+    def _await(self, flight: "futures.Future[None]", job: EncodeJob) -> None:
+        try:
+            flight.result(self._timeout_seconds)
+        except futures.TimeoutError as exc:
+            raise EncodeTimeoutError(
+                f"{job.encoder_name} of {job.key.audio_sha256} was not encoded within "
+                f"{self._timeout_seconds:g} s"
+            ) from exc
+
     def _encode(self, job: EncodeJob) -> None:
-        encoding = self._cache.get_or_encode(
-            job.key, job.segment, lambda: self._compute(job)
-        )
-        # Somebody may have removed the file of an encoding that memory still has.
-        self._cache.put(job.key, encoding, job.segment)
+        if not self._republish(job):
+            self._cache.get_or_encode(job.key, job.segment, lambda: self._compute(job))
+
+    def _republish(self, job: EncodeJob) -> bool:
+        """Write again what memory has and somebody removed from disk; False on a miss.
+
+        Under a lock that `forget` takes too: what is forgotten between the look and
+        the write must not come back.
+        """
+        with self._republishing:
+            if not self._cache.contains(job.key):
+                return False
+            if (found := self._cache.get(job.key, job.segment)) is None:
+                return False
+            self._cache.put(job.key, found, job.segment)
+            return True
 
     def _compute(self, job: EncodeJob) -> Encoding:
         audio = self._audio.get(job.key.audio_sha256)
