@@ -1,0 +1,123 @@
+"""Reading some of a checkpoint's tensors, and their identity."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from vllm_tts_cache.errors import CheckpointError
+
+_WHOLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_NAMES_SHOWN = 8
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        CheckpointError: It cannot be read, or is none.
+    """
+    try:
+        parsed = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
+    except ValueError as exc:
+        raise CheckpointError(str(path), f"not JSON: {exc}") from exc
+    if not isinstance(parsed, dict):
+        raise CheckpointError(str(path), "not a JSON object")
+    return parsed
+
+
+def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with ``prefix``, under the rest of their names.
+
+    They are on the CPU, in the checkpoint's dtypes. The checkpoint is one
+    ``model.safetensors``, or shards with an index.
+
+    Raises:
+        CheckpointError: A file cannot be read, or no name starts so.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in _files(directory, prefix):
+        tensors |= _read_file(path, prefix)
+    if not tensors:
+        raise CheckpointError(str(directory), f"no tensor is called {prefix}*")
+    return tensors
+
+
+def _files(directory: Path, prefix: str) -> list[Path]:
+    if (directory / _WHOLE).exists() or not (directory / _INDEX).exists():
+        return [directory / _WHOLE]
+    shards = read_json(directory / _INDEX).get("weight_map")
+    if not isinstance(shards, dict):
+        raise CheckpointError(str(directory / _INDEX), "it has no weight_map")
+    return sorted(
+        {directory / shards[name] for name in shards if name.startswith(prefix)}
+    )
+
+
+def _read_file(path: Path, prefix: str) -> dict[str, Tensor]:
+    try:
+        # safetensors calls any failure to open a missing file; open() tells them apart.
+        path.open("rb").close()
+        with safe_open(path, framework="pt", device="cpu") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except OSError as exc:
+        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
+    except SafetensorError as exc:
+        raise CheckpointError(str(path), str(exc)) from exc
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Hex SHA-256 over names, dtypes, shapes and bytes; their order does not matter."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def assign_float32(
+    module: nn.Module, tensors: Mapping[str, Tensor], *, path: str
+) -> None:
+    """Make these the module's parameters and buffers, in float32.
+
+    Raises:
+        CheckpointError: Tensors are missing, left over or of another shape; up to
+            eight of each are named.
+    """
+    wanted = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    given = {name: tuple(t.shape) for name, t in tensors.items()}
+    problems = {
+        "missing": sorted(wanted.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - wanted.keys()),
+        "of another shape": [
+            f"{name} {given[name]} instead of {wanted[name]}"
+            for name in sorted(wanted.keys() & given.keys())
+            if wanted[name] != given[name]
+        ],
+    }
+    if any(problems.values()):
+        raise CheckpointError(path, _describe(problems))
+    owned = {name: t.to(torch.float32, copy=True) for name, t in tensors.items()}
+    module.load_state_dict(owned, strict=True, assign=True)
+    module.requires_grad_(False).eval()
+
+
+def _describe(problems: Mapping[str, list[str]]) -> str:
+    parts: list[str] = []
+    for kind, names in problems.items():
+        if names:
+            shown = ", ".join(names[:_NAMES_SHOWN])
+            more = (
+                f" and {len(names) - _NAMES_SHOWN} more" if names[_NAMES_SHOWN:] else ""
+            )
+            parts.append(f"{len(names)} tensors {kind}: {shown}{more}")
+    return "; ".join(parts)

@@ -1,0 +1,148 @@
+"""The 12 Hz codec's encoder: reference audio to the codes of an in-context clone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
+    configuration_qwen3_tts_tokenizer_v2 as configuration,
+)
+from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
+    modeling_qwen3_tts_tokenizer_v2 as modeling,
+)
+
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.checkpoint import assign_float32, read_json, read_tensors
+from vllm_tts_cache.families.precision import exact_float32
+from vllm_tts_cache.families.qwen3_tts import CODEC
+from vllm_tts_cache.families.qwen3_tts.fingerprint import fingerprint
+from vllm_tts_cache.families.qwen3_tts.resample import resample
+
+# Longer than any audio: the official package's transformers, 4.57, knows no window
+# here, and with one at least as long as the input this one's attention is the same,
+# plain causal kernel.
+_NO_WINDOW = 2**30
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CodecEncoder:
+    """Gives ``codes``: ``(num_frames, num_codebooks)`` int16, the coarsest first.
+
+    Attributes:
+        num_codebooks: How many of the quantizer's codebooks the talker speaks.
+        samples_per_frame: Samples at ``sample_rate_hz`` that one frame stands for.
+    """
+
+    network: modeling.Qwen3TTSTokenizerV2Encoder
+    device: torch.device
+    sample_rate_hz: int
+    samples_per_frame: int
+    num_codebooks: int
+    fingerprint: str
+    name: str = CODEC
+
+    def encode(self, audio: ReferenceAudio) -> Encoding:
+        """Encode one audio; its last frame may be filled up with silence.
+
+        Raises:
+            EncodeError: The network failed on this audio.
+        """
+        try:
+            samples = resample(audio, self.sample_rate_hz)
+            num_frames = -(-samples.size // self.samples_per_frame)
+            with exact_float32(self.device):
+                waveform = torch.tensor(samples, device=self.device)
+                # The finer codebooks refine what the coarser ones left over, so
+                # leaving out those that nobody reads changes none of the others.
+                (codes,) = self.network.encode(
+                    waveform.view(1, 1, -1),
+                    num_quantizers=self.num_codebooks,
+                    return_dict=False,
+                )[0]
+        except (RuntimeError, ValueError) as exc:
+            raise EncodeError(f"codec encoder: {exc}") from exc
+        return Encoding(
+            {"codes": codes[:, :num_frames].T.cpu().numpy().astype(np.int16)}
+        )
+
+
+def load_codec_encoder(model_dir: Path, device: torch.device) -> CodecEncoder:
+    """Load it from the checkpoint's ``speech_tokenizer`` folder.
+
+    Raises:
+        CheckpointError: Its weights or its settings are not what it needs.
+    """
+    directory = model_dir / "speech_tokenizer"
+    section = read_json(directory / "config.json")
+    config = configuration.Qwen3TTSTokenizerV2Config(**section)
+    if config.encoder_config.codebook_size > np.iinfo(np.int16).max + 1:
+        raise CheckpointError(str(directory), "its codes do not fit into 16 bits")
+    weights = read_tensors(directory, "encoder.")
+    network = _build(config, weights, path=f"{directory} encoder.*")
+    return CodecEncoder(
+        network=network.to(device),  # pyright: ignore[reportArgumentType]
+        device=device,
+        sample_rate_hz=config.input_sample_rate,
+        samples_per_frame=config.encode_downsample_rate,
+        num_codebooks=config.encoder_valid_num_quantizers,
+        fingerprint=fingerprint(CODEC, weights, _settings(section, config)),
+    )
+
+
+def _settings(
+    section: dict[str, Any], config: configuration.Qwen3TTSTokenizerV2Config
+) -> dict[str, Any]:
+    return {
+        "config": section.get("encoder_config"),
+        "attention": "causal",
+        "sample_rate_hz": config.input_sample_rate,
+        "samples_per_frame": config.encode_downsample_rate,
+        "num_codebooks": config.encoder_valid_num_quantizers,
+    }
+
+
+def _build(
+    config: configuration.Qwen3TTSTokenizerV2Config,
+    weights: dict[str, torch.Tensor],
+    *,
+    path: str,
+) -> modeling.Qwen3TTSTokenizerV2Encoder:
+    """The encoder in float32 on the CPU, without what only decoding needs.
+
+    It is built on the meta device: the class makes a decoder first and then drops
+    it, and drawing random weights would disturb the process's random state.
+    """
+    encoder_config = config.encoder_config
+    encoder_config.sliding_window = _NO_WINDOW
+    encoder_config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        network = modeling.Qwen3TTSTokenizerV2Encoder(encoder_config)
+    assign_float32(network, weights, path=path)
+    _compute_derived_buffers(network)
+    _drop_unread_codebooks(network, config.encoder_valid_num_quantizers)
+    return network
+
+
+def _compute_derived_buffers(network: modeling.Qwen3TTSTokenizerV2Encoder) -> None:
+    """Rotary frequencies and padding sizes; no checkpoint holds them."""
+    stored = network.state_dict().keys()
+    derived = [name for name, _ in network.named_buffers() if name not in stored]
+    for owner_name in sorted({name.rpartition(".")[0] for name in derived}):
+        owner = network.get_submodule(owner_name)
+        owner.to_empty(device="cpu", recurse=False)
+        network._init_weights(owner)
+
+
+def _drop_unread_codebooks(
+    network: modeling.Qwen3TTSTokenizerV2Encoder, num_codebooks: int
+) -> None:
+    """Free the codebooks that the talker does not speak; half of them as released."""
+    quantizer = network.quantizer
+    acoustic = quantizer.acoustic_residual_vector_quantizer
+    num_acoustic = num_codebooks - quantizer.num_semantic_quantizers
+    acoustic.layers = nn.ModuleList(list(acoustic.layers)[:num_acoustic])

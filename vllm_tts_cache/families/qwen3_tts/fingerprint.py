@@ -1,0 +1,39 @@
+"""The identity of a Qwen3-TTS reference encoder."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from vllm_tts_cache.families.checkpoint import weights_sha256
+from vllm_tts_cache.families.qwen3_tts import FAMILY
+from vllm_tts_cache.families.qwen3_tts.resample import RESAMPLER
+
+# Raise it with any change here that changes what an encoder computes.
+REVISION = 1
+
+
+def fingerprint(
+    encoder: str, weights: Mapping[str, Tensor], settings: Mapping[str, Any]
+) -> str:
+    """64 lowercase hex digits over everything that can change an encoding's bytes.
+
+    Args:
+        encoder: The encoder's name.
+        weights: Its tensors as the checkpoint has them, before any cast.
+        settings: Its part of the checkpoint's config, its rates, and what it does
+            otherwise than the host; JSON types.
+    """
+    identity = {
+        "family": FAMILY.name,
+        "encoder": encoder,
+        "revision": REVISION,
+        "weights": weights_sha256(weights),
+        "compute_dtype": "float32",
+        "resampler": RESAMPLER,
+        **settings,
+    }
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

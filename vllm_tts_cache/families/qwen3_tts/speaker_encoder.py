@@ -1,0 +1,114 @@
+"""ECAPA-TDNN: reference audio to the x-vector that the talker is conditioned on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
+    Qwen3TTSSpeakerEncoderConfig,
+)
+from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import (
+    mel_spectrogram,
+)
+from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
+    Qwen3TTSSpeakerEncoder,
+)
+
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.checkpoint import assign_float32, read_tensors
+from vllm_tts_cache.families.precision import exact_float32
+from vllm_tts_cache.families.qwen3_tts import SPEAKER
+from vllm_tts_cache.families.qwen3_tts.fingerprint import fingerprint
+from vllm_tts_cache.families.qwen3_tts.mel import mel_filters
+from vllm_tts_cache.families.qwen3_tts.resample import resample
+
+SAMPLE_RATE_HZ = 24_000
+
+# Fixed in the official package's code, so no checkpoint can change them.
+_NUM_FFT = 1024
+_NUM_MELS = 128
+_HOP_SAMPLES = 256
+_MAX_HZ = 12_000
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SpeakerEncoder:
+    """Gives ``speaker_embedding``: ``(hidden,)`` float32."""
+
+    network: nn.Module
+    device: torch.device
+    fingerprint: str
+    name: str = SPEAKER
+
+    def encode(self, audio: ReferenceAudio) -> Encoding:
+        """Encode one audio of at least 0.1 s.
+
+        Raises:
+            EncodeError: The network failed on this audio.
+        """
+        try:
+            with exact_float32(self.device):
+                embedding = self.network(self._mel(audio).to(self.device))[0]
+        except (RuntimeError, ValueError) as exc:
+            raise EncodeError(f"speaker encoder: {exc}") from exc
+        return Encoding({"speaker_embedding": embedding.cpu().numpy()})
+
+    def _mel(self, audio: ReferenceAudio) -> Tensor:
+        """Log-mel frames ``(1, num_frames, 128)``; on the CPU, as the official ones."""
+        waveform = torch.tensor(resample(audio, SAMPLE_RATE_HZ), device="cpu")
+        filters = mel_filters(
+            sample_rate_hz=SAMPLE_RATE_HZ,
+            num_fft=_NUM_FFT,
+            num_mels=_NUM_MELS,
+            max_hz=_MAX_HZ,
+        )
+        return mel_spectrogram(
+            waveform.unsqueeze(0),
+            n_fft=_NUM_FFT,
+            num_mels=_NUM_MELS,
+            sampling_rate=SAMPLE_RATE_HZ,
+            hop_size=_HOP_SAMPLES,
+            win_size=_NUM_FFT,
+            fmin=0,
+            mel_basis=torch.tensor(filters, device="cpu"),
+            # The host would cache one of whatever dtype is the default just now.
+            hann_window=torch.hann_window(_NUM_FFT, dtype=torch.float32, device="cpu"),
+        ).transpose(1, 2)
+
+
+def load_speaker_encoder(
+    model_dir: Path, config: Mapping[str, Any], device: torch.device
+) -> SpeakerEncoder:
+    """Load it from the checkpoint; ``config`` is the model's ``config.json``.
+
+    Raises:
+        CheckpointError: Its weights or its settings are not what it needs.
+    """
+    section = config.get("speaker_encoder_config") or {}
+    if (rate_hz := section.get("sample_rate", SAMPLE_RATE_HZ)) != SAMPLE_RATE_HZ:
+        raise CheckpointError(
+            str(model_dir / "config.json"),
+            f"its speaker encoder takes {rate_hz} Hz, not {SAMPLE_RATE_HZ} Hz",
+        )
+    weights = read_tensors(model_dir, "speaker_encoder.")
+    with torch.device("meta"):
+        network = Qwen3TTSSpeakerEncoder(Qwen3TTSSpeakerEncoderConfig(**section))
+    assign_float32(network, weights, path=f"{model_dir} speaker_encoder.*")
+    return SpeakerEncoder(
+        network=network.to(device),
+        device=device,
+        fingerprint=fingerprint(SPEAKER, weights, _settings(section)),
+    )
+
+
+def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "config": section,
+        "sample_rate_hz": SAMPLE_RATE_HZ,
+        "mel": [_NUM_FFT, _NUM_MELS, _HOP_SAMPLES, _MAX_HZ],
+    }
