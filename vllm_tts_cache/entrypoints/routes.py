@@ -17,6 +17,7 @@ from vllm_tts_cache.errors import (
     ServerFaultError,
 )
 from vllm_tts_cache.registry.names import fold
+from vllm_tts_cache.registry.record import SpeakerRecord
 
 router = APIRouter(route_class=GuardedRoute)
 
@@ -113,7 +114,8 @@ async def list_voices(
 async def get_voice(handler: Handler, name: str) -> Any:
     """Show one voice and the state of its encodings."""
     record = await handler.speakers.get(name)
-    return {"voice": models.voice(record), **await _status(handler.speakers, name)}
+    status = await _status(handler.speakers, record)
+    return {**status, "voice": models.voice(record)}
 
 
 @router.delete("/v1/audio/voices/{name}")
@@ -142,7 +144,7 @@ async def precompute_voice(handler: Handler, name: str, force: bool = False) -> 
 @router.get("/v1/audio/voices/{name}/cache")
 async def cache_status(handler: Handler, name: str) -> Any:
     """Show whether the voice's encodings exist."""
-    return await _status(handler.speakers, name)
+    return await _status(handler.speakers, await handler.speakers.get(name))
 
 
 @router.get("/v1/audio/speaker_cache")
@@ -151,8 +153,7 @@ async def speaker_cache(handler: Handler) -> Any:
     return JSONResponse(await handler.speakers.stats())
 
 
-async def _status(speakers: SpeakerService, name: str) -> dict[str, Any]:
-    record = await speakers.get(name)
+async def _status(speakers: SpeakerService, record: SpeakerRecord) -> dict[str, Any]:
     status, error = await speakers.status(record)
     shown = {"voice": record.name, "cache_status": status}
     return shown if error is None else {**shown, "error": error}

@@ -1,5 +1,6 @@
 """The worker RPC as seen from the API process: every answer is checked."""
 
+from concurrent import futures
 from typing import Any, Protocol
 
 from vllm_tts_cache.errors import WorkerRPCError
@@ -41,9 +42,12 @@ class Workers:
             UnsupportedModelError: A worker says that it has no speaker side.
             WorkerRPCError: A worker failed, or answered something else.
         """
-        results = await self._engine_client.collective_rpc(
-            method, timeout=TIMEOUT_SECONDS, args=args, stage_ids=[TALKER_STAGE]
-        )
+        try:
+            results = await self._engine_client.collective_rpc(
+                method, timeout=TIMEOUT_SECONDS, args=args, stage_ids=[TALKER_STAGE]
+            )
+        except (RuntimeError, TimeoutError, futures.TimeoutError) as exc:
+            raise WorkerRPCError(f"{method}: {str(exc) or repr(exc)}") from exc
         return checked_answers(method, results)
 
 
@@ -68,6 +72,8 @@ def checked_answers(method: str, results: list[Any]) -> list[dict[str, Any]]:
 def _checked(method: str, answer: Any) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise WorkerRPCError(f"{method}: a worker answered {answer!r}")
+    if answer.get("supported") is False or "todo" in answer:
+        raise WorkerRPCError(f"{method}: {_reason(answer)}")
     if "unsupported" in answer:
         raise UnsupportedModelError(f"{method}: {answer['unsupported']}")
     if "failed" in answer:
