@@ -52,6 +52,11 @@ def storage_errors(path: Path) -> Generator[None, None, None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in _FULL:
-            raise StorageFullError(str(path)) from exc
-        raise StorageError(f"{path}: {exc.strerror or exc}") from exc
+        raise storage_error(path, exc) from exc
+
+
+def storage_error(path: Path | str, error: OSError) -> StorageError:
+    """The storage error that an ``OSError`` at ``path`` means."""
+    if error.errno in _FULL:
+        return StorageFullError(str(path))
+    return StorageError(f"{path}: {error.strerror or error}")

@@ -66,7 +66,7 @@ def storage(tmp_path):
     opened.registry.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_clip():
     """A clip that no other test has: WAV bytes, unless another format is asked for."""
     pitches = iter(range(100, 2000, 7))

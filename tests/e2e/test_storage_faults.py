@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def encodings(directory, sha):
-    return sorted((directory / "encodings").rglob(f"*/{sha}/*.safetensors"))
+    return sorted((directory / "encodings" / "v1").rglob(f"*/{sha}/*.safetensors"))
 
 
 def test_kill_in_the_middle_of_uploads_and_of_a_precompute(
@@ -128,19 +128,22 @@ def test_a_full_disk_refuses_the_upload_and_nothing_else(
     before = client.stats()["registry"]
     limits = resource.prlimit(shared_server.pid, resource.RLIMIT_FSIZE)
     # No file may grow past 1 MiB: the kernel refuses the write itself.
+    # The stored clip is larger, the uploaded FLAC smaller; the WAV is larger before.
+    flac, wav = make_clip(25.0, container="FLAC"), make_clip(25.0)
+    assert len(flac) < 1 << 20 < len(wav)
     resource.prlimit(shared_server.pid, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        refused = client.register("absent", make_clip(25.0))
-        replaced = client.register("present", make_clip(25.0))
-        inline = client.speak(
-            ref_audio=data_url(make_clip(25.0)), x_vector_only_mode=True
-        )
+        refused = client.register("absent", flac)
+        replaced = client.register("present", flac)
+        received = client.register("absent", wav)
+        inline = client.speak(ref_audio=data_url(flac), x_vector_only_mode=True)
     finally:
         resource.prlimit(shared_server.pid, resource.RLIMIT_FSIZE, limits)
-    assert refused.status_code == replaced.status_code == 507
+    answers = (refused, replaced, received)
+    assert [answer.status_code for answer in answers] == [507] * 3
     assert inline.status == 507
     assert "no space left" in refused.json()["error"]["message"]
     assert client.stats()["registry"] == before
     assert client.speak(voice="absent").status == 400
     assert client.speak(voice="present").audio == heard.audio
-    assert client.register("absent", make_clip(25.0)).status_code == 200
+    assert client.register("absent", flac).status_code == 200

@@ -15,7 +15,7 @@ from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.audio.segment import Segment
 from vllm_tts_cache.entrypoints.storage import Storage
-from vllm_tts_cache.errors import InvalidAudioError
+from vllm_tts_cache.errors import InvalidAudioError, TTSCacheError
 from vllm_tts_cache.families.speaker_ref import SpeakerRef
 from vllm_tts_cache.registry.record import SpeakerRecord
 
@@ -59,12 +59,11 @@ class InlineClips:
         What a server may fetch is the host's decision: its allowed media domains
         and its allowed local media path hold here as well.
 
-        Raises: InvalidAudioError, StorageError; ValueError or what the host raises if
-            the URL is not allowed or cannot be fetched.
+        Raises: InvalidAudioError, StorageError.
         """
         if url[:5].lower() == "data:":
             return await asyncio.to_thread(self._of_data_url, url)
-        audio = await connector.load_from_url_async(url, _ReferenceAudioIO())
+        audio = await _fetched(url, connector)
         return await asyncio.to_thread(self._keep, audio)
 
     def _of_data_url(self, url: str) -> Clip:
@@ -86,6 +85,17 @@ class InlineClips:
             num_samples=audio.num_samples,
             sample_rate_hz=audio.sample_rate_hz,
         )
+
+
+async def _fetched(url: str, connector: MediaConnector) -> ReferenceAudio:
+    try:
+        return await connector.load_from_url_async(url, _ReferenceAudioIO())
+    except TTSCacheError:
+        raise
+    except Exception as exc:
+        # A URL that is not allowed, not there or too slow is the caller's to mend,
+        # and the host's reasons come in many classes.
+        raise InvalidAudioError(f"its URL cannot be fetched: {exc}") from exc
 
 
 class _ReferenceAudioIO(MediaIO[ReferenceAudio]):

@@ -12,6 +12,7 @@ from vllm_tts_cache.audio.store import AudioStore
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.encodings.tiers.disk import DiskTier
 from vllm_tts_cache.encodings.wiring import open_disk
+from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.registry.record import NewSpeaker, Registered
 from vllm_tts_cache.registry.registry import Registry
@@ -37,9 +38,15 @@ class Storage:
         Raises: SpeakerExistsError, SpeakerLimitError, StorageError.
         """
         with self._turn():
-            if audio is not None:
-                self.audio.put(audio, Segment.REGISTERED)
-            return self.registry.register(new)
+            if audio is None:
+                return self.registry.register(new)
+            was_stored = self.audio.path(audio.audio_sha256) is not None
+            self.audio.put(audio, Segment.REGISTERED)
+            try:
+                return self.registry.register(new)
+            except TTSCacheError:
+                self._take_back(audio.audio_sha256, was_stored=was_stored)
+                raise
 
     def release(self, audio_sha256: str) -> bool:
         """Drop audio and encodings that no row refers to; False if one does."""
@@ -87,6 +94,15 @@ class Storage:
             logger.info("Imported %d voices of stock vLLM-Omni.", len(report.imported))
         for file, reason in report.skipped:
             logger.warning("Not imported: %s: %s", file, reason)
+
+    def _take_back(self, audio_sha256: str, *, was_stored: bool) -> None:
+        """Undo the publication for a row that was refused; else refusals fill disks."""
+        if self.registry.references(audio_sha256):
+            return
+        if was_stored:  # inline: a running request may need it
+            self.audio.demote(audio_sha256)
+        else:
+            self.audio.delete(audio_sha256)
 
     def _turn(self) -> FileLock:
         # Else an audio could be released between its publication and the commit of
