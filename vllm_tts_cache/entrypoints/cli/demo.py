@@ -1,0 +1,238 @@
+"""``vllm-tts-cache demo``: the whole promise, shown on a real server, on a CPU."""
+
+import argparse
+import re
+import signal
+import socket
+import sys
+import wave
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.console import Console
+from rich.status import Status
+
+from vllm_tts_cache.entrypoints.cli import work_dir
+from vllm_tts_cache.errors import ConfigError, ServerFaultError
+from vllm_tts_cache.files import storage_errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vllm_tts_cache.entrypoints.cli.demo_story import Act, Outcome, Story
+    from vllm_tts_cache.testing.server import Server, ServerOptions
+
+SAMPLE_RATE_HZ = 24_000
+_WIDTH = 88  # of the table, where the output is no terminal
+
+_DESCRIPTION = """\
+Write a tiny checkpoint with random weights, serve it on the CPU, register a voice,
+precompute it, speak, restart the server, speak again. Ends with status 0 only if the
+reference audio was encoded once in all and equal requests gave equal audio.
+"""
+
+
+def add_parser(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    """Register the command; ``run`` is what the arguments are handed to."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="register, precompute, speak, restart, speak again, on the CPU",
+        description=_DESCRIPTION,
+    )
+    add = parser.add_argument
+    add("--family", choices=sorted(work_dir.FAMILIES), default="qwen3-tts")
+    add(
+        "--work",
+        type=Path,
+        default=Path(".work/demo"),
+        metavar="DIR",
+        help="for the checkpoint, voices, logs and audio (%(default)s)",
+    )
+    add("--port", type=int, help="(default: a free one)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tell the story; 1 if something did not hold.
+
+    Raises:
+        ConfigError: The work directory is somebody else's, or the port is in use.
+        StorageError: The disk failed.
+        ServerFaultError: The server did not start, or ended; the message names its log.
+    """
+    if arguments.port is not None:
+        _check_unused(arguments.port)
+    work = work_dir.own(arguments.work)
+    _end_by_exception()
+    progress = Console(stderr=True)
+    with progress.status("starting") as status:
+        model = work_dir.tiny_checkpoint(
+            work, arguments.family, lambda step: status.update(f"writing the {step}")
+        )
+        progress.print(f"checkpoint (random weights, not a model): {model}")
+        story = _tell(work, model, arguments.port, status)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console.print(_table(story.outcomes))
+    folder = _save_audio(work, story.outcomes)
+    console.print(f"audio: {folder}", soft_wrap=True)
+    return _verdict(console, story, work)
+
+
+def _tell(work: Path, model: Path, port: int | None, status: Status) -> "Story":
+    from vllm_tts_cache.entrypoints.cli.demo_story import (
+        FIRST_SERVER,
+        SECOND_SERVER,
+        Story,
+    )
+    from vllm_tts_cache.testing.server import ServerOptions
+
+    samples_dir = work_dir.emptied(work / "speakers")
+    logs = work_dir.emptied(work / "logs")
+    story = Story()
+    for number, acts in enumerate((FIRST_SERVER, SECOND_SERVER), start=1):
+        log = logs / f"server-{number}.log"
+        options = ServerOptions(
+            model=model, samples_dir=samples_dir, log_path=log, port=port
+        )
+        _play(options, acts, story, status)
+    return story
+
+
+def _play(
+    options: "ServerOptions", acts: "Sequence[Act]", story: "Story", status: Status
+) -> None:
+    import httpx
+
+    from vllm_tts_cache.testing.client import SpeechClient
+
+    with _serving(options, status) as server:
+        client = SpeechClient(server.url)
+        try:
+            for act in acts:
+                status.update(act.label)
+                story.perform(act, client)
+        except httpx.HTTPError as exc:
+            raise ServerFaultError(
+                f"The server failed ({exc}); see {options.log_path}"
+            ) from exc
+        finally:
+            client.close()
+            status.update("stopping the server")
+
+
+@contextmanager
+def _serving(options: "ServerOptions", status: Status) -> "Iterator[Server]":
+    """A server that is stopped whatever happens, a start cut short included."""
+    from vllm_tts_cache.testing.server import Server
+
+    server = Server(options)
+    passed = [0.0]
+
+    def report(seconds: float) -> None:
+        passed[0] = seconds
+        status.update(f"starting the server: {seconds:.0f} s (log: {options.log_path})")
+
+    try:
+        server.start(report)
+        status.console.print(f"server started in {passed[0]:.0f} s: {server.url}")
+        yield server
+    finally:
+        try:
+            server.stop()
+        except (KeyboardInterrupt, SystemExit):  # impatience: Ctrl-C while it stops
+            server.kill()
+            raise
+
+
+def _table(outcomes: "Sequence[Outcome]") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from vllm_tts_cache.entrypoints.cli.demo_story import FIRST_SERVER
+
+    caption = "encodes: speaker/codec, since that server's start"
+    narrow = (0, 0, 0, 1)  # 80 columns are enough
+    table = Table(box=box.SIMPLE_HEAD, padding=narrow, pad_edge=False, caption=caption)
+    table.add_column("step", no_wrap=True)
+    for heading in ("status", "X-Speaker\n-Cache", "encodes", "TTFA\nms", "bytes"):
+        table.add_column(heading, justify="right")
+    table.add_column("sha256")
+    table.add_column("")
+    for outcome in outcomes:
+        is_last = outcome.act is FIRST_SERVER[-1]
+        table.add_row(*_cells(outcome), end_section=is_last)
+    return table
+
+
+def _cells(outcome: "Outcome") -> list[str]:
+    from vllm_tts_cache.entrypoints.cli.demo_story import sha256_prefix
+    from vllm_tts_cache.families.qwen3_tts import CODEC, SPEAKER
+
+    answer, encodes = outcome.answer, outcome.encodes
+    ttfa = answer.ttfa_seconds
+    return [
+        outcome.act.label,
+        str(answer.status),
+        answer.cache or "",
+        f"{encodes.get(SPEAKER, 0)}/{encodes.get(CODEC, 0)}",
+        "" if ttfa is None else f"{1000 * ttfa:.0f}",
+        str(len(answer.audio)) if answer.audio else "",
+        sha256_prefix(answer.audio) if answer.audio else "",
+        "[red]no[/red]" if outcome.problems else "[green]ok[/green]",
+    ]
+
+
+def _save_audio(work: Path, outcomes: "Sequence[Outcome]") -> Path:
+    folder = work_dir.emptied(work / "audio")
+    for number, outcome in enumerate(outcomes, start=1):
+        if not outcome.answer.audio:
+            continue
+        slug = re.sub(r"[^a-z0-9]+", "-", outcome.act.label.lower())
+        path = folder / f"{number:02d}-{slug}.wav"
+        with storage_errors(path), wave.open(str(path), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(SAMPLE_RATE_HZ)
+            file.writeframes(outcome.answer.audio)
+    return folder
+
+
+def _verdict(console: Console, story: "Story", work: Path) -> int:
+    if problems := story.problems():
+        console.print("[red]What did not hold:[/red]")
+        for problem in problems:
+            console.print(f"  {problem}", markup=False, soft_wrap=True)
+        console.print(f"Server logs: {work / 'logs'}", soft_wrap=True)
+        return 1
+    console.print(
+        "[green]All of it held:[/green] the clip was encoded once, before anybody "
+        "spoke; no request waited for it, not after the restart either; equal "
+        "requests gave equal audio, bit for bit."
+    )
+    return 0
+
+
+def _check_unused(port: int) -> None:
+    """Else whoever serves there would be taken for our server.
+
+    Raises: ConfigError.
+    """
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except (OSError, OverflowError):
+        return
+    raise ConfigError(f"--port {port}: is in use; choose another, or leave it out")
+
+
+def _end_by_exception() -> None:
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that the server is stopped."""
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)

@@ -1,0 +1,72 @@
+"""Directories that the trial commands may fill and empty, and what they put there."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.files import storage_errors
+from vllm_tts_cache.testing.directories import MARKER
+from vllm_tts_cache.testing.qwen3_tts.options import CheckpointOptions
+
+FAMILIES = {"qwen3": "qwen3-tts", "qwen3-tts": "qwen3-tts"}
+
+_OURS = ".vllm-tts-cache-work"
+
+
+def own(work: Path) -> Path:
+    """Return ``work`` as an absolute path, made if missing.
+
+    Raises:
+        ConfigError: It holds something, and no command of ours made it.
+        StorageError: It cannot be made.
+    """
+    work = work.expanduser().absolute()
+    with storage_errors(work):
+        if work.exists() and not work.is_dir():
+            raise ConfigError(f"--work {work}: is not a directory")
+        if work.is_dir() and any(work.iterdir()) and not (work / _OURS).exists():
+            raise ConfigError(
+                f"--work {work}: is not empty and was not made by this command, so "
+                "it is left alone; choose another directory"
+            )
+        work.mkdir(parents=True, exist_ok=True)
+        (work / _OURS).touch()
+    return work
+
+
+def emptied(directory: Path) -> Path:
+    """Return a directory of an owned one, empty.
+
+    Raises: StorageError.
+    """
+    with storage_errors(directory):
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir()
+    return directory
+
+
+def tiny_checkpoint(work: Path, family: str, report: Callable[[str], None]) -> Path:
+    """Return a checkpoint with random weights, written unless it is there already.
+
+    Raises: ConfigError, StorageError.
+    """
+    options = CheckpointOptions()
+    path = work / f"tiny-{FAMILIES[family]}"
+    wanted = {"family": FAMILIES[family], **dataclasses.asdict(options)}
+    if _written_options(path) != wanted:
+        # Only here: it imports torch.
+        from vllm_tts_cache.testing.qwen3_tts.write import write_qwen3_tts_checkpoint
+
+        write_qwen3_tts_checkpoint(path, options, force=True, report=report)
+    return path
+
+
+def _written_options(path: Path) -> object:
+    try:
+        return json.loads((path / MARKER).read_text())
+    except (OSError, ValueError):
+        return None
