@@ -82,8 +82,9 @@ class StorageFullError(StorageError):
 
     def __init__(self, path: str):
         super().__init__(
-            "There is no space left in the speaker storage directory; nothing was "
-            "changed. Free some space, or point SPEAKER_SAMPLES_DIR to another disk."
+            "There is no space left where voices are stored or received; nothing was "
+            "changed. Free some space, or point SPEAKER_SAMPLES_DIR (received files: "
+            "TMPDIR) to another disk."
         )
         self.path = path
 

@@ -39,8 +39,13 @@ from vllm_tts_cache.model_executor.wiring import open_audio
 _POLL_SECONDS = 0.05
 
 
-class Engine(Protocol):
-    """The part of the host's engine that we use; blocking, unlike a server's."""
+class OfflineEngine(Protocol):
+    """``vllm_omni.entrypoints.omni.Omni``, with the method that the plugin gives it."""
+
+    @property
+    def model(self) -> Any:
+        """The checkpoint: a folder, or a Hugging Face id."""
+        ...
 
     def collective_rpc(
         self,
@@ -51,20 +56,6 @@ class Engine(Protocol):
         stage_ids: list[int] | None = None,
     ) -> list[Any]:
         """Call ``method`` on every worker of the stages: a list per replica."""
-        ...
-
-
-class OfflineEngine(Protocol):
-    """``vllm_omni.entrypoints.omni.Omni``; in 0.30 its RPC is one level down."""
-
-    @property
-    def engine(self) -> Any:
-        """An `Engine`."""
-        ...
-
-    @property
-    def model(self) -> Any:
-        """The checkpoint: a folder, or a Hugging Face id."""
         ...
 
 
@@ -113,7 +104,7 @@ class OfflineSpeakers:
     """
 
     def __init__(self, omni: OfflineEngine):
-        self._engine: Engine = omni.engine
+        self._engine = omni
         self._model = str(omni.model)
         self._settings = load_settings()
         self._audio = open_audio(self._settings)

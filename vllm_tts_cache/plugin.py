@@ -18,6 +18,7 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 SUPPORTED_HOST = "0.30"
 
 _API_SERVER = "vllm_omni.entrypoints.openai.api_server"
+_OFFLINE = "vllm_omni.entrypoints.omni"
 _ENGINE_CORE = "vllm_omni.engine.stage_engine_core_proc"
 
 
@@ -32,6 +33,10 @@ def register() -> None:
     from vllm_tts_cache.model_executor import install as install_model_executor
 
     install_model_executor.install()
+    if _OFFLINE in sys.modules:
+        from vllm_tts_cache.entrypoints import offline_rpc
+
+        offline_rpc.install()
     if _API_SERVER in sys.modules:
         from vllm_tts_cache.entrypoints import install as install_entrypoints
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Coroutine
 from tempfile import gettempdir
 from typing import Any
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from vllm_tts_cache.entrypoints import http_errors
 from vllm_tts_cache.errors import TTSCacheError
