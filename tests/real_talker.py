@@ -1,0 +1,38 @@
+"""The real talker on the CPU in this process, loaded by vLLM's own loader."""
+
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def qwen3_talker(checkpoint, tmp_path):
+    """Yield stage 0's model as a worker has it, without its engine and KV cache."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.model_loader import get_model
+    from vllm_omni.engine.arg_utils import OmniEngineArgs
+
+    config = OmniEngineArgs(
+        model=str(checkpoint),
+        model_stage="qwen3_tts",
+        model_arch="Qwen3TTSTalkerForConditionalGeneration",
+        worker_type="ar",
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=4096,
+        max_num_seqs=2,
+        async_chunk=True,
+        kv_cache_memory_bytes=1 << 26,
+    ).create_engine_config()
+    num_threads = torch.get_num_threads()
+    try:
+        with set_current_vllm_config(config):
+            rendezvous = f"file://{tmp_path / 'rendezvous'}"
+            parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
+            parallel_state.ensure_model_parallel_initialized(1, 1)
+            yield get_model(vllm_config=config)
+    finally:
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+        torch.set_num_threads(num_threads)

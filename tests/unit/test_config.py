@@ -1,0 +1,136 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.encodings.key import Segment
+from vllm_tts_cache.encodings.wiring import open_cache
+from vllm_tts_cache.errors import ConfigError
+
+POLICY = "VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
+
+
+def test_an_empty_environment_gives_the_defaults():
+    assert load_settings({}) == Settings()
+
+
+def test_an_empty_value_is_a_default():
+    assert load_settings({"SPEAKER_CACHE_MAX_BYTES": " "}) == Settings()
+
+
+def test_every_variable_sets_its_field():
+    settings = load_settings(
+        {
+            POLICY: "immutable",
+            "SPEAKER_SAMPLES_DIR": "/voices",
+            "SPEAKER_MAX_UPLOADED": "0",
+            "SPEAKER_CACHE_ENABLED": "off",
+            "SPEAKER_CACHE_MAX_BYTES": "1",
+            "SPEAKER_CACHE_MAX_ENTRIES": "2",
+            "SPEAKER_CACHE_DISK_MAX_BYTES": "3",
+            "SPEAKER_CACHE_INLINE_SHARE": "0.5",
+            "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": "4",
+            "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": "5.5",
+            "SPEAKER_CACHE_CPU_PLATFORM": "no",
+        }
+    )
+    assert settings == Settings(
+        registration_policy="immutable",
+        samples_dir=Path("/voices"),
+        max_uploaded=0,
+        enabled=False,
+        memory_max_bytes=1,
+        memory_max_entries=2,
+        disk_max_bytes=3,
+        inline_share=0.5,
+        inline_audio_max_bytes=4,
+        encode_timeout_seconds=5.5,
+        cpu_platform=False,
+    )
+
+
+def test_a_home_directory_is_expanded():
+    directory = load_settings({"SPEAKER_SAMPLES_DIR": "~/voices"}).samples_dir
+    assert directory == Path.home() / "voices"
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        Settings().enabled = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
+def test_what_is_true(text):
+    assert load_settings({"SPEAKER_CACHE_ENABLED": text}).enabled
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", " off "])
+def test_what_is_false(text):
+    assert not load_settings({"SPEAKER_CACHE_ENABLED": text}).enabled
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "immutable", " IMMUTABLE "])
+def test_the_hosts_registration_policy_is_honoured(policy):
+    found = load_settings({POLICY: policy}).registration_policy
+    assert found == policy.strip().lower()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        (POLICY, "refuse"),
+        ("SPEAKER_MAX_UPLOADED", "-1"),
+        ("SPEAKER_MAX_UPLOADED", "many"),
+        ("SPEAKER_CACHE_ENABLED", "perhaps"),
+        ("SPEAKER_CACHE_MAX_BYTES", "0"),
+        ("SPEAKER_CACHE_MAX_BYTES", "512M"),
+        ("SPEAKER_CACHE_MAX_ENTRIES", "-3"),
+        ("SPEAKER_CACHE_DISK_MAX_BYTES", "0"),
+        ("SPEAKER_CACHE_INLINE_SHARE", "1"),
+        ("SPEAKER_CACHE_INLINE_SHARE", "-0.1"),
+        ("SPEAKER_CACHE_INLINE_SHARE", "nan"),
+        ("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", "0"),
+        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "0"),
+        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "soon"),
+        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "nan"),
+        ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "inf"),
+        ("SPEAKER_CACHE_CPU_PLATFORM", "2"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_variable_and_value(variable, value):
+    with pytest.raises(ConfigError) as caught:
+        load_settings({variable: value})
+    assert str(caught.value).startswith(f"{variable}={value!r}: ")
+
+
+def test_a_misspelt_variable_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError) as caught:
+        load_settings({"SPEAKER_CACHE_MAX_BYTE": "1"})
+    message = str(caught.value)
+    assert message.startswith("Unknown setting SPEAKER_CACHE_MAX_BYTE; known: ")
+    assert "SPEAKER_CACHE_MAX_BYTES" in message
+
+
+def test_other_variables_are_nobodys_business():
+    assert load_settings({"SPEAKER_SOMETHING": "x", "PATH": "/bin"}) == Settings()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.125, 0.5])
+def test_the_segments_of_a_tier_share_its_one_budget(tmp_path, share):
+    cache = open_cache(
+        Settings(
+            samples_dir=tmp_path,
+            memory_max_bytes=1001,
+            memory_max_entries=11,
+            disk_max_bytes=2003,
+            inline_share=share,
+        )
+    )
+    memory, disk = cache.snapshot().tiers
+    for tier, max_bytes in ((memory, 1001), (disk, 2003)):
+        parts = {segment: tier.segments[segment] for segment in Segment}
+        assert sum(part.max_bytes for part in parts.values()) == max_bytes
+        assert parts[Segment.INLINE].max_bytes == int(max_bytes * share)
+    assert sum(memory.segments[segment].max_entries or 0 for segment in Segment) == 11
+    assert memory.segments[Segment.INLINE].max_entries == int(11 * share)

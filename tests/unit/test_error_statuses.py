@@ -1,0 +1,96 @@
+import json
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRouter
+from fastapi.testclient import TestClient
+
+from vllm_tts_cache import errors
+from vllm_tts_cache.entrypoints import http_errors
+from vllm_tts_cache.entrypoints.guarded_route import GuardedRoute
+from vllm_tts_cache.entrypoints.workers import UnsupportedModelError
+
+ERRORS = [
+    (errors.InvalidAudioError("it is empty"), 400, "BadRequestError"),
+    (errors.InvalidSpeakerError("name", "it is empty"), 400, "BadRequestError"),
+    (errors.SpeakerRequestError("no"), 400, "BadRequestError"),
+    (errors.SpeakerNotFoundError("ann"), 404, "NotFoundError"),
+    (http_errors.NoSpeechModelError(), 404, "NotFoundError"),
+    (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
+    (errors.SpeakerLimitError(3), 409, "ConflictError"),
+    (errors.StorageError("broken"), 500, "InternalServerError"),
+    (errors.EncodingCorruptError("key", "flipped"), 500, "InternalServerError"),
+    (errors.SourceCorruptError("sha", "flipped"), 500, "InternalServerError"),
+    (errors.EncodeError("no"), 500, "InternalServerError"),
+    (errors.WorkerRPCError("no"), 500, "InternalServerError"),
+    (UnsupportedModelError("no"), 500, "InternalServerError"),
+    (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
+    (errors.StorageFullError("/x"), 507, "InternalServerError"),
+    (errors.ConfigError("no"), 500, "InternalServerError"),
+    (errors.CheckpointError("/x", "no"), 500, "InternalServerError"),
+]
+IDS = [type(error).__name__ for error, _, _ in ERRORS]
+
+
+def all_errors(kind=errors.TTSCacheError):
+    for each in kind.__subclasses__():
+        yield each
+        yield from all_errors(each)
+
+
+def test_every_error_of_ours_is_in_the_table():
+    ours = {kind for kind in all_errors() if kind.__module__.startswith("vllm_tts_")}
+    branches = {errors.ServerFaultError}
+    assert {type(error) for error, _, _ in ERRORS} >= ours - branches
+
+
+@pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=IDS)
+def test_a_voices_route_answers_an_error_in_the_hosts_shape(error, status, kind):
+    router = APIRouter(route_class=GuardedRoute)
+
+    @router.get("/fails")
+    async def fails():
+        raise error
+
+    app = FastAPI()
+    app.include_router(router)
+    response = TestClient(app, raise_server_exceptions=False).get("/fails")
+    assert response.status_code == status
+    told = response.json()["error"]
+    assert told == {
+        "message": str(error),
+        "type": kind,
+        "param": None,
+        "code": status,
+    }
+    assert "Traceback" not in response.text
+
+
+@pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=IDS)
+def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
+    error, status, kind
+):
+    told = http_errors.error_response(error).error
+    expected = (400, "BadRequestError") if status == 404 else (status, kind)
+    assert (told.code, told.type) == expected
+    assert told.message == str(error)
+
+
+def test_details_stand_beside_the_error():
+    response = http_errors.json_response(errors.EncodeError("no"), voice="ann")
+    body = json.loads(bytes(response.body))
+    assert body["voice"] == "ann"
+    assert body["error"]["message"] == "no"
+
+
+def test_a_full_disk_says_so_and_what_to_do():
+    message = str(errors.StorageFullError("/secret/path"))
+    assert "no space left" in message
+    assert "SPEAKER_SAMPLES_DIR" in message
+    assert "/secret/path" not in message
+
+
+def test_an_unknown_voice_is_named_with_the_way_to_register_it():
+    message = str(errors.SpeakerNotFoundError("ann"))
+    assert "'ann'" in message
+    assert "POST /v1/audio/voices" in message
