@@ -13,7 +13,7 @@ CacheOutcome = Literal["hit", "miss", "none"]
 HEADER = "X-Speaker-Cache"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class RequestSpeaker:
     """One request's speaker.
 

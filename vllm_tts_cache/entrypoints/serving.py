@@ -126,23 +126,21 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     ) -> tuple[str, Any, dict[str, Any]]:
         if not self._is_ours():
             return await super()._prepare_speech_generation(request, *args, **kwargs)
-        before = await self._generation(request)
-        try:
-            return await self._prepare_ours(request, *args, **kwargs)
-        except EncodeError:
-            # The voice may have been replaced or deleted since it was looked up.
-            if await self._generation(request) == before:
-                raise
-        return await self._prepare_ours(request, *args, **kwargs)
-
-    async def _prepare_ours(
-        self, request: Any, *args: Any, **kwargs: Any
-    ) -> tuple[str, Any, dict[str, Any]]:
-        resolved = await self._resolve(request)
-        if resolved is None:
+        if (resolved := await self._resolve(request)) is None:
             report("none")
             return await super()._prepare_speech_generation(request, *args, **kwargs)
-        speaker, request = resolved
+        try:
+            return await self._prepare_resolved(*resolved, *args, **kwargs)
+        except EncodeError:
+            # The voice may have been replaced or deleted since it was looked up.
+            now = await self._resolve(request)
+            if now is None or now[0] == resolved[0]:
+                raise
+        return await self._prepare_resolved(*now, *args, **kwargs)
+
+    async def _prepare_resolved(
+        self, speaker: RequestSpeaker, request: Any, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any, dict[str, Any]]:
         token = current_speaker.set(speaker)
         sha = speaker.clip.ref.audio_sha256 if speaker.clip else None
         self.speakers.running.enter(sha)
@@ -197,12 +195,6 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         speaker = RequestSpeaker(clip=None, in_context=False)
         report("none")
         return speaker, request.model_copy(update=changed)
-
-    async def _generation(self, request: Any) -> int | None:
-        if request.voice is None or request.ref_audio is not None:
-            return None
-        record = await self.speakers.find(request.voice)
-        return None if record is None else record.generation
 
     async def _is_preset(self, request: Any) -> bool:
         voice = request.voice.strip().lower()
