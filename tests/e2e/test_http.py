@@ -153,6 +153,22 @@ def test_the_websocket_stream_speaks_with_a_registered_voice(client, shared_serv
     assert bytes(heard) == expected
 
 
+def test_a_failing_precompute_says_why_and_the_next_call_tries_again(
+    client, shared_server, make_clip
+):
+    clip = make_clip()
+    voice = client.register("failing", clip, ref_text="Hi.").json()["voice"]
+    audio = shared_server.options.samples_dir / "audio"
+    (stored,) = audio.rglob(f"{voice['audio_sha256']}.*")
+    stored.unlink()
+    assert "not stored" in error(failed := client.precompute("failing"), 500)
+    assert failed.json()["cache_status"] == "failed"
+    status = client.http.get("/v1/audio/voices/failing/cache").json()
+    assert status["cache_status"] == "failed" and "not stored" in status["error"]
+    client.register("failing", clip, ref_text="Hi.")
+    assert client.precompute("failing").json()["cache_status"] == "ready"
+
+
 def test_stats_show_registry_and_every_tier(client, make_clip):
     stats = client.stats()
     assert stats["registry"]["speakers"] >= 0
