@@ -1,11 +1,15 @@
+import asyncio
 import base64
 import functools
 import http.server
 import shutil
 import threading
+import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
 from tests.audio_clips import sndfile_bytes, voiced
@@ -21,6 +25,15 @@ from vllm_tts_cache.registry.record import NewSpeaker
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format, *args):
         pass
+
+
+class CountingHandler(QuietHandler):
+    fetched: ClassVar[list[str]] = []
+
+    def do_GET(self):
+        self.fetched.append(self.path)
+        time.sleep(0.2)  # long enough for everybody to ask meanwhile
+        super().do_GET()
 
 
 @pytest.fixture
@@ -44,7 +57,7 @@ def media(tmp_path):
 @pytest.fixture
 def web(media):
     """A web server with the files of `media`; gives its address."""
-    handler = functools.partial(QuietHandler, directory=str(media))
+    handler = functools.partial(CountingHandler, directory=str(media))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         serve = functools.partial(server.serve_forever, poll_interval=0.01)
         threading.Thread(target=serve, daemon=True).start()
@@ -70,6 +83,19 @@ async def test_a_data_url_is_stored_inline_and_measured(clips, storage):
     assert clip.ref.segment is Segment.INLINE
     assert (clip.num_samples, clip.sample_rate_hz) == (48_000, 24_000)
     assert storage.audio.get(clip.ref.audio_sha256) is not None
+
+
+async def test_concurrent_requests_for_one_url_fetch_it_once(clips, web):
+    CountingHandler.fetched.clear()
+    url = f"{web}/clip.wav"
+    # The host's own connection outlives the event loop of a test.
+    connection = HTTPConnection()
+    mine = connector(connection=connection)
+    found = await asyncio.gather(*(clips.resolve(url, mine) for _ in range(8)))
+    assert len(set(found)) == 1 and CountingHandler.fetched == ["/clip.wav"]
+    await clips.resolve(url, mine)
+    assert len(CountingHandler.fetched) == 2
+    await (await connection.get_async_client()).close()
 
 
 async def test_one_clip_is_one_address_whatever_carries_it(clips, media, web):

@@ -46,12 +46,14 @@ class Clip:
 class InlineClips:
     """Inline reference audio: decoded, checked and stored once, then known by its text.
 
-    A client that repeats its data URL pays one hash of it, not one decoding.
+    A client that repeats its data URL pays one hash of it, not one decoding. What lies
+    behind another URL may change, so it is fetched again, but once at a time.
     """
 
     def __init__(self, storage: Storage):
         self._storage = storage
         self._known: OrderedDict[str, Clip] = OrderedDict()
+        self._fetches: dict[str, asyncio.Task[Clip]] = {}
 
     async def resolve(self, url: str, connector: MediaConnector) -> Clip:
         """Return the clip behind a data, http(s) or file URL.
@@ -63,6 +65,14 @@ class InlineClips:
         """
         if url[:5].lower() == "data:":
             return await asyncio.to_thread(self._of_data_url, url)
+        if (fetch := self._fetches.get(url)) is None:
+            fetch = asyncio.create_task(self._fetch(url, connector))
+            self._fetches[url] = fetch
+            fetch.add_done_callback(lambda _: self._fetches.pop(url, None))
+        # Shared by all who ask meanwhile, so none of them may cancel it.
+        return await asyncio.shield(fetch)
+
+    async def _fetch(self, url: str, connector: MediaConnector) -> Clip:
         audio = await _fetched(url, connector)
         return await asyncio.to_thread(self._keep, audio)
 

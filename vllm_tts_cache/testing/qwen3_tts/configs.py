@@ -4,8 +4,8 @@ Every field is written even where it equals a default, because the defaults of t
 official package's transformers and of the host's are not the same.
 """
 
+from vllm_tts_cache.testing.encoder_size import EncoderSize
 from vllm_tts_cache.testing.qwen3_tts import sizes, text_tokenizer
-from vllm_tts_cache.testing.qwen3_tts.options import EncoderSize
 from vllm_tts_cache.testing.qwen3_tts.sizes import TransformerSizes
 from vllm_tts_cache.testing.qwen3_tts.text_tokenizer import TextTokenizer
 

@@ -2,12 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from vllm_tts_cache.errors import ConfigError
-
-EncoderSize = Literal["tiny", "real"]
-ENCODER_SIZES: tuple[str, ...] = get_args(EncoderSize)
+from vllm_tts_cache.testing.encoder_size import EncoderSize, check_encoder_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +33,6 @@ class CheckpointOptions:
     eos_logit: float = 3.6
 
     def __post_init__(self) -> None:
-        if self.encoders not in ENCODER_SIZES:
-            raise ConfigError(
-                f"encoders={self.encoders!r}: choose from {ENCODER_SIZES}"
-            )
+        check_encoder_size(self.encoders)
         if not math.isfinite(self.eos_logit):
             raise ConfigError(f"eos_logit={self.eos_logit}: must be a finite number")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vllm_tts_cache.testing.qwen3_tts.options import EncoderSize
+from vllm_tts_cache.testing.encoder_size import EncoderSize
 
 # Fixed by the released models, whatever the size of the networks.
 SAMPLE_RATE_HZ = 24_000
