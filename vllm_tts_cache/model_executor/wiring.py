@@ -23,7 +23,7 @@ def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
     Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
     """
     settings = load_settings()
-    device = torch.device(vllm_config.device_config.device)
+    device = _own_device(vllm_config.device_config.device)
     model = vllm_config.model_config
     encoders = load_reference_encoders(local_checkpoint(model), device)
     return WorkerSpeakers(
@@ -35,6 +35,14 @@ def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
             settings.encode_timeout_seconds, IN_PLACE_MAX_SECONDS
         ),
     )
+
+
+def _own_device(device: torch.device | str) -> torch.device:
+    """Add the index: the host names the kind only, and a new thread starts at 0."""
+    kind = torch.device(device)
+    if kind.type == "cuda" and kind.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return kind
 
 
 def local_checkpoint(model_config: Any) -> Path:
