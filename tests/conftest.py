@@ -11,3 +11,11 @@ def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vllm_tts_cache.testing.qwen3_tts.write import write_qwen3_tts_checkpoint
 
     return write_qwen3_tts_checkpoint(tmp_path_factory.mktemp("qwen3-tts") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def fish_speech_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Fish Speech S2 Pro checkpoint with a small codec; do not write to it."""
+    from vllm_tts_cache.testing.fish_speech.write import write_fish_speech_checkpoint
+
+    return write_fish_speech_checkpoint(tmp_path_factory.mktemp("fish-speech") / "tiny")

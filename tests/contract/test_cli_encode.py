@@ -9,6 +9,9 @@ from safetensors import safe_open
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidAudioError
+from vllm_tts_cache.families.fish_speech.load import (
+    load_reference_encoders as fish_encoders,
+)
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
 
 
@@ -49,6 +52,25 @@ def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
     for name, array in expected.items():
         assert stored[name].dtype == array.dtype
         assert np.array_equal(stored[name], array)
+
+
+def test_a_fish_speech_checkpoint_is_encoded_by_its_own_encoder(
+    fish_speech_checkpoint, tmp_path
+):
+    clip, out = write_clip(tmp_path / "alice.wav"), tmp_path / "encodings.safetensors"
+    assert run("--model", fish_speech_checkpoint, "--out", out, clip) == 0
+    (encoder,) = fish_encoders(fish_speech_checkpoint, torch.device("cpu")).values()
+    codes = encoder.encode(decode_path(clip).audio)["codes"]
+    with safe_open(out, "numpy") as file:
+        assert list(file.keys()) == ["alice/codec/codes"]
+        assert np.array_equal(file.get_tensor("alice/codec/codes"), codes)
+        assert file.metadata()["fingerprint/codec"] == encoder.fingerprint
+
+
+def test_a_model_of_a_family_that_nobody_knows_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CheckpointError, match="model_type is 'llama'; known are"):
+        run("--model", tmp_path, "--out", tmp_path / "x", tmp_path / "a.wav")
 
 
 def test_two_clips_of_one_stem_are_refused_before_anything_is_encoded(tmp_path):

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -56,3 +57,20 @@ def test_make_checkpoint_hands_on_every_option(tmp_path):
     marker = (tmp_path / "out" / ".random-weights.json").read_text()
     for written in ('"sensitive": false', '"seed": 5', '"eos_logit": 4.5', "tiny"):
         assert written in marker
+
+
+def test_make_checkpoint_writes_the_family_that_was_asked_for(tmp_path):
+    options = ["--family", "fish-speech", "--seed", "5"]
+    assert main(["make-checkpoint", "--out", str(tmp_path / "out"), *options]) == 0
+    marker = json.loads((tmp_path / "out" / ".random-weights.json").read_text())
+    assert marker == {"family": "fish-speech", "encoders": "tiny", "seed": 5}
+
+
+@pytest.mark.parametrize("option", ["--eos-logit=4", "--no-sensitive"])
+def test_an_option_of_another_family_is_refused_by_name(tmp_path, capsys, option):
+    arguments = ["--family", "fish-speech", "--out", str(tmp_path / "out"), option]
+    assert main(["make-checkpoint", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert "only" in error
+    assert option.removeprefix("--no-").lstrip("-").partition("=")[0] in error
+    assert not (tmp_path / "out").exists()

@@ -22,7 +22,8 @@ class Family:
 
     Attributes:
         name: As in fingerprints and metrics.
-        encoders: Names of the reference encoders whose encodings a mode needs.
+        encoders: Names of the reference encoders whose encodings a mode needs; a
+            mode that is not there is one that the family does not have.
     """
 
     name: str

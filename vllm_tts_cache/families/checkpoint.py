@@ -84,6 +84,28 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def check_tensors(
+    wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], *, path: str
+) -> None:
+    """Refuse any difference in names and shapes.
+
+    Raises:
+        CheckpointError: Tensors are missing, left over or of another shape; up to
+            eight of each are named.
+    """
+    problems = {
+        "missing": sorted(wanted.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - wanted.keys()),
+        "of another shape": [
+            f"{name} {tuple(given[name].shape)} instead of {tuple(wanted[name].shape)}"
+            for name in sorted(wanted.keys() & given.keys())
+            if wanted[name].shape != given[name].shape
+        ],
+    }
+    if any(problems.values()):
+        raise CheckpointError(path, _describe(problems))
+
+
 def assign_float32(
     module: nn.Module, tensors: Mapping[str, Tensor], *, path: str
 ) -> None:
@@ -93,19 +115,7 @@ def assign_float32(
         CheckpointError: Tensors are missing, left over or of another shape; up to
             eight of each are named.
     """
-    wanted = {name: tuple(t.shape) for name, t in module.state_dict().items()}
-    given = {name: tuple(t.shape) for name, t in tensors.items()}
-    problems = {
-        "missing": sorted(wanted.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - wanted.keys()),
-        "of another shape": [
-            f"{name} {given[name]} instead of {wanted[name]}"
-            for name in sorted(wanted.keys() & given.keys())
-            if wanted[name] != given[name]
-        ],
-    }
-    if any(problems.values()):
-        raise CheckpointError(path, _describe(problems))
+    check_tensors(module.state_dict(), tensors, path=path)
     owned = {name: t.to(torch.float32, copy=True) for name, t in tensors.items()}
     module.load_state_dict(owned, strict=True, assign=True)
     module.requires_grad_(False).eval()

@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from vllm_tts_cache.audio.store import AudioStore
 from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.encodings.wiring import open_cache
-from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.families.load import load_reference_encoders
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 
 # Encoding in place holds up every stream of the worker, so it does not get the

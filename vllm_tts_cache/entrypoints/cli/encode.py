@@ -40,8 +40,8 @@ def add_parser(
     parser.add_argument(
         "--model",
         required=True,
-        help="a Qwen3-TTS Base checkpoint: a directory, or a Hugging Face id that has "
-        "been downloaded",
+        help="a Qwen3-TTS Base or Fish Speech S2 Pro checkpoint: a directory, or a "
+        "Hugging Face id that has been downloaded",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors")
     parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
@@ -102,7 +102,7 @@ def _load(model_dir: Path, device: str) -> Mapping[str, ReferenceEncoder]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import torch
 
-    from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+    from vllm_tts_cache.families.load import load_reference_encoders
 
     try:
         return load_reference_encoders(model_dir, torch.device(device))

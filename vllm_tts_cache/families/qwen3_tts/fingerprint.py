@@ -1,13 +1,11 @@
 """The identity of a Qwen3-TTS reference encoder."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from vllm_tts_cache.families.checkpoint import weights_sha256
+from vllm_tts_cache.families.fingerprint import encoder_fingerprint
 from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.resample import RESAMPLER
 
@@ -26,14 +24,11 @@ def fingerprint(
         settings: Its part of the checkpoint's config, its rates, and what it does
             otherwise than the host; JSON types.
     """
-    identity = {
-        "family": FAMILY.name,
-        "encoder": encoder,
-        "revision": REVISION,
-        "weights": weights_sha256(weights),
-        "compute_dtype": "float32",
-        "resampler": RESAMPLER,
-        **settings,
-    }
-    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return encoder_fingerprint(
+        family=FAMILY.name,
+        encoder=encoder,
+        revision=REVISION,
+        resampler=RESAMPLER,
+        weights=weights,
+        settings=settings,
+    )

@@ -1,0 +1,85 @@
+"""The half of the DAC that encodes, built without the half that decodes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import remove_weight_norm
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
+from vllm_omni.model_executor.models.fish_speech.dac_modules import DAC
+from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import (
+    Transformer,
+    precompute_freqs_cis,
+)
+
+from vllm_tts_cache.families.checkpoint import assign_float32, check_tensors
+from vllm_tts_cache.families.fish_speech.codec import CodecSizes, build_codec
+from vllm_tts_cache.families.fish_speech.codec_file import in_the_spelling_of
+
+_ROTARY, _MASK = "freqs_cis", "causal_mask"
+
+
+def build_encoding_half(
+    sizes: CodecSizes, state: Mapping[str, Tensor], *, path: str
+) -> tuple[DAC, dict[str, Tensor]]:
+    """The encoding half in float32 on the CPU, and its tensors as the file has them.
+
+    The whole codec is built first, to compare the whole file with it; on the meta
+    device, because the real constructor draws random weights and fills 300 MB of
+    masks that nothing reads.
+
+    Raises:
+        CheckpointError: A tensor of the codec is missing, left over or of another
+            shape.
+    """
+    with torch.device("meta"):
+        codec = build_codec(sizes)
+    whole = codec.state_dict()
+    state = in_the_spelling_of(whole, state)
+    # The other half is compared too: a file cut off behind the encoder is no codec.
+    check_tensors(_stored(whole), _stored(state), path=path)
+    quantizer: Any = codec.quantizer
+    del codec.decoder, quantizer.post_module, quantizer.upsample
+    rotary = _take_computed_buffers(codec, state)
+    half = _stored(codec.state_dict())
+    weights = {name: state[name] for name in half} | rotary
+    assign_float32(codec, weights, path=path)
+    return codec, weights
+
+
+def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without what the constructor computes: a file may have it or not."""
+    return {n: t for n, t in tensors.items() if not n.endswith((_ROTARY, _MASK))}
+
+
+def _take_computed_buffers(
+    codec: nn.Module, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Drop the masks; return the rotary frequencies by their full names.
+
+    They are rounded to bfloat16, as the host's buffer rounds them, also where they
+    come from the file. Under another rounding other codes come out.
+    """
+    rotary: dict[str, Tensor] = {}
+    for owner, module in codec.named_modules():
+        if isinstance(module, Transformer):
+            del module.causal_mask  # the window's mask is always used instead
+            name, config = f"{owner}.{_ROTARY}", module.config
+            with torch.device("cpu"):
+                computed = precompute_freqs_cis(
+                    config.block_size, config.head_dim, int(config.rope_base)
+                )
+            rotary[name] = state.get(name, computed).to(computed.dtype)
+    return rotary
+
+
+def fix_weight_norms(codec: nn.Module) -> None:
+    """Multiply them out once; on the device, because the host does it there."""
+    with torch.no_grad():
+        for module in codec.modules():
+            if is_parametrized(module, "weight"):
+                remove_parametrizations(module, "weight", leave_parametrized=True)
+            elif hasattr(module, "weight_g"):
+                remove_weight_norm(module)
+    codec.requires_grad_(False)
