@@ -1,0 +1,1 @@
+"""Measures ours beside stock vLLM-Omni in one run: ``python -m benchmarks``."""

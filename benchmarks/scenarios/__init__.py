@@ -1,0 +1,1 @@
+"""One file per scenario; each exports ``run(bench) -> list[Row]``."""
