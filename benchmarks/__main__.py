@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [scenario.name for scenario in runner.SCENARIOS]
     here = Path(__file__).parent
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer requests; under five minutes")
+    add("--quick", action="store_true", help="fewer requests")
     add("--only", action="append", choices=names, help="this scenario; may be repeated")
     add("--rounds", type=_positive, help=f"({ROUNDS}; {QUICK_ROUNDS} with --quick)")
     add("--markdown", action="store_true", help="print the table as Markdown")

@@ -17,7 +17,7 @@ class Bench:
     Attributes:
         num_rounds: Turns of each side; a round's figure is one sample where it is
             a percentile, else each request is one.
-        is_quick: Fewer requests a round, to stay under five minutes in all.
+        is_quick: Fewer requests a round.
         work: A directory to fill.
         step: Called with what comes next, for the progress bar.
     """

@@ -113,9 +113,9 @@ class EncodeQueue:
 def _yield_to_decoding(device: torch.device) -> None:
     """Give the decode loop the cores that it shares with this thread.
 
-    Measured with two running streams and cold 25 s references (see
-    docs/performance.md): the 99th percentile of the gap between frames was 40 ms
-    with a plain thread, 34 ms with nice 19 and 27 ms with SCHED_IDLE (quiet: 20 ms).
+    SCHED_IDLE rather than nice 19: it runs only on what decoding leaves over. The
+    price is a cold request that takes longer beside running streams, see the
+    scenario ``cold_bystander`` in docs/performance.md.
     """
     if device.type != "cpu":
         return
