@@ -17,6 +17,7 @@ from vllm.inputs import tokens_input
 
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.audio.wiring import open_audio
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.workers import (
     TALKER_STAGE,
@@ -33,7 +34,6 @@ from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
 from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
-from vllm_tts_cache.model_executor.wiring import open_audio
 
 # An RPC takes the worker off decoding; nothing decodes while a list is prepared.
 _POLL_SECONDS = 0.05
@@ -76,7 +76,7 @@ class PreparedSpeaker:
     @property
     def mode(self) -> CloneMode:
         """In-context with a transcript, x-vector without."""
-        return CloneMode.X_VECTOR if self.ref_text is None else CloneMode.IN_CONTEXT
+        return CloneMode.of(in_context=self.ref_text is not None)
 
     def additional_information(
         self, text: str, *, language: str = "Auto"

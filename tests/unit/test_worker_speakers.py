@@ -6,11 +6,11 @@ import pytest
 
 from tests.in_process_workers import SpectrumEncoder, clip, ref_of, worker_speakers
 from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.audio.wiring import open_audio
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.encodings.wiring import open_disk
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
-from vllm_tts_cache.model_executor.wiring import open_audio
 
 NAMES = ("speaker", "codec")
 READY = dict.fromkeys(NAMES, "ready")

@@ -38,7 +38,7 @@ class CachedQwen3TTSAdapter(Qwen3TTSAdapter):
             return await super().build(
                 request, sampling_params_list, has_inline_ref_audio
             )
-        mode = CloneMode.IN_CONTEXT if speaker.in_context else CloneMode.X_VECTOR
+        mode = CloneMode.of(in_context=speaker.in_context)
         need = EncodingNeed(ref=speaker.clip.ref, encoder_names=FAMILY.encoders[mode])
         ensurer = self.ctx.server.speakers.ensurer
         report("hit" if await ensurer.ensure(need) else "miss")

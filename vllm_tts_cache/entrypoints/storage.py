@@ -9,6 +9,7 @@ from filelock import FileLock
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.audio.segment import Segment
 from vllm_tts_cache.audio.store import AudioStore
+from vllm_tts_cache.audio.wiring import open_audio
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.encodings.tiers.disk import DiskTier
 from vllm_tts_cache.encodings.wiring import open_disk
@@ -125,7 +126,7 @@ def open_storage(settings: Settings) -> Storage:
             max_speakers=settings.max_uploaded,
             policy=settings.registration_policy,
         ),
-        audio=AudioStore(directory / "audio", settings.inline_audio_max_bytes),
+        audio=open_audio(settings),
         disk=open_disk(settings),
     )
     storage.import_stock()

@@ -34,8 +34,7 @@ def open_service(
 
 
 def _encoders_of(in_context: bool) -> tuple[str, ...]:
-    mode = CloneMode.IN_CONTEXT if in_context else CloneMode.X_VECTOR
-    return FAMILY.encoders[mode]
+    return FAMILY.encoders[CloneMode.of(in_context=in_context)]
 
 
 def _recover(storage: Storage) -> None:

@@ -15,6 +15,11 @@ class CloneMode(str, Enum):
     X_VECTOR = "x_vector"
     IN_CONTEXT = "in_context"
 
+    @classmethod
+    def of(cls, *, in_context: bool) -> "CloneMode":
+        """The mode of a request that says whether it clones in context."""
+        return cls.IN_CONTEXT if in_context else cls.X_VECTOR
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:

@@ -80,7 +80,7 @@ class CachedQwen3TTSTalker(Qwen3TTSTalkerForConditionalGeneration):
         if ref is None or self.tts_cache_speakers is None:
             raise TTSCacheError("this checkpoint clones no voices")
         in_context = not (info.get("x_vector_only_mode") or [False])[0]
-        mode = CloneMode.IN_CONTEXT if in_context else CloneMode.X_VECTOR
+        mode = CloneMode.of(in_context=in_context)
         found = self.tts_cache_speakers.prompt(ref, FAMILY.encoders[mode])
         embedding = torch.tensor(found[SPEAKER]["speaker_embedding"])
         prompt = {"ref_spk_embedding": embedding, "icl_mode": in_context}

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 
-from vllm_tts_cache.audio.store import AudioStore
-from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.encodings.wiring import open_cache
 from vllm_tts_cache.families.load import load_reference_encoders
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
@@ -54,8 +54,3 @@ def local_checkpoint(model_config: Any) -> Path:
     return Path(
         snapshot_download(model_config.model, revision=revision, local_files_only=True)
     )
-
-
-def open_audio(settings: Settings) -> AudioStore:
-    """Open the stored reference audio."""
-    return AudioStore(settings.samples_dir / "audio", settings.inline_audio_max_bytes)

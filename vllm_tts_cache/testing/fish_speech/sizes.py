@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vllm_tts_cache.testing.encoder_size import EncoderSize
+from vllm_tts_cache.testing.transformer_sizes import TransformerSizes
 
 # Fixed by the released model, whatever the size of the networks. The host compares
 # generated ids with some of the text ids as numbers, so all of them stay.
@@ -12,18 +13,6 @@ SEMANTIC_CODEBOOK_SIZE = 4_096
 RESIDUAL_CODEBOOK_SIZE = 1_024
 CODEBOOK_DIM = 8
 HEAD_DIM_IN_CODEC = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerSizes:
-    """One of the two language models."""
-
-    hidden: int
-    intermediate: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vllm_tts_cache.testing.encoder_size import EncoderSize
+from vllm_tts_cache.testing.transformer_sizes import TransformerSizes
 
 # Fixed by the released models, whatever the size of the networks.
 SAMPLE_RATE_HZ = 24_000
@@ -11,18 +12,6 @@ NUM_CODEBOOKS = 16
 CODEBOOK_SIZE = 2_048
 TALKER_VOCAB_SIZE = 3_072
 NUM_MEL_BINS = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerSizes:
-    """One stack of decoder layers."""
-
-    hidden: int
-    intermediate: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
