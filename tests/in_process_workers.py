@@ -1,10 +1,10 @@
 """Workers in this process: the real RPC functions over a real speaker side."""
 
 import hashlib
-import json
 import threading
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import torch
 
@@ -48,7 +48,7 @@ class SpectrumEncoder:
 
 
 class InProcessEngine:
-    """The host's engine client; what crosses it must be plain, as between processes."""
+    """The host's engine client; what crosses it is as between processes."""
 
     def __init__(self, *workers):
         self.workers = workers
@@ -58,9 +58,14 @@ class InProcessEngine:
         self, method, timeout=None, args=(), kwargs=None, stage_ids=None
     ):
         self.calls.append(method)
-        args = json.loads(json.dumps(args))
+        args = across_processes(args)
         answers = [METHODS[method](worker, *args) for worker in self.workers]
-        return [json.loads(json.dumps(answers))]
+        return [across_processes(answers)]
+
+
+def across_processes(value):
+    """As the host sends it: in MessagePack, which knows plain types and bytes only."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
 
 
 def worker(model, rank=0):
@@ -72,14 +77,15 @@ def worker_with(speakers, rank=0):
     return worker(SimpleNamespace(tts_cache_speakers=speakers), rank)
 
 
-def worker_speakers(samples_dir, encoders, *, timeout_seconds=10.0):
-    settings = Settings(samples_dir=samples_dir)
+def worker_speakers(samples_dir, encoders, *, timeout_seconds=10.0, **settings):
+    settings = Settings(samples_dir=samples_dir, **settings)
     return WorkerSpeakers(
         encoders={encoder.name: encoder for encoder in encoders},
         cache=open_cache(settings),
         audio=open_audio(settings),
         device=torch.device("cpu"),
         encode_timeout_seconds=timeout_seconds,
+        encode_yield_seconds=settings.encode_yield_seconds,
     )
 
 

@@ -59,6 +59,15 @@ class TierMachine(RuleBasedStateMachine):
                 self.model_promote(key)
 
     @rule(key=keys)
+    def contains(self, key):
+        holder = self.holder(key)
+        assert self.tier.contains(key) == (holder is not None)
+        if holder is not None and self.touches_on_contains:
+            self.model_touch(key, holder)
+
+    touches_on_contains = False
+
+    @rule(key=keys)
     def promote(self, key):
         expected = self.holder(key) is INLINE and self.model_promote(key)
         assert self.tier.promote(key) == expected

@@ -54,6 +54,8 @@ class Settings:
         inline_share: Part of each budget above that inline references may use.
         inline_audio_max_bytes: Inline reference audio kept on disk.
         encode_timeout_seconds: How long a request waits for a cold reference.
+        encode_yield_seconds: How long an encode on a CPU takes only what decoding
+            leaves over; after as long again it is as good as decoding.
         cpu_platform: Register a CPU platform with vLLM-Omni where torch sees no
             accelerator.
     """
@@ -68,6 +70,7 @@ class Settings:
     inline_share: float = 0.125
     inline_audio_max_bytes: int = 1024**3
     encode_timeout_seconds: float = 120.0
+    encode_yield_seconds: float = 2.0
     cpu_platform: bool = True
 
     def __post_init__(self) -> None:
@@ -86,6 +89,7 @@ _POSITIVE = (
     "disk_max_bytes",
     "inline_audio_max_bytes",
     "encode_timeout_seconds",
+    "encode_yield_seconds",
 )
 
 # variable -> (field, parser); later variables win, so ours override stock's.
@@ -100,6 +104,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_CACHE_INLINE_SHARE": ("inline_share", float),
     "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": ("inline_audio_max_bytes", int),
     "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("encode_timeout_seconds", float),
+    "SPEAKER_CACHE_ENCODE_YIELD_SECONDS": ("encode_yield_seconds", float),
     "SPEAKER_CACHE_CPU_PLATFORM": ("cpu_platform", _boolean),
 }
 

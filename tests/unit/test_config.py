@@ -32,6 +32,7 @@ def test_every_variable_sets_its_field():
             "SPEAKER_CACHE_INLINE_SHARE": "0.5",
             "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": "4",
             "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": "5.5",
+            "SPEAKER_CACHE_ENCODE_YIELD_SECONDS": "2.5",
             "SPEAKER_CACHE_CPU_PLATFORM": "no",
         }
     )
@@ -46,6 +47,7 @@ def test_every_variable_sets_its_field():
         inline_share=0.5,
         inline_audio_max_bytes=4,
         encode_timeout_seconds=5.5,
+        encode_yield_seconds=2.5,
         cpu_platform=False,
     )
 
@@ -95,6 +97,7 @@ def test_the_hosts_registration_policy_is_honoured(policy):
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "soon"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "nan"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "inf"),
+        ("SPEAKER_CACHE_ENCODE_YIELD_SECONDS", "0"),
         ("SPEAKER_CACHE_CPU_PLATFORM", "2"),
     ],
 )

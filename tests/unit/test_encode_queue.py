@@ -1,10 +1,12 @@
 import threading
 
+import numpy as np
 import pytest
 import torch
 
-from tests.encoding_samples import make_key
+from tests.encoding_samples import assert_same, make_key
 from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor import encode_queue
 from vllm_tts_cache.model_executor.encode_queue import EncodeJob, EncodeQueue
@@ -31,6 +33,15 @@ class Encoder:
         if job.encoder_name in self.bad:
             raise EncodeError(f"{job.encoder_name} cannot")
         self.done.append(job.encoder_name)
+        return encoding_of(job)
+
+
+def encoding_of(job):
+    return Encoding({"name": np.array([job.encoder_name.encode()]).view(np.uint8)})
+
+
+def queue_of(encode):
+    return EncodeQueue(encode, CPU, yield_seconds=0.1)
 
 
 @pytest.fixture
@@ -40,7 +51,7 @@ def encoder():
 
 @pytest.fixture
 def jobs(encoder):
-    return EncodeQueue(encoder, CPU)
+    return queue_of(encoder)
 
 
 def job(name="a"):
@@ -51,7 +62,7 @@ def job(name="a"):
 
 def test_no_thread_starts_before_the_first_job(encoder):
     before = threading.active_count()
-    EncodeQueue(encoder, CPU)
+    queue_of(encoder)
     assert threading.active_count() == before
 
 
@@ -63,6 +74,12 @@ def test_jobs_run_in_their_order_on_one_other_thread(jobs, encoder):
     (thread,) = encoder.threads
     assert thread is not threading.current_thread()
     assert thread.daemon
+
+
+def test_a_flight_carries_what_was_encoded(jobs):
+    for name in "ab":
+        found = jobs.submit(job(name)).result(WAIT)
+        assert_same(found, encoding_of(job(name)))
 
 
 def test_callers_of_one_key_share_one_flight(jobs, encoder):
@@ -139,7 +156,7 @@ def test_an_error_without_text_still_has_a_reason():
     def fail(_job):
         raise RuntimeError
 
-    jobs = EncodeQueue(fail, CPU)
+    jobs = queue_of(fail)
     with pytest.raises(RuntimeError):
         jobs.submit(job()).result(WAIT)
     assert jobs.failure(job().key) == "RuntimeError()"
@@ -160,7 +177,11 @@ def test_failures_are_remembered_up_to_a_number(jobs, encoder, monkeypatch):
 
 def test_the_thread_records_no_gradients_and_the_callers_settings_stay():
     seen = []
-    jobs = EncodeQueue(lambda _: seen.append(torch.is_inference_mode_enabled()), CPU)
-    jobs.submit(job()).result(WAIT)
+
+    def encode(job):
+        seen.append(torch.is_inference_mode_enabled())
+        return encoding_of(job)
+
+    queue_of(encode).submit(job()).result(WAIT)
     assert seen == [True]
     assert not torch.is_inference_mode_enabled()

@@ -8,6 +8,8 @@ from tests.in_process_workers import SpectrumEncoder, clip, ref_of, worker_speak
 from vllm_tts_cache.audio.segment import Segment
 from vllm_tts_cache.audio.wiring import open_audio
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.encodings import serde
+from vllm_tts_cache.encodings.key import EncodingKey
 from vllm_tts_cache.encodings.wiring import open_disk
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
@@ -135,6 +137,14 @@ def test_a_prompt_that_nothing_prepared_is_encoded_in_place_and_counted(
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+def test_a_worker_that_can_keep_nothing_still_answers(tmp_path, encoders, ref):
+    speakers = worker_speakers(tmp_path, encoders, memory_max_bytes=1)
+    (tmp_path / "encodings").write_text("a file where the directory should be")
+    for num_prompts in (1, 2):
+        assert spectra(speakers, ref).keys() == set(NAMES)
+        assert num_encodes(speakers) == 2 * num_prompts
+
+
 def test_preparing_publishes_again_what_was_deleted_from_disk(
     speakers, restarted, disk, tmp_path, ref
 ):
@@ -231,6 +241,31 @@ def test_a_registered_speaker_promotes_what_was_inline(speakers, tmp_path):
         assert tier["segments"]["registered"]["entries"] == 2
         assert tier["segments"]["inline"]["entries"] == 0
     assert num_encodes(speakers) == 2
+
+
+def test_an_encoding_is_told_in_its_stored_form_from_memory_and_from_disk(
+    speakers, restarted, ref
+):
+    prepare(speakers, ref)
+    key = EncodingKey(
+        audio_sha256=ref.audio_sha256,
+        encoder_fingerprint=speakers.fingerprints["speaker"],
+    )
+    expected = spectra(speakers, ref)["speaker"]
+    blobs = [
+        worker.stored_encoding(ref.audio_sha256, "speaker")
+        for worker in (speakers, restarted)
+    ]
+    assert blobs[0] == blobs[1]
+    found = serde.decode(blobs[0], key)["spectrum"]
+    np.testing.assert_array_equal(found, expected)
+    assert num_encodes(restarted) == 0
+
+
+def test_an_encoding_that_no_tier_has_is_told_as_none_and_not_encoded(speakers, ref):
+    assert speakers.stored_encoding(ref.audio_sha256, "speaker") is None
+    assert speakers.stats()["in_flight"] == 0
+    assert num_encodes(speakers) == 0
 
 
 def test_failed_prompts_are_counted(speakers):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from vllm_tts_cache.encodings.fence import ForgetFence, Intent
 from vllm_tts_cache.encodings.flights import FileFlights, LocalFlights
@@ -14,6 +14,10 @@ from vllm_tts_cache.errors import EncodingCorruptError, StorageError
 
 logger = logging.getLogger(__name__)
 
+# Python 3.11 looks a member of an enum up in Python, which a memory hit can feel.
+_REGISTERED = Segment.REGISTERED
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -45,6 +49,7 @@ class EncodingCache:
         self._local: LocalFlights[EncodingKey, Encoding] = LocalFlights()
         self._fence = ForgetFence()
         self._counters = Counters()
+        self._hits = Counters()
         self._warnings = ThrottledWarnings(logger)
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
@@ -59,15 +64,12 @@ class EncodingCache:
 
     def contains(self, key: EncodingKey) -> bool:
         """Whether some tier has the encoding; nothing is read or moved."""
-        return any(
-            self._attempt(tier, lambda tier=tier: tier.contains(key))
-            for tier in self._tiers
-        )
+        return any(self._attempt(tier, tier.contains, key) for tier in self._tiers)
 
     def is_durable(self, key: EncodingKey) -> bool:
         """Whether the farthest tier, which outlives the process, has the encoding."""
         farthest = self._tiers[-1]
-        return bool(self._attempt(farthest, lambda: farthest.contains(key)))
+        return bool(self._attempt(farthest, farthest.contains, key))
 
     def get_or_encode(
         self, key: EncodingKey, segment: Segment, encode: Callable[[], Encoding]
@@ -126,9 +128,9 @@ class EncodingCache:
     def snapshot(self) -> CacheStats:
         """Return the counts since the start and what the tiers hold now."""
         stats = [self._attempt(tier, tier.stats) for tier in self._tiers]
-        counts = self._counters.snapshot()
+        counts, hits = self._counters.snapshot(), self._hits.snapshot()
         return CacheStats(
-            hits={tier.name: counts[f"hits/{tier.name}"] for tier in self._tiers},
+            hits={tier.name: hits[tier.name] for tier in self._tiers},
             misses=counts["misses"],
             encodes=counts["encodes"],
             encode_failures=counts["encode_failures"],
@@ -165,14 +167,12 @@ class EncodingCache:
             return encoding
 
     def _nearest(self, key: EncodingKey, segment: Segment) -> Encoding | None:
-        nearest, *others = self._tiers
-        if segment is Segment.REGISTERED and self._attempt(
-            nearest, lambda: nearest.promote(key)
-        ):
+        nearest = self._tiers[0]
+        if segment is _REGISTERED and self._attempt(nearest, nearest.promote, key):
             # A hit ends the search here, so the tiers behind it would go on
             # treating a registered speaker as inline and evict it first.
-            for tier in others:
-                self._attempt(tier, lambda tier=tier: tier.promote(key))
+            for tier in self._tiers[1:]:
+                self._attempt(tier, tier.promote, key)
         return self._read(nearest, key, segment)
 
     def _farther(
@@ -185,9 +185,9 @@ class EncodingCache:
         return None
 
     def _read(self, tier: Tier, key: EncodingKey, segment: Segment) -> Encoding | None:
-        encoding = self._attempt(tier, lambda: tier.get(key, segment))
+        encoding = self._attempt(tier, tier.get, key, segment)
         if encoding is not None:
-            self._counters.add(f"hits/{tier.name}")
+            self._hits.add(tier.name)
         return encoding
 
     def _store(
@@ -200,11 +200,13 @@ class EncodingCache:
     ) -> None:
         with intent.writing() as is_allowed:
             for tier in tiers if is_allowed else ():
-                self._attempt(tier, lambda tier=tier: tier.put(key, encoding, segment))
+                self._attempt(tier, tier.put, key, encoding, segment)
 
-    def _attempt(self, tier: Tier, action: Callable[[], T]) -> T | None:
+    def _attempt(
+        self, tier: Tier, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
         try:
-            return action()
+            return action(*args, **kwargs)
         except EncodingCorruptError as exc:
             self._counters.add("corrupt")
             self._warnings.warn(f"{tier.name} tier, corrupt encoding", exc)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,7 +62,8 @@ class Counters:
     """Named counts that threads may add to."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        # A plain one: Counter looks a missing name up in Python, and every hit counts.
+        self._counts: defaultdict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
 
     def add(self, name: str) -> None:

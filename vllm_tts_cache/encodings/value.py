@@ -33,6 +33,9 @@ class Encoding:
 
 
 def _frozen(array: Array) -> Array:
+    # Read from a file: nobody can write to bytes, so there is no need for a copy.
+    if isinstance(array.base, bytes) and array.flags.c_contiguous:
+        return array
     # A view of somebody's writable buffer could still change underneath us.
     owned = np.array(array, order="C", copy=True)
     owned.flags.writeable = False

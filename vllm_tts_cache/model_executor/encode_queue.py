@@ -1,18 +1,20 @@
 """Encodes reference audio on one background thread of a worker, beside decoding."""
 
 import logging
-import os
 import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from vllm_tts_cache.audio.segment import Segment
 from vllm_tts_cache.encodings.key import EncodingKey
+from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.model_executor.politeness import Politeness
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -33,21 +35,37 @@ class EncodeQueue:
 
     The thread starts with the first job. Jobs arrive by RPC or from a prefill, that
     is, when the engine serves: never while it captures graphs.
+
+    Args:
+        encode: Makes one encoding, on the thread.
+        device: Where the encoders are.
+        yield_seconds: How long a job gives way to decoding on a CPU, see
+            ``Politeness``; another device has a stream of its own instead.
     """
 
-    def __init__(self, encode: Callable[[EncodeJob], None], device: torch.device):
+    def __init__(
+        self,
+        encode: Callable[[EncodeJob], Encoding],
+        device: torch.device,
+        *,
+        yield_seconds: float,
+    ):
         self._encode = encode
         self._device = device
-        self._jobs: queue.SimpleQueue[tuple[EncodeJob, Future[None]]] = (
+        self._yield_seconds = yield_seconds
+        self._jobs: queue.SimpleQueue[tuple[EncodeJob, Future[Encoding]]] = (
             queue.SimpleQueue()
         )
-        self._flights: dict[EncodingKey, Future[None]] = {}
+        self._flights: dict[EncodingKey, Future[Encoding]] = {}
         self._failures: OrderedDict[EncodingKey, str] = OrderedDict()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def submit(self, job: EncodeJob) -> "Future[None]":
-        """Queue the job, or join the flight of its key; returns at once."""
+    def submit(self, job: EncodeJob) -> "Future[Encoding]":
+        """Queue the job, or join the flight of its key; returns at once.
+
+        What was encoded arrives in the future even if no tier could keep it.
+        """
         with self._lock:
             if (flight := self._flights.get(job.key)) is not None:
                 return flight
@@ -79,18 +97,20 @@ class EncodeQueue:
 
     def _run(self) -> None:
         # All of this belongs to a thread; a new one has the defaults.
-        _yield_to_decoding(self._device)
+        politeness = self._give_way()
         stream = None
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             stream = torch.cuda.Stream(self._device)  # priority 0 is the lowest
         with torch.inference_mode(), torch.cuda.stream(stream):
             while True:
-                self._run_one(*self._jobs.get())
+                job, flight = self._jobs.get()
+                with politeness.job() if politeness else nullcontext():
+                    self._run_one(job, flight)
 
-    def _run_one(self, job: EncodeJob, flight: "Future[None]") -> None:
+    def _run_one(self, job: EncodeJob, flight: "Future[Encoding]") -> None:
         try:
-            self._encode(job)
+            encoding = self._encode(job)
         except Exception as exc:  # noqa: BLE001  the thread must outlive any one clip
             audio = job.key.audio_sha256
             logger.warning("Encoding %s of %s: %s", job.encoder_name, audio, exc)
@@ -98,7 +118,7 @@ class EncodeQueue:
             flight.set_exception(exc)
         else:
             self._land(job.key, failure=None)
-            flight.set_result(None)
+            flight.set_result(encoding)
 
     def _land(self, key: EncodingKey, failure: str | None) -> None:
         with self._lock:
@@ -109,19 +129,13 @@ class EncodeQueue:
             while len(self._failures) > MAX_REMEMBERED_FAILURES:
                 self._failures.popitem(last=False)
 
-
-def _yield_to_decoding(device: torch.device) -> None:
-    """Give the decode loop the cores that it shares with this thread.
-
-    SCHED_IDLE rather than nice 19: it runs only on what decoding leaves over. The
-    price is a cold request that takes longer beside running streams, see the
-    scenario ``cold_bystander`` in docs/performance.md.
-    """
-    if device.type != "cpu":
-        return
-    torch.set_num_threads(1)
-    thread = threading.get_native_id()
-    try:
-        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    except (AttributeError, OSError) as exc:  # not Linux, or not allowed here
-        logger.info("The encode thread keeps its normal priority: %s", exc)
+    def _give_way(self) -> Politeness | None:
+        """Leave the decode loop the cores that it shares with this thread."""
+        if self._device.type != "cpu":
+            return None
+        torch.set_num_threads(1)
+        try:
+            return Politeness(self._yield_seconds)
+        except (AttributeError, OSError) as exc:  # not Linux, or not allowed here
+            logger.info("The encode thread keeps its normal priority: %s", exc)
+            return None

@@ -11,6 +11,7 @@ import torch
 
 from vllm_tts_cache.audio.segment import Segment
 from vllm_tts_cache.audio.store import AudioStore
+from vllm_tts_cache.encodings import serde
 from vllm_tts_cache.encodings.cache import EncodingCache
 from vllm_tts_cache.encodings.key import EncodingKey
 from vllm_tts_cache.encodings.value import Encoding
@@ -33,12 +34,15 @@ class WorkerSpeakers:
         audio: AudioStore,
         device: torch.device,
         encode_timeout_seconds: float,
+        encode_yield_seconds: float,
     ):
         self._encoders = encoders
         self._cache = cache
         self._audio = audio
         self._timeout_seconds = encode_timeout_seconds
-        self._queue = EncodeQueue(self._encode, device)
+        self._queue = EncodeQueue(
+            self._encode, device, yield_seconds=encode_yield_seconds
+        )
         self._republishing = threading.Lock()
         self._num_encodes: Counter[str] = Counter()
         self._num_in_place = 0
@@ -90,6 +94,13 @@ class WorkerSpeakers:
         """
         return {name: self._encoding(ref, name) for name in encoder_names}
 
+    def stored_encoding(self, audio_sha256: str, encoder_name: str) -> bytes | None:
+        """Return an encoding in its stored form; None if no tier has it."""
+        key = self._key(audio_sha256, encoder_name)
+        # Whose it is does not matter here, and an inline one pushes nobody out.
+        found = self._cache.get(key, Segment.INLINE)
+        return None if found is None else serde.encode(key, found)
+
     def count_failed_prompt(self) -> None:
         """Count a request that failed because its speaker prompt could not be had."""
         self._num_failed_prompts += 1
@@ -117,37 +128,37 @@ class WorkerSpeakers:
         # here. The same thread encodes, so that bits cannot depend on the path.
         self._num_in_place += 1
         logger.warning("Encoding %s of %s in place.", name, ref.audio_sha256)
-        self._await(self._queue.submit(job), job)
-        if (found := self._cache.get(job.key, ref.segment)) is None:
-            raise EncodeError(f"{name} of {ref.audio_sha256} was encoded but not kept")
-        return found
+        # The future has it even where no tier had room or a disk to keep it.
+        return self._await(self._queue.submit(job), job)
 
-    def _await(self, flight: "futures.Future[None]", job: EncodeJob) -> None:
+    def _await(self, flight: "futures.Future[Encoding]", job: EncodeJob) -> Encoding:
         try:
-            flight.result(self._timeout_seconds)
+            return flight.result(self._timeout_seconds)
         except futures.TimeoutError as exc:
             raise EncodeTimeoutError(
                 f"{job.encoder_name} of {job.key.audio_sha256} was not encoded within "
                 f"{self._timeout_seconds:g} s"
             ) from exc
 
-    def _encode(self, job: EncodeJob) -> None:
-        if not self._republish(job):
-            self._cache.get_or_encode(job.key, job.segment, lambda: self._compute(job))
+    def _encode(self, job: EncodeJob) -> Encoding:
+        if (found := self._republish(job)) is not None:
+            return found
+        return self._cache.get_or_encode(
+            job.key, job.segment, lambda: self._compute(job)
+        )
 
-    def _republish(self, job: EncodeJob) -> bool:
-        """Write again what memory has and somebody removed from disk; False on a miss.
+    def _republish(self, job: EncodeJob) -> Encoding | None:
+        """Write again what memory has and somebody removed from disk; None on a miss.
 
         Under a lock that `forget` takes too: what is forgotten between the look and
         the write must not come back.
         """
         with self._republishing:
             if not self._cache.contains(job.key):
-                return False
-            if (found := self._cache.get(job.key, job.segment)) is None:
-                return False
-            self._cache.put(job.key, found, job.segment)
-            return True
+                return None
+            if (found := self._cache.get(job.key, job.segment)) is not None:
+                self._cache.put(job.key, found, job.segment)
+            return found
 
     def _compute(self, job: EncodeJob) -> Encoding:
         audio = self._audio.get(job.key.audio_sha256)

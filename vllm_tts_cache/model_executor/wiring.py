@@ -34,6 +34,7 @@ def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
         encode_timeout_seconds=min(
             settings.encode_timeout_seconds, IN_PLACE_MAX_SECONDS
         ),
+        encode_yield_seconds=settings.encode_yield_seconds,
     )
 
 

@@ -82,7 +82,7 @@ def test_a_corrupt_file_that_cannot_be_set_aside_is_removed(disk, tmp_path):
 
 def test_the_quarantine_is_bounded(disk, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "vllm_tts_cache.encodings.tiers.disk._QUARANTINE", Budget(1 << 20, 10)
+        "vllm_tts_cache.encodings.tiers.disk_quarantine._BUDGET", Budget(1 << 20, 10)
     )
     for n in range(1, 40):
         disk.put(make_key(n), make_encoding(n), INLINE)

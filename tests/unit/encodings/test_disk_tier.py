@@ -12,6 +12,7 @@ from tests.encoding_samples import (
     INLINE,
     REGISTERED,
     ROOMY,
+    assert_same,
     make_encoding,
     make_key,
     sized_encoding,
@@ -19,7 +20,7 @@ from tests.encoding_samples import (
 from tests.tier_machine import PAYLOADS, TierMachine, audios
 from vllm_tts_cache.encodings import serde
 from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.tiers import disk_sweep
+from vllm_tts_cache.encodings.tiers import disk_usage
 from vllm_tts_cache.encodings.tiers.base import Budget
 from vllm_tts_cache.encodings.tiers.disk import DiskTier
 from vllm_tts_cache.encodings.tiers.disk_sweep import LOW_WATER, StoredFile, plan_sweep
@@ -32,6 +33,7 @@ class DiskMachine(TierMachine):
     budgets = {REGISTERED: Budget(4000, 5), INLINE: Budget(2200, 3)}  # noqa: RUF012
     low_water = LOW_WATER
     touches_on_put = False
+    touches_on_contains = True
 
     def __init__(self):
         super().__init__()
@@ -84,7 +86,7 @@ def test_path_is_the_content_address(tmp_path):
     [file] = [path for path in tmp_path.rglob("*") if path.is_file()]
     audio, encoder = key.audio_sha256, key.encoder_fingerprint
     assert file.relative_to(tmp_path) == Path(
-        "v1", "registered", audio[:2], audio, f"{encoder}.safetensors"
+        "v2", "registered", audio[:2], audio, f"{encoder}.safetensors"
     )
 
 
@@ -148,28 +150,59 @@ def test_a_demoted_voice_is_still_found_and_can_be_evicted_by_inline_traffic(tmp
     assert tier.get(make_key(), INLINE) is None
 
 
-def test_recency_is_written_at_most_once_a_minute(tmp_path):
+@pytest.mark.parametrize("use", ["get", "contains"])
+def test_recency_is_written_at_most_once_a_minute(tmp_path, use):
     tier = DiskTier(tmp_path, ROOMY)
     tier.put(make_key(), make_encoding(), REGISTERED)
     path = tier.path(make_key(), REGISTERED)
     for age, is_touched in ((50, False), (70, True)):
         set_age(tier, make_key(), REGISTERED, age)
         before = path.stat().st_mtime_ns
-        tier.get(make_key(), REGISTERED)
+        if use == "get":
+            tier.get(make_key(), REGISTERED)
+        else:
+            tier.contains(make_key())
         assert (path.stat().st_mtime_ns != before) == is_touched
 
 
-def test_the_least_recently_read_file_is_evicted_first(tmp_path):
+@pytest.mark.parametrize("use", ["get", "contains"])
+def test_the_least_recently_used_file_is_evicted_first(tmp_path, use):
+    # Looking is what the API process does for a voice that a worker has in memory.
     size = len(serde.encode(make_key(), make_encoding()))
     tier = DiskTier(tmp_path, {REGISTERED: Budget(size * 3), INLINE: Budget(0)})
     for n in range(3):
         tier.put(make_key(n), make_encoding(n), REGISTERED)
         set_age(tier, make_key(n), REGISTERED, 1000 - n)
-    tier.get(make_key(0), REGISTERED)
+    if use == "get":
+        tier.get(make_key(0), REGISTERED)
+    else:
+        tier.contains(make_key(0))
     tier.put(make_key(3), make_encoding(3), REGISTERED)
     held = [n for n in range(4) if tier.contains(make_key(n))]
-    assert held == [0, 3], "0 was read, 3 is new, and a sweep makes room for more"
+    assert held == [0, 3], "0 was used, 3 is new, and a sweep makes room for more"
     assert tier.stats().evictions == 2
+
+
+@pytest.mark.parametrize("occasion", ["forget", "sweep"])
+def test_files_of_older_formats_go_and_those_of_newer_ones_stay(tmp_path, occasion):
+    tier = DiskTier(tmp_path, ROOMY)
+    tier.put(make_key(), make_encoding(), REGISTERED)
+    audio = make_key(1).audio_sha256
+    old, newer, ours = (
+        tmp_path / name / "registered" / audio[:2] / audio
+        for name in ("v1", "v10", "v1-of-somebody")
+    )
+    for directory in (old, newer, ours):
+        directory.mkdir(parents=True)
+        (directory / "f.safetensors").write_bytes(b"voice")
+    if occasion == "forget":
+        tier.forget(audio)
+    else:
+        tier.sweep(REGISTERED)
+    assert not (tmp_path / "v1").exists()
+    assert (newer / "f.safetensors").exists()
+    assert (ours / "f.safetensors").exists()
+    assert_same(tier.get(make_key(), REGISTERED), make_encoding())
 
 
 def test_the_running_total_agrees_with_a_scan(tmp_path):
@@ -193,7 +226,7 @@ def test_the_running_total_agrees_with_a_scan(tmp_path):
 
 
 def test_what_another_process_wrote_counts_after_some_puts(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_sweep, "_PUTS_PER_SCAN", 5)
+    monkeypatch.setattr(disk_usage, "_PUTS_PER_SCAN", 5)
     size = len(serde.encode(make_key(), make_encoding()))
     budgets = {REGISTERED: Budget(size * 20), INLINE: Budget(0)}
     tiers = [DiskTier(tmp_path, budgets) for _ in range(2)]

@@ -4,6 +4,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+import xxhash
 from safetensors.numpy import load, save
 
 from tests.encoding_samples import assert_same, make_encoding, make_key
@@ -79,9 +80,9 @@ def test_what_is_not_an_encoding_is_corrupt(blob):
 
 
 def test_every_flipped_bit_and_byte_is_caught():
-    # Odd lengths make safetensors pad the header, whose spaces JSON does not care for.
+    # The header is padded, with spaces that JSON does not care for.
     good = serde.encode(make_key(), Encoding({"x": np.arange(5, dtype=np.uint8)}))
-    assert b"}  " in good
+    assert b"}} " in good
     for offset in range(len(good)):
         for mask in (1, 2, 4, 8, 16, 32, 64, 128, 0x29, 0xFF):
             bad = bytearray(good)
@@ -97,7 +98,52 @@ def test_every_truncation_and_any_extra_byte_is_caught():
             serde.decode(blob, make_key())
 
 
-def test_decoded_arrays_cannot_be_written_to():
+def test_decoded_arrays_cannot_be_written_to_nor_made_so():
     got = serde.decode(serde.encode(make_key(), make_encoding()), make_key())
     with pytest.raises(ValueError, match="read-only"):
         got["codes"][0] = 1
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        got["codes"].flags.writeable = True
+
+
+def test_decoding_copies_nothing():
+    blob = serde.encode(make_key(), make_encoding())
+    got = serde.decode(blob, make_key())
+    assert all(array.base is blob for array in got.arrays.values())
+
+
+def test_every_array_starts_where_its_dtype_may():
+    given = Encoding(
+        {"a": np.ones(3, np.uint8), "b": np.ones(1), "c": np.ones(1, "f2")}
+    )
+    got = serde.decode(serde.encode(make_key(), given), make_key())
+    assert all(array.flags.aligned for array in got.arrays.values())
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b'"shape":[5]', b'"shape":[9]'),
+        (b'"shape":[5]', b'"shape":"5"'),
+        (b'"dtype":"U8"', b'"dtype":"F4"'),
+        (b'"data_offsets"', b'"data-offsets"'),
+        (b'"x":{', b'"x":['),
+    ],
+)
+def test_a_header_that_its_checksum_fits_is_still_not_trusted(good, bad):
+    blob = serde.encode(make_key(), Encoding({"x": np.arange(5, dtype=np.uint8)}))
+    assert good in blob
+    with pytest.raises(EncodingCorruptError, match="not an encoding"):
+        serde.decode(with_checksum(blob.replace(good, bad)), make_key())
+
+
+def with_checksum(blob):
+    """The checksum as docs/formats.md describes it."""
+    begin = blob.index(b'"xxh3_128":"') + len(b'"xxh3_128":"')
+    rest = blob[:begin] + blob[begin + 32 :]
+    return blob[:begin] + xxhash.xxh3_128_hexdigest(rest).encode() + blob[begin + 32 :]
+
+
+def test_the_checksum_is_what_the_documentation_says():
+    blob = serde.encode(make_key(), make_encoding())
+    assert with_checksum(blob) == blob

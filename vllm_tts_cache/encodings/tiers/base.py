@@ -140,7 +140,10 @@ class Tier(Protocol):
         ...
 
     def contains(self, key: EncodingKey) -> bool:
-        """Whether the encoding is here, in any segment; reads and moves nothing."""
+        """Whether the encoding is here, in any segment; reads and moves nothing.
+
+        A tier that outlives the process may count it as a use.
+        """
         ...
 
     def promote(self, key: EncodingKey) -> bool:

@@ -1,7 +1,6 @@
 """Encodings as verified files, which several processes share."""
 
 import logging
-import os
 import stat
 import threading
 import time
@@ -12,29 +11,31 @@ from pathlib import Path
 from vllm_tts_cache.encodings import serde
 from vllm_tts_cache.encodings.key import EncodingKey, Segment
 from vllm_tts_cache.encodings.tiers import disk_check
-from vllm_tts_cache.encodings.tiers.base import Budget, TierStats, Traffic
-from vllm_tts_cache.encodings.tiers.disk_layout import SUFFIX, DiskLayout
-from vllm_tts_cache.encodings.tiers.disk_sweep import (
-    Usage,
-    plan_sweep,
+from vllm_tts_cache.encodings.tiers.base import Budget, TierStats
+from vllm_tts_cache.encodings.tiers.disk_files import (
+    NUM_ATTEMPTS,
+    children,
+    look,
+    publish_retrying,
+    read,
     remove,
     remove_empty,
-    scan,
+    remove_tree,
+    rename_retrying,
+    touch,
 )
+from vllm_tts_cache.encodings.tiers.disk_layout import SUFFIX, DiskLayout
+from vllm_tts_cache.encodings.tiers.disk_quarantine import set_aside
+from vllm_tts_cache.encodings.tiers.disk_sweep import plan_sweep, scan
+from vllm_tts_cache.encodings.tiers.disk_usage import Ledger
 from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
-from vllm_tts_cache.files import publish, storage_errors
+from vllm_tts_cache.files import storage_errors
 
 logger = logging.getLogger(__name__)
 
-# Recency to the minute is enough to choose what to evict, and spares a write per read.
+# Recency to the minute is enough to choose what to evict, and spares a write per use.
 _TOUCH_INTERVAL_SECONDS = 60.0
-# Enough to study what a failing disk does, and no place for voices to pile up.
-_QUARANTINE = Budget(max_bytes=64 * 1024**2)
-# A directory can vanish between its creation and the first file in it, because
-# whoever empties one removes it. Several that forget one audio over and over make
-# a writer lose about every second attempt.
-_NUM_ATTEMPTS = 20
 # Whoever moves a file between segments moves it past a single look at each.
 _LOOK_ORDER = (Segment.REGISTERED, Segment.INLINE, Segment.REGISTERED)
 _EMPTY_ORDER = (Segment.INLINE, Segment.REGISTERED, Segment.INLINE)
@@ -65,22 +66,27 @@ class DiskTier:
         self._layout = DiskLayout(root)
         self._budgets = {segment: budgets[segment] for segment in Segment}
         self._clock = clock
-        self._usage = {segment: Usage() for segment in Segment}
-        self._traffic = {segment: Traffic() for segment in Segment}
-        self._lock = threading.Lock()  # the two above
+        self._ledger = Ledger(self._budgets, clock)
         self._sweeping = threading.Lock()
 
     def path(self, key: EncodingKey, segment: Segment) -> Path:
         """Where the encoding is, or would be."""
-        return self._layout.path(key, segment)
+        return Path(self._layout.file_name(key, segment))
 
     def contains(self, key: EncodingKey) -> bool:
-        """Whether a file is there; it is not read.
+        """Whether a file is there; it is not read, and it counts as used.
+
+        A voice that every worker has in memory is read from disk by nobody, and a
+        full disk must not for that give it up first. Whoever serves it looks here.
 
         Raises:
             StorageError: The directory could not be asked.
         """
-        return any(self._has(key, segment) for segment in Segment)
+        for segment in Segment:
+            if (mtime := self._published(key, segment)) is not None:
+                self._use(self._layout.file_name(key, segment), mtime)
+                return True
+        return False
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
         """Read and verify one file; set a corrupt one aside."""
@@ -88,19 +94,19 @@ class DiskTier:
             if (encoding := self._read(key, holder)) is not None:
                 break
         else:
-            self._count(segment, hit=False)
+            self._ledger.count(segment, hit=False)
             return None
-        self._count(segment, hit=True)
-        if segment is Segment.REGISTERED and holder is Segment.INLINE:
+        self._ledger.count(segment, hit=True)
+        if holder is not segment and holder is Segment.INLINE:
             with suppress(StorageError):  # a full disk must not cost a good answer
                 self.promote(key)
         return encoding
 
     def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> None:
         """Publish one file and keep its segment within its budget."""
-        if self._has(key, Segment.REGISTERED):
+        if self._published(key, Segment.REGISTERED) is not None:
             return
-        if self._has(key, Segment.INLINE):
+        if self._published(key, Segment.INLINE) is not None:
             if segment is Segment.REGISTERED:
                 self.promote(key)
             return
@@ -108,7 +114,7 @@ class DiskTier:
         if not self._budgets[segment].allows(len(blob), 1):
             return
         path = self.path(key, segment)
-        _publish(path, blob)
+        publish_retrying(path, blob)
         self._added(segment, len(blob), keep=path)
 
     def promote(self, key: EncodingKey) -> bool:
@@ -131,7 +137,7 @@ class DiskTier:
         """
         directory = self._layout.audio_directory(audio_sha256, Segment.REGISTERED)
         num_moved = 0
-        for path in _children(directory):
+        for path in children(directory):
             if (key := self._layout.key_of(path)) is not None:
                 num_moved += self._move(path, key, Segment.REGISTERED, Segment.INLINE)
         return num_moved
@@ -144,7 +150,12 @@ class DiskTier:
         return any(found)
 
     def forget(self, audio_sha256: str) -> int:
-        """Empty the audio's directories, of half-written and corrupt files too."""
+        """Empty the audio's directories, of half-written and corrupt files too.
+
+        Files of older formats go as a whole: nobody reads them any more, and this
+        audio's may be among them.
+        """
+        self._drop_older_versions()
         names: set[str] = set()
         for segment in _EMPTY_ORDER:
             directory = self._layout.audio_directory(audio_sha256, segment)
@@ -155,36 +166,26 @@ class DiskTier:
     def stats(self) -> TierStats:
         """Return what this process knows to be held; scans if it knows too little."""
         for segment in Segment:
-            with self._lock:
-                is_stale = self._usage[segment].is_stale(self._clock())
-            if is_stale:
+            if self._ledger.is_stale(segment):
                 self.sweep(segment)
-        with self._lock:
-            segments = {
-                s: self._traffic[s].stats(
-                    self._budgets[s],
-                    self._usage[s].num_bytes,
-                    self._usage[s].num_entries,
-                )
-                for s in Segment
-            }
-        return TierStats(self.name, segments)
+        return TierStats(self.name, self._ledger.stats())
 
     def sweep(self, segment: Segment, keep: Path | None = None) -> int:
         """Scan a segment and evict what exceeds its budget; return how many files.
+
+        Files of older formats go too, whatever the budget.
 
         Raises:
             StorageError: The segment could not be scanned or a file not removed.
         """
         directory = self._layout.segment_directory(segment)
+        with suppress(StorageError):  # they are in nobody's way but the disk's
+            self._drop_older_versions()
         with self._sweeping, storage_errors(directory):
             files = scan(directory)
             plan = plan_sweep(files, self._budgets[segment], keep)
             num_evicted = plan.execute()
-            with self._lock:
-                kept = set(files) - set(plan.files)
-                self._usage[segment].replace(kept, self._clock())
-                self._traffic[segment].evictions += num_evicted
+            self._ledger.scanned(segment, set(files) - set(plan.files), num_evicted)
         return num_evicted
 
     def verify(self, partials_older_than_seconds: float = 3600.0) -> list[str]:
@@ -205,52 +206,42 @@ class DiskTier:
         with storage_errors(self._layout.blobs):
             return disk_check.remove_partials(self._layout, older_than_seconds)
 
-    def _has(self, key: EncodingKey, segment: Segment) -> bool:
-        path = self.path(key, segment)
-        with storage_errors(path):
-            try:
-                return stat.S_ISREG(path.stat().st_mode)
-            except FileNotFoundError:
-                return False
+    def _published(self, key: EncodingKey, segment: Segment) -> float | None:
+        """Return the modification time of a regular file; None if there is none."""
+        status = look(self._layout.file_name(key, segment))
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return None
+        return status.st_mtime
 
     def _read(self, key: EncodingKey, segment: Segment) -> Encoding | None:
-        path = self.path(key, segment)
-        with storage_errors(path):
-            try:
-                with path.open("rb", buffering=0) as file:
-                    blob, mtime = file.readall(), os.fstat(file.fileno()).st_mtime
-            except FileNotFoundError:
-                return None
+        name = self._layout.file_name(key, segment)
+        if (found := read(name)) is None:
+            return None
+        blob, mtime = found
         try:
             encoding = serde.decode(blob, key)
         except EncodingCorruptError:
-            self._set_aside(path, key, segment)
+            self._set_aside(Path(name), key, segment)
             raise
-        if self._clock() - mtime > _TOUCH_INTERVAL_SECONDS:
-            self._touch(path)
+        self._use(name, mtime)
         return encoding
 
-    def _touch(self, path: Path) -> None:
-        now = self._clock()
-        with suppress(OSError):  # evicted meanwhile, or a read-only file system
-            os.utime(path, (now, now))
+    def _use(self, name: str, mtime: float) -> None:
+        if (now := self._clock()) - mtime > _TOUCH_INTERVAL_SECONDS:
+            touch(name, now)
 
     def _set_aside(self, path: Path, key: EncodingKey, segment: Segment) -> None:
         directory = self._layout.quarantine_directory(key.audio_sha256)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            num_bytes = path.stat().st_size
-            path.replace(directory / path.name)
-            plan_sweep(scan(self._layout.quarantine), _QUARANTINE).execute()
-        except FileNotFoundError:
-            return  # another reader was first
+            num_bytes = set_aside(path, directory, self._layout.quarantine)
         except OSError as exc:
             # Left in place it would block every later put of this key.
             logger.warning("Removing corrupt %s, cannot set it aside: %s", path, exc)
             self._remove(path, segment)
         else:
-            with self._lock:
-                self._usage[segment].subtract(num_bytes)
+            if num_bytes is None:
+                return
+            self._ledger.subtract(segment, num_bytes)
         remove_empty(path.parent)
 
     def _move(
@@ -262,37 +253,31 @@ class DiskTier:
                 num_bytes = path.stat().st_size
             except FileNotFoundError:
                 return False
-            if not _rename(path, destination):
+            if not rename_retrying(path, destination):
                 return False
-        self._touch(destination)
+        touch(destination, self._clock())
         remove_empty(path.parent)
-        with self._lock:
-            self._usage[source].subtract(num_bytes)
+        self._ledger.subtract(source, num_bytes)
         self._added(target, num_bytes, keep=destination)
         return True
 
     def _added(self, segment: Segment, num_bytes: int, keep: Path) -> None:
-        budget, usage = self._budgets[segment], self._usage[segment]
-        with self._lock:
-            usage.add(num_bytes)
-            is_over = not budget.allows(usage.num_bytes, usage.num_entries)
-            is_due = is_over or usage.is_stale(self._clock())
-        if is_due:
+        if self._ledger.add(segment, num_bytes):
             # What never fits by itself must not be kept at the others' expense.
-            self.sweep(segment, keep if budget.allows(num_bytes, 1) else None)
+            fits = self._budgets[segment].allows(num_bytes, 1)
+            self.sweep(segment, keep if fits else None)
 
     def _remove(self, path: Path, segment: Segment | None) -> bool:
         with storage_errors(path):
             num_bytes = remove(path)
         if num_bytes is not None and segment is not None:
-            with self._lock:
-                self._usage[segment].subtract(num_bytes)
+            self._ledger.subtract(segment, num_bytes)
         return num_bytes is not None
 
     def _empty(self, directory: Path, segment: Segment | None) -> set[str]:
         removed: set[str] = set()
-        for _ in range(_NUM_ATTEMPTS):
-            for path in _children(directory):
+        for _ in range(NUM_ATTEMPTS):
+            for path in children(directory):
                 is_encoding = path.suffix == SUFFIX
                 if self._remove(path, segment if is_encoding else None) and is_encoding:
                     removed.add(path.name)
@@ -300,47 +285,8 @@ class DiskTier:
                 break
         return removed
 
-    def _count(self, segment: Segment, *, hit: bool) -> None:
-        with self._lock:
-            if hit:
-                self._traffic[segment].hits += 1
-            else:
-                self._traffic[segment].misses += 1
-
-
-def _publish(path: Path, blob: bytes) -> None:
-    for attempt in range(1, _NUM_ATTEMPTS + 1):
-        try:
-            publish(path, blob)
-        except StorageError as exc:
-            vanished = isinstance(exc.__cause__, FileNotFoundError | FileExistsError)
-            if not vanished or attempt == _NUM_ATTEMPTS:
-                remove_empty(path.parent)
-                raise
-        else:
-            return
-
-
-def _rename(source: Path, target: Path) -> bool:
-    """Rename into a directory that may vanish meanwhile; False if the source did."""
-    for attempt in range(1, _NUM_ATTEMPTS + 1):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.replace(target)
-        except (FileNotFoundError, FileExistsError):
-            if not source.exists():
-                remove_empty(target.parent)
-                return False
-            if attempt == _NUM_ATTEMPTS:
-                raise
-        else:
-            return True
-    return False
-
-
-def _children(directory: Path) -> list[Path]:
-    with storage_errors(directory):
-        try:
-            return sorted(directory.iterdir())
-        except FileNotFoundError:
-            return []
+    def _drop_older_versions(self) -> None:
+        for path in children(self._layout.root):
+            if self._layout.is_older_version(path.name):
+                with storage_errors(path):
+                    remove_tree(path)

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from vllm_tts_cache.encodings import serde
+from vllm_tts_cache.encodings.tiers.disk_files import remove, walk
 from vllm_tts_cache.encodings.tiers.disk_layout import DiskLayout
-from vllm_tts_cache.encodings.tiers.disk_sweep import remove, walk
 from vllm_tts_cache.errors import EncodingCorruptError
 from vllm_tts_cache.files import PARTIAL_PREFIX
 

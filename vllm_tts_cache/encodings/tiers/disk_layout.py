@@ -10,6 +10,7 @@ from vllm_tts_cache.errors import StorageError
 SUFFIX = ".safetensors"
 
 _ADDRESS = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"v([0-9]{1,4})")
 _STORED = re.compile(
     rf"(?:{'|'.join(segment.value for segment in Segment)})"
     r"/([0-9a-f]{2})/(\1[0-9a-f]{62})/([0-9a-f]{64})" + re.escape(SUFFIX)
@@ -17,15 +18,19 @@ _STORED = re.compile(
 
 
 class DiskLayout:
-    """``<root>/v1/<segment>/<2 hex>/<audio_sha256>/<encoder_fingerprint>.safetensors``.
+    """``<root>/v2/<segment>/<2 hex>/<audio_sha256>/<encoder_fingerprint>.safetensors``.
 
     One directory per audio and segment, so that forgetting an audio does not have
     to know which encoders ever ran.
     """
 
     def __init__(self, root: Path):
+        self.root = root
         self.blobs = root / f"v{FORMAT_VERSION}"
         self.quarantine = root / "quarantine"
+        self._segments = {
+            segment: f"{self.blobs}/{segment.value}" for segment in Segment
+        }
 
     def segment_directory(self, segment: Segment) -> Path:
         """Everything of one segment."""
@@ -38,19 +43,27 @@ class DiskLayout:
             StorageError: Not 64 lower-case hex digits.
         """
         address = _checked(audio_sha256)
-        return Path(f"{self.blobs}/{segment.value}/{address[:2]}/{address}")
+        return Path(f"{self._segments[segment]}/{address[:2]}/{address}")
 
-    def path(self, key: EncodingKey, segment: Segment) -> Path:
-        """Where the encoding is, or would be."""
+    def file_name(self, key: EncodingKey, segment: Segment) -> str:
+        """Where the encoding is, or would be.
+
+        A string, because making a ``Path`` takes as long as asking the disk.
+
+        Raises:
+            StorageError: A part of the key is not 64 lower-case hex digits.
+        """
         audio, encoder = _checked(key.audio_sha256), _checked(key.encoder_fingerprint)
-        # One string: joining part by part would take longer than asking the disk.
-        return Path(
-            f"{self.blobs}/{segment.value}/{audio[:2]}/{audio}/{encoder}{SUFFIX}"
-        )
+        return f"{self._segments[segment]}/{audio[:2]}/{audio}/{encoder}{SUFFIX}"
 
     def quarantine_directory(self, audio_sha256: str) -> Path:
         """Where corrupt encodings of one audio are set aside."""
         return self.quarantine / _checked(audio_sha256)
+
+    def is_older_version(self, name: str) -> bool:
+        """Whether an entry of the root holds a format before this one."""
+        version = _VERSION.fullmatch(name)
+        return version is not None and int(version[1]) < FORMAT_VERSION
 
     def key_of(self, path: Path) -> EncodingKey | None:
         """Return the key that a path below ``blobs`` names; None if it names none."""

@@ -1,20 +1,17 @@
 """Keep a directory of encodings within a budget: scan, plan, then execute."""
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_tts_cache.encodings.tiers.base import Budget
+from vllm_tts_cache.encodings.tiers.disk_files import remove, remove_empty, walk
 from vllm_tts_cache.encodings.tiers.disk_layout import SUFFIX
 
 # A sweep frees a tenth of the budget, so that a full directory is not scanned
 # again for every further put.
 LOW_WATER = 0.9
-
-_PUTS_PER_SCAN = 64
-_SCAN_MAX_AGE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +45,6 @@ class SweepPlan:
             num_removed += remove(file.path) is not None
             remove_empty(file.path.parent)
         return num_removed
-
-
-class Usage:
-    """What this process believes a segment holds.
-
-    Other processes write as well, so the belief is refreshed now and then.
-    """
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self.num_entries = 0
-        self._num_puts = 0
-        self._scanned_at: float | None = None
-
-    def add(self, num_bytes: int) -> None:
-        """Count one more file."""
-        self.num_bytes += num_bytes
-        self.num_entries += 1
-        self._num_puts += 1
-
-    def subtract(self, num_bytes: int) -> None:
-        """Count one file less; another process may have counted on our behalf."""
-        self.num_bytes = max(0, self.num_bytes - num_bytes)
-        self.num_entries = max(0, self.num_entries - 1)
-
-    def replace(self, files: Iterable[StoredFile], now: float) -> None:
-        """Take a scan's result for the truth."""
-        sizes = [file.num_bytes for file in files]
-        self.num_bytes, self.num_entries = sum(sizes), len(sizes)
-        self._num_puts, self._scanned_at = 0, now
-
-    def is_stale(self, now: float) -> bool:
-        """Whether too much may have happened elsewhere since the last scan."""
-        if self._scanned_at is None or self._num_puts >= _PUTS_PER_SCAN:
-            return True
-        return not 0 <= now - self._scanned_at < _SCAN_MAX_AGE_SECONDS
 
 
 def plan_sweep(
@@ -121,46 +82,9 @@ def scan(directory: Path) -> list[StoredFile]:
     return files
 
 
-def walk(directory: Path) -> Iterator[Path]:
-    """Yield every file below a directory, including ones that are not ours.
-
-    Raises:
-        OSError: A directory could not be read. One that vanished is not an error.
-    """
-    for parent, _, names in os.walk(directory, onerror=_raise_unless_gone):
-        for name in names:
-            yield Path(parent, name)
-
-
-def remove(path: Path) -> int | None:
-    """Remove one file; return the bytes freed, or None if it was gone."""
-    try:
-        num_bytes = path.lstat().st_size
-        path.unlink()
-    except FileNotFoundError:
-        return None
-    return num_bytes
-
-
-def remove_empty(directory: Path) -> bool:
-    """Remove a directory if nothing is in it; False if something is."""
-    try:
-        directory.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
 def _low_water(budget: Budget) -> Budget:
     limit = budget.max_entries
     return Budget(
         int(budget.max_bytes * LOW_WATER),
         None if limit is None else int(limit * LOW_WATER),
     )
-
-
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error

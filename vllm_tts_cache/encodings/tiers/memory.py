@@ -8,6 +8,9 @@ from vllm_tts_cache.encodings.key import EncodingKey, Segment
 from vllm_tts_cache.encodings.tiers.base import Budget, TierStats, Traffic
 from vllm_tts_cache.encodings.value import Encoding
 
+# Python 3.11 looks a member of an enum up in Python, which a hit can feel.
+_REGISTERED = Segment.REGISTERED
+
 
 class _Shelf:
     """One segment's entries, least recently used first."""
@@ -43,31 +46,34 @@ class MemoryTier:
     name = "memory"
 
     def __init__(self, budgets: Mapping[Segment, Budget]):
-        self._shelves = {segment: _Shelf(budgets[segment]) for segment in Segment}
-        self._registered = self._shelves[Segment.REGISTERED]
-        self._inline = self._shelves[Segment.INLINE]
+        self._registered = _Shelf(budgets[Segment.REGISTERED])
+        self._inline = _Shelf(budgets[Segment.INLINE])
         self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
         self._lock = threading.Lock()
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
         """Return the encoding and mark it recently used."""
         with self._lock:
-            traffic = self._shelves[segment].traffic
-            if (shelf := self._holder(key)) is None:
+            # Most of what is asked for is here, and every look costs a hash.
+            encoding = self._registered.entries.get(key)
+            if encoding is not None:
+                self._registered.entries.move_to_end(key)
+            elif (encoding := self._inline.entries.get(key)) is not None:
+                self._inline.entries.move_to_end(key)
+                if segment is _REGISTERED:
+                    self._promote(key)
+            traffic = self._shelf(segment).traffic
+            if encoding is None:
                 traffic.misses += 1
-                return None
-            traffic.hits += 1
-            encoding = shelf.entries[key]
-            shelf.entries.move_to_end(key)
-            if segment is Segment.REGISTERED and shelf is self._inline:
-                self._promote(key)
+            else:
+                traffic.hits += 1
             return encoding
 
     def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> None:
         """Keep the encoding, evicting the oldest ones; skip one that cannot fit."""
         with self._lock:
             if (shelf := self._holder(key)) is None:
-                self._add(self._shelves[segment], key, encoding)
+                self._add(self._shelf(segment), key, encoding)
                 return
             # One key, one value: what is there already is what was given.
             shelf.entries.move_to_end(key)
@@ -81,6 +87,10 @@ class MemoryTier:
 
     def promote(self, key: EncodingKey) -> bool:
         """Move an inline entry to the registered segment, if it fits there."""
+        # Asked before every get, and nearly always in vain: the first look takes no
+        # lock.
+        if key not in self._inline.entries:
+            return False
         with self._lock:
             return key in self._inline.entries and self._promote(key)
 
@@ -108,9 +118,13 @@ class MemoryTier:
                 segment: shelf.traffic.stats(
                     shelf.budget, shelf.num_bytes, len(shelf.entries)
                 )
-                for segment, shelf in self._shelves.items()
+                for segment in Segment
+                for shelf in [self._shelf(segment)]
             }
         return TierStats(self.name, segments)
+
+    def _shelf(self, segment: Segment) -> _Shelf:
+        return self._registered if segment is _REGISTERED else self._inline
 
     def _holder(self, key: EncodingKey) -> _Shelf | None:
         if key in self._registered.entries:
