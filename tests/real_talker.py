@@ -1,13 +1,48 @@
-"""The real talker on the CPU in this process, loaded by vLLM's own loader."""
+"""The host's models on the CPU in this process, loaded by vLLM's own loader.
+
+As a worker has them, without its engine and KV cache.
+"""
 
 from contextlib import contextmanager
 
 import torch
 
 
-@contextmanager
 def qwen3_talker(checkpoint, tmp_path):
-    """Yield stage 0's model as a worker has it, without its engine and KV cache."""
+    """Stage 0 of Qwen3-TTS, as a context manager."""
+    return _loaded(
+        checkpoint,
+        tmp_path,
+        model_stage="qwen3_tts",
+        model_arch="Qwen3TTSTalkerForConditionalGeneration",
+        worker_type="ar",
+    )
+
+
+def fish_slow_ar(checkpoint, tmp_path):
+    """Stage 0 of Fish Speech S2 Pro, as a context manager."""
+    return _loaded(
+        checkpoint,
+        tmp_path,
+        model_stage="fish_speech_slow_ar",
+        model_arch="FishSpeechSlowARForConditionalGeneration",
+        worker_type="ar",
+    )
+
+
+def fish_codec_decoder(checkpoint, tmp_path):
+    """Stage 1 of Fish Speech S2 Pro, as a context manager."""
+    return _loaded(
+        checkpoint,
+        tmp_path,
+        model_stage="dac_decoder",
+        model_arch="FishSpeechDACDecoder",
+        worker_type="generation",
+    )
+
+
+@contextmanager
+def _loaded(checkpoint, tmp_path, **stage):
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.model_executor.model_loader import get_model
@@ -15,15 +50,13 @@ def qwen3_talker(checkpoint, tmp_path):
 
     config = OmniEngineArgs(
         model=str(checkpoint),
-        model_stage="qwen3_tts",
-        model_arch="Qwen3TTSTalkerForConditionalGeneration",
-        worker_type="ar",
         dtype="bfloat16",
         enforce_eager=True,
         max_model_len=4096,
         max_num_seqs=2,
         async_chunk=True,
         kv_cache_memory_bytes=1 << 26,
+        **stage,
     ).create_engine_config()
     num_threads = torch.get_num_threads()
     try:

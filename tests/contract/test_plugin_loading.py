@@ -25,8 +25,9 @@ from vllm_omni.worker.mixins import OmniWorkerMixin
 
 def fingerprint():
     return {
-        "model": OmniModelRegistry.models[
-            "Qwen3TTSTalkerForConditionalGeneration"].module_name,
+        "models": [OmniModelRegistry.models[name].module_name for name in (
+            "Qwen3TTSTalkerForConditionalGeneration",
+            "FishSpeechSlowARForConditionalGeneration", "FishSpeechDACDecoder")],
         "mixin": sorted(n for n in vars(OmniWorkerMixin) if "tts_cache" in n),
         "scheduler": "_update_request_with_output" in vars(OmniARScheduler),
         "serving": api_server.OmniOpenAIServingSpeech.__module__,
@@ -171,15 +172,15 @@ def test_switched_off_everything_is_stocks(fingerprints):
     stock = fingerprints["stock"]
     assert fingerprints["switched off"] == stock
     assert (stock["mixin"], stock["scheduler"]) == ([], False)
-    modules = [stock["model"], stock["serving"], stock["adapter"], *stock["routes"]]
+    modules = [*stock["models"], stock["serving"], stock["adapter"], *stock["routes"]]
     assert all(module.startswith("vllm_omni.") for module in modules), modules
 
 
 def test_registering_puts_our_parts_in_place(fingerprints):
     once = fingerprints["once"]
-    ours = {name: once[name] for name in ("model", "serving", "adapter")}
-    assert all(module.startswith("vllm_tts_cache.") for module in ours.values()), ours
-    assert len(once["mixin"]) == 5
+    ours = [*once["models"], once["serving"], once["adapter"]]
+    assert all(module.startswith("vllm_tts_cache.") for module in ours), ours
+    assert len(once["mixin"]) == 6
     assert once["scheduler"] is True
     assert set(once["routes"]) == {"vllm_tts_cache.entrypoints.routes"}
 

@@ -252,7 +252,7 @@ async def test_a_request_without_encodings_is_padded_and_ends_alone(talker):
         assert logits[0, 3071] == float("-inf")
         assert logits[0].isfinite().sum() > 1
     finally:
-        talker._without_prompt.clear()
+        talker._failed_requests._ids.clear()
 
 
 def boundary_lengths(rate_hz):

@@ -1,6 +1,7 @@
 import pytest
 
 from tests.in_process_workers import (
+    METHODS,
     InProcessEngine,
     SpectrumEncoder,
     clip,
@@ -9,6 +10,9 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
+from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.workers import (
     UnsupportedModelError,
     Workers,
@@ -81,9 +85,11 @@ async def test_every_method_says_which_model_has_no_speaker_side():
         "tts_cache_describe": (),
         "tts_cache_prepare": ([], []),
         "tts_cache_states": ([],),
+        "tts_cache_encoding": ("0" * 64, "codec"),
         "tts_cache_forget": ([],),
         "tts_cache_stats": (),
     }
+    assert calls.keys() == METHODS.keys()
     for method, args in calls.items():
         with pytest.raises(UnsupportedModelError, match=f"{method}: CodecDecoder "):
             await workers.call(method, *args)
@@ -106,6 +112,20 @@ async def test_a_forget_that_fails_is_told_and_not_buried(tmp_path):
         speakers.forget([clip().audio_sha256])
     with pytest.raises(WorkerRPCError, match="tts_cache_forget: "):
         await workers.call("tts_cache_forget", [clip().audio_sha256])
+
+
+async def test_an_encoding_crosses_as_bytes_and_a_missing_one_as_none(tmp_path):
+    speakers = worker_speakers(tmp_path, [SpectrumEncoder("speaker")])
+    open_audio(Settings(samples_dir=tmp_path)).put(clip(), Segment.REGISTERED)
+    speakers.prompt(ref_of(clip()), ["speaker"])
+    workers = Workers(InProcessEngine(worker_with(speakers)))
+    shas = (clip().audio_sha256, clip(1).audio_sha256)
+    [[found], [missing]] = [
+        await workers.call("tts_cache_encoding", sha, "speaker") for sha in shas
+    ]
+    assert found == {"encoding": speakers.stored_encoding(shas[0], "speaker")}
+    assert found["encoding"]
+    assert missing == {"encoding": None}
 
 
 async def test_rank_0_alone_encodes(tmp_path):

@@ -34,6 +34,20 @@ class Family:
     name: str
     encoders: Mapping[CloneMode, tuple[str, ...]]
 
+    @property
+    def clones_from_embeddings(self) -> bool:
+        """Whether it has the x-vector mode, and so takes raw speaker embeddings."""
+        return CloneMode.X_VECTOR in self.encoders
+
+    def precomputed(self, *, has_transcript: bool) -> tuple[str, ...]:
+        """Encoders that a voice registered with or without a transcript needs.
+
+        A family that clones in context only needs the same for both: the transcript
+        may come with the request.
+        """
+        mode = CloneMode.of(in_context=has_transcript)
+        return self.encoders.get(mode, self.encoders[CloneMode.IN_CONTEXT])
+
 
 class ReferenceEncoder(Protocol):
     """A network that turns reference audio into an encoding.

@@ -1,13 +1,17 @@
 """Attaches our parts to the host's workers and model registry."""
 
-_TALKER = "Qwen3TTSTalkerForConditionalGeneration"
+_OURS = "vllm_tts_cache.model_executor"
 _MODELS = {
-    _TALKER: "vllm_tts_cache.model_executor.qwen3_tts:CachedQwen3TTSTalker",
+    "Qwen3TTSTalkerForConditionalGeneration": f"{_OURS}.qwen3_tts:CachedQwen3TTSTalker",
+    "FishSpeechSlowARForConditionalGeneration": (
+        f"{_OURS}.fish_speech:CachedFishSpeechSlowAR"
+    ),
+    "FishSpeechDACDecoder": f"{_OURS}.fish_speech_codec:CachedFishSpeechDACDecoder",
 }
 
 
 def install() -> None:
-    """Replace the talkers by ours, add the worker RPC, hook the scheduler."""
+    """Replace the host's models by ours, add the worker RPC, hook the scheduler."""
     from vllm_omni.model_executor.models.registry import OmniModelRegistry
     from vllm_omni.worker.mixins import OmniWorkerMixin
 

@@ -1,7 +1,5 @@
 """The Qwen3-TTS talker, taking its speaker prompt by content address."""
 
-import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,14 +12,12 @@ from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.qwen3_tts import CODEC, FAMILY, SPEAKER
 from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
-from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
+from vllm_tts_cache.model_executor.failed_requests import (
+    FailedRequests,
+    request_id_of,
+)
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.model_executor.wiring import load_worker_speakers
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
-
-# A request leaves this list long before so many others have failed after it.
-MAX_FAILED_REQUESTS = 4096
 
 
 class CachedQwen3TTSTalker(Qwen3TTSTalkerForConditionalGeneration):
@@ -31,7 +27,7 @@ class CachedQwen3TTSTalker(Qwen3TTSTalkerForConditionalGeneration):
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self._without_prompt: OrderedDict[str, None] = OrderedDict()
+        self._failed_requests = FailedRequests()
         if self._use_v2_model_runner:
             # Only then does that runner say which row of the logits is whose.
             self.logitsprocs_need_output_token_ids = True
@@ -53,27 +49,24 @@ class CachedQwen3TTSTalker(Qwen3TTSTalkerForConditionalGeneration):
         """
         if FIELD not in info or not _is_first_prefill(info):
             return super().preprocess(input_ids, input_embeds, **info)
-        if str(info.get("request_id")) in self._without_prompt:  # a later chunk of it
+        request_id = request_id_of(info)
+        if request_id in self._failed_requests:  # a later chunk of it
             return self._padding(input_ids)
         try:
             info["voice_clone_prompt"] = [self._voice_clone_prompt(info)]
             return super().preprocess(input_ids, input_embeds, **info)
         except Exception as exc:  # noqa: BLE001  raising here would end the engine
-            return self._fail_alone(input_ids, info, exc)
+            self._failed_requests.add(request_id, exc, self.tts_cache_speakers)
+            return self._padding(input_ids)
 
     def compute_logits(
         self, hidden_states: Any, sampling_metadata: Any = None
     ) -> torch.Tensor | None:
         """Force the id that ends a request without a speaker prompt as an error."""
         logits = super().compute_logits(hidden_states, sampling_metadata)
-        if logits is None or not self._without_prompt:
-            return logits
-        batch = self._batch_req_ids
-        rows = [row for row, rid in enumerate(batch) if rid in self._without_prompt]
-        if rows:
-            logits[rows] = float("-inf")
-            logits[rows, NO_SPEAKER_PROMPT] = 0.0
-        return logits
+        if logits is None:
+            return None
+        return self._failed_requests.end(logits, self._batch_req_ids)
 
     def _voice_clone_prompt(self, info: Mapping[str, Any]) -> dict[str, Any]:
         ref = SpeakerRef.from_info(info)
@@ -88,22 +81,10 @@ class CachedQwen3TTSTalker(Qwen3TTSTalkerForConditionalGeneration):
             prompt["ref_code"] = torch.tensor(found[CODEC]["codes"]).long()
         return prompt
 
-    def _fail_alone(
-        self, input_ids: torch.Tensor, info: Mapping[str, Any], cause: Exception
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Prefill with padding; the first sampled id then ends the request."""
-        request_id = str(info.get("request_id"))
-        logger.error("No speaker prompt for request %s: %s", request_id, cause)
-        if self.tts_cache_speakers is not None:
-            self.tts_cache_speakers.count_failed_prompt()
-        self._without_prompt[request_id] = None
-        while len(self._without_prompt) > MAX_FAILED_REQUESTS:
-            self._without_prompt.popitem(last=False)
-        return self._padding(input_ids)
-
     def _padding(
         self, input_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Prefill of a failed request; the first sampled id then ends it."""
         pad: torch.Tensor = self.get_buffer("_tts_pad_embed")
         padding = pad.to(input_ids.device, self._embedding_dtype)
         embeds = padding.reshape(1, -1).expand(input_ids.shape[0], -1)

@@ -1,7 +1,8 @@
 """Methods of every worker, reached by ``collective_rpc(name, stage_ids=[0])``.
 
 An RPC runs between two decode steps and every running stream waits for it, so each
-of these returns at once. Only plain types cross: the host mangles the rest silently.
+of these returns at once. Only plain types and bytes cross: the host mangles the rest
+silently.
 A worker without a speaker side answers ``{"unsupported": reason}``.
 """
 
@@ -47,6 +48,18 @@ def tts_cache_states(self: Any, audio_sha256s: list[str]) -> dict[str, Any]:
     return {"rank": int(self.rank), "states": states}
 
 
+def tts_cache_encoding(
+    self: Any, audio_sha256: str, encoder_name: str
+) -> dict[str, Any]:
+    """Return ``{"encoding": bytes or None}``: one encoding as it is stored.
+
+    For an API process that cannot read it from the disk.
+    """
+    if (speakers := _speakers(self)) is None:
+        return _unsupported(self)
+    return {"encoding": speakers.stored_encoding(audio_sha256, encoder_name)}
+
+
 def tts_cache_forget(self: Any, audio_sha256s: list[str]) -> dict[str, Any]:
     """Drop these audios' encodings from every tier and acknowledge."""
     if (speakers := _speakers(self)) is None:
@@ -68,6 +81,7 @@ METHODS = (
     tts_cache_describe,
     tts_cache_prepare,
     tts_cache_states,
+    tts_cache_encoding,
     tts_cache_forget,
     tts_cache_stats,
 )

@@ -25,7 +25,10 @@ def install() -> None:
     """Hook the scheduler class; the asynchronous one inherits from it."""
     from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
+    from vllm_tts_cache.model_executor import reservation
+
     OmniARScheduler._update_request_with_output = _update_request_with_output
+    reservation.install()
 
 
 def _update_request_with_output(

@@ -23,7 +23,7 @@ from vllm_tts_cache.families.fish_speech.codec import (
     read_sizes,
 )
 from vllm_tts_cache.families.fish_speech.codec_file import read_codec_file
-from vllm_tts_cache.families.fish_speech.encoding_half import (
+from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
     fix_weight_norms,
 )

@@ -1,6 +1,6 @@
-"""The half of the DAC that encodes, built without the half that decodes."""
+"""The half of the DAC that encodes and the one that decodes, each built alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,22 +25,52 @@ def build_encoding_half(
 ) -> tuple[DAC, dict[str, Tensor]]:
     """The encoding half in float32 on the CPU, and its tensors as the file has them.
 
-    The whole codec is built first, to compare the whole file with it; on the meta
-    device, because the real constructor draws random weights and fills 300 MB of
-    masks that nothing reads.
+    Raises:
+        CheckpointError: A tensor of the codec is missing, left over or of another
+            shape.
+    """
+
+    def drop(codec: DAC, quantizer: Any) -> None:
+        del codec.decoder, quantizer.post_module, quantizer.upsample
+
+    return _build_half(sizes, state, drop, path=path)
+
+
+def build_decoding_half(
+    sizes: CodecSizes, state: Mapping[str, Tensor], *, path: str
+) -> tuple[DAC, dict[str, Tensor]]:
+    """The decoding half in float32 on the CPU, and its tensors as the file has them.
 
     Raises:
         CheckpointError: A tensor of the codec is missing, left over or of another
             shape.
     """
+
+    def drop(codec: DAC, quantizer: Any) -> None:
+        del codec.encoder, quantizer.pre_module, quantizer.downsample
+
+    return _build_half(sizes, state, drop, path=path)
+
+
+def _build_half(
+    sizes: CodecSizes,
+    state: Mapping[str, Tensor],
+    drop_other_half: Callable[[DAC, Any], None],
+    *,
+    path: str,
+) -> tuple[DAC, dict[str, Tensor]]:
+    """Build the whole codec, to compare the whole file with it, and keep a half.
+
+    On the meta device, because the real constructor draws random weights and fills
+    300 MB of masks that nothing reads.
+    """
     with torch.device("meta"):
         codec = build_codec(sizes)
     whole = codec.state_dict()
     state = in_the_spelling_of(whole, state)
-    # The other half is compared too: a file cut off behind the encoder is no codec.
+    # The other half is compared too: a file that was cut off is no codec.
     check_tensors(_stored(whole), _stored(state), path=path)
-    quantizer: Any = codec.quantizer
-    del codec.decoder, quantizer.post_module, quantizer.upsample
+    drop_other_half(codec, codec.quantizer)
     rotary = _take_computed_buffers(codec, state)
     half = _stored(codec.state_dict())
     weights = {name: state[name] for name in half} | rotary

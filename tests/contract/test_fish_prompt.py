@@ -1,0 +1,107 @@
+"""Prompts of Fish Speech clones: the host's ids, a salt per voice, small messages."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_tts_cache.encodings.key import EncodingKey
+from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families.fish_speech.prompt import (
+    FIELD,
+    PromptBuilder,
+    ReferenceFrames,
+    checked_text,
+)
+
+KEY = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="f" * 64)
+OTHER_KEYS = [
+    EncodingKey(audio_sha256="b" * 64, encoder_fingerprint="f" * 64),
+    EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="e" * 64),
+]
+BLOCK = 32
+
+
+@pytest.fixture(scope="module")
+def builder(fish_speech_checkpoint):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(fish_speech_checkpoint)
+    return PromptBuilder(tokenizer=tokenizer, first_semantic_id=151_678)
+
+
+def codes(num_frames, seed=0):
+    rng = np.random.default_rng(seed)
+    semantic = rng.integers(0, 4_096, (num_frames, 1))
+    residual = rng.integers(0, 1_024, (num_frames, 9))
+    return np.concatenate([semantic, residual], axis=1).astype(np.int16)
+
+
+def test_the_semantic_codes_stand_where_the_prompt_says(builder):
+    given_codes = codes(50)
+    prompt = builder.clone("Hello.", "spoken words", KEY, given_codes)
+    at, frames = prompt.reference.start, prompt.reference.num_frames
+    found = np.array(prompt.token_ids[at : at + frames]) - 151_678
+    assert frames == 50 and np.array_equal(found, given_codes[:, 0])
+    tokens = builder.tokenizer.convert_ids_to_tokens
+    around = tokens([prompt.token_ids[at - 1], prompt.token_ids[at + frames]])
+    assert around == ["<|audio_start|>", "<|audio_end|>"]
+
+
+def test_texts_of_one_voice_share_its_prefix_and_its_salt(builder):
+    first = builder.clone("Hello.", "spoken words", KEY, codes(646))
+    second = builder.clone("Quite another text.", "spoken words", KEY, codes(646))
+    assert first.salt == second.salt
+    shared = first.reference.start + first.reference.num_frames + 2
+    assert first.token_ids[:shared] == second.token_ids[:shared]
+    assert shared // BLOCK * BLOCK / len(second.token_ids) >= 0.85
+
+
+@pytest.mark.parametrize("key", OTHER_KEYS, ids=["audio", "encoder"])
+def test_another_audio_or_encoder_has_another_salt(builder, key):
+    salts = {builder.clone("Hi.", "spoken words", k, codes(9)).salt for k in (KEY, key)}
+    assert len(salts) == 2
+
+
+def test_another_transcript_has_another_salt_but_its_spelling_does_not(builder):
+    def salt(ref_text):
+        return builder.clone("Hi.", ref_text, KEY, codes(9)).salt
+
+    assert salt("spoken words") != salt("other words")
+    # Both spellings of a speaker tag; and the tag that is added to a text without.
+    assert salt("<speaker:0>words") == salt("<|speaker:0|>words") == salt("words")
+
+
+def test_a_message_is_small_at_30_seconds(builder):
+    prompt = builder.clone("A text of usual length. " * 4, "words", KEY, codes(646))
+    sent = msgspec.msgpack.encode(
+        {
+            "prompt_token_ids": prompt.token_ids,
+            "salt": prompt.salt,
+            "info": {FIELD: prompt.reference.to_wire()},
+        }
+    )
+    assert len(sent) <= 8 * 1024
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60), token=st.text("abc_:0", min_size=1, max_size=12))
+def test_no_control_token_gets_through(text, token):
+    with pytest.raises(InvalidSpeakerError, match="control token") as raised:
+        checked_text("ref_text", f"{text}<|im_{token}|>")
+    assert raised.value.field == "ref_text"
+
+
+def test_tags_of_speakers_and_phonemes_are_the_models_own():
+    assert checked_text("input", "<speaker:1>Hi.") == "<|speaker:1|>Hi."
+    kept = "<|phoneme_start|>h<|phoneme_end|>"
+    assert checked_text("input", kept) == kept
+
+
+def test_the_wire_of_the_positions_is_checked():
+    frames = ReferenceFrames(start=12, num_frames=646)
+    assert ReferenceFrames.from_info({FIELD: frames.to_wire()}) == frames
+    for wrong in (None, [1], [1, -2], ["1", 2], 7, [1, 2, 3]):
+        with pytest.raises(ValueError, match="two counts"):
+            ReferenceFrames.from_info({FIELD: wrong})

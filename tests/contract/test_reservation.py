@@ -1,0 +1,362 @@
+"""A talker that cannot resume is never preempted: the host's own scheduler says so.
+
+The scheduler is real, with a KV cache too small for its load; only the model is
+played, by a dice that says which token each request samples and which stop early.
+"""
+
+import random
+from collections import deque
+from copy import deepcopy
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import pytest
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
+from vllm_omni.engine.arg_utils import OmniEngineArgs
+
+from vllm_tts_cache.model_executor import reservation
+
+BLOCK_SIZE = 32
+NUM_BLOCKS = 40  # one of them is the null block
+MAX_MODEL_LEN = 512
+MAX_NUM_SEQS = 8
+STOP, OTHER = 7, 8
+ATTENTION = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.bfloat16}
+FULL = FullAttentionSpec(block_size=BLOCK_SIZE, **ATTENTION)
+SLIDING = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=64, **ATTENTION)
+
+
+@pytest.fixture(scope="module")
+def stage_config(fish_speech_checkpoint):
+    init_none_hash(sha256)
+    return OmniEngineArgs(
+        model=str(fish_speech_checkpoint),
+        model_stage="fish_speech_slow_ar",
+        model_arch="FishSpeechSlowARForConditionalGeneration",
+        worker_type="ar",
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS,
+        enable_prefix_caching=True,
+        block_size=BLOCK_SIZE,
+        async_scheduling=False,
+    ).create_engine_config()
+
+
+@pytest.fixture
+def installed():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
+        reservation.install()
+        yield
+
+
+def new_scheduler(
+    config,
+    *,
+    asynchronous=False,
+    policy="fcfs",
+    num_blocks=NUM_BLOCKS,
+    groups=(FULL,),
+    architecture=None,
+):
+    config = deepcopy(config)
+    config.cache_config.num_gpu_blocks = num_blocks
+    config.scheduler_config.async_scheduling = asynchronous
+    config.scheduler_config.policy = policy
+    config.model_config.model_arch = architecture or config.model_config.model_arch
+    return (OmniARAsyncScheduler if asynchronous else OmniARScheduler)(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(groups)
+            ],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_SIZE,
+    )
+
+
+def without_reservation(scheduler):
+    vars(scheduler.kv_cache_manager).pop("allocate_slots", None)
+    return scheduler
+
+
+def reserves(scheduler):
+    allocate = scheduler.kv_cache_manager.allocate_slots
+    return isinstance(allocate, reservation.ReservingAllocator)
+
+
+def new_request(name, prompt, max_tokens, **kwargs):
+    if isinstance(prompt, int):
+        prompt = [crc32(name.encode())] * prompt
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP])
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+    return Request(name, prompt, params, None, block_hasher=hasher, **kwargs)
+
+
+def usable_blocks(scheduler):
+    return scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+@dataclass
+class Player:
+    """Plays the engine and its model: schedules, samples, gives the tokens back."""
+
+    scheduler: OmniARScheduler
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    stop_rate: float = 0.0
+    preempted: list[str] = field(default_factory=list)
+    in_flight: deque = field(default_factory=deque)
+
+    def step(self):
+        scheduled = self.scheduler.schedule()
+        self.preempted += sorted(scheduled.preempted_req_ids or ())
+        if scheduled.num_scheduled_tokens:
+            self.in_flight.append((scheduled, self.sample(scheduled)))
+        is_asynchronous = isinstance(self.scheduler, OmniARAsyncScheduler)
+        depth = 2 if is_asynchronous else 1
+        if self.in_flight and (
+            len(self.in_flight) == depth or not scheduled.num_scheduled_tokens
+        ):
+            self.scheduler.update_from_output(*self.in_flight.popleft())
+        return scheduled
+
+    def sample(self, scheduled):
+        ids = list(scheduled.num_scheduled_tokens)
+        partial = {i for i in ids if self.scheduler.requests[i].is_prefill_chunk}
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={name: i for i, name in enumerate(ids)},
+            sampled_token_ids=[[] if i in partial else [self.token()] for i in ids],
+        )
+
+    def token(self):
+        return STOP if self.dice.random() < self.stop_rate else OTHER
+
+    def running(self):
+        return [request.request_id for request in self.scheduler.running]
+
+    def finish(self, max_steps=20_000, before_step=lambda: None):
+        for _ in range(max_steps):
+            if not (self.scheduler.has_unfinished_requests() or self.in_flight):
+                return
+            before_step()
+            self.step()
+        pytest.fail(f"after {max_steps} steps some requests still wait")
+
+
+def random_requests(dice, number):
+    voices = [[voice] * dice.randint(40, 160) for voice in range(100, 104)]
+    return [
+        new_request(
+            f"request-{i}",
+            dice.choice(voices)
+            + [dice.randint(200, 999) for _ in range(dice.randint(1, 90))],
+            dice.randint(1, 400),
+            priority=dice.randint(0, 3),
+        )
+        for i in range(number)
+    ]
+
+
+def play_load(scheduler, seed, number=120):
+    """Send random requests in bursts, abort some, play until the last has ended."""
+    dice = random.Random(seed)
+    player = Player(scheduler, dice, stop_rate=0.004)
+    requests = random_requests(dice, number)
+    to_send = list(requests)
+
+    def meddle():
+        for _ in range(min(len(to_send), dice.choice([0, 0, 0, 1, 6]))):
+            scheduler.add_request(to_send.pop())
+        if scheduler.requests and dice.random() < 0.02:
+            aborted = dice.choice(sorted(scheduler.requests))
+            scheduler.finish_requests(aborted, RequestStatus.FINISHED_ABORTED)
+
+    scheduler.add_request(to_send.pop())
+    player.finish(before_step=meddle)
+    assert not to_send
+    return player, requests
+
+
+LOADS = pytest.mark.parametrize(
+    ("asynchronous", "policy", "seed"),
+    [
+        (False, "fcfs", 1),
+        (False, "priority", 2),
+        (True, "fcfs", 3),
+        (True, "priority", 4),
+    ],
+)
+
+
+@LOADS
+def test_no_request_is_preempted_and_every_one_ends(
+    stage_config, installed, asynchronous, policy, seed
+):
+    scheduler = new_scheduler(stage_config, asynchronous=asynchronous, policy=policy)
+    num_usable = usable_blocks(scheduler)
+    player, requests = play_load(scheduler, seed)
+    assert player.preempted == []
+    assert [request.num_preemptions for request in requests] == [0] * len(requests)
+    assert all(request.is_finished() for request in requests)
+    ends = {request.status for request in requests}
+    assert {
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH_CAPPED,
+        RequestStatus.FINISHED_ABORTED,
+    } <= ends, "the load did not exercise every end"
+    assert usable_blocks(scheduler) == num_usable
+    assert not scheduler.requests
+
+
+def test_with_several_kv_cache_groups_no_request_is_preempted(stage_config, installed):
+    scheduler = new_scheduler(stage_config, groups=(FULL, SLIDING))
+    player, _ = play_load(scheduler, seed=5, number=60)
+    assert player.preempted == []
+
+
+@LOADS
+def test_without_the_reservation_the_same_load_preempts(
+    stage_config, asynchronous, policy, seed
+):
+    stock = new_scheduler(stage_config, asynchronous=asynchronous, policy=policy)
+    player, requests = play_load(without_reservation(stock), seed, number=60)
+    assert player.preempted
+    assert sum(request.num_preemptions for request in requests) > 0
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "resumable", "expected"),
+    [
+        (100, 50, False, 151),
+        (100, 410, False, 511),
+        (100, 411, False, MAX_MODEL_LEN),
+        (100, 9_999, False, MAX_MODEL_LEN),
+        (100, 50, True, MAX_MODEL_LEN),
+    ],
+)
+def test_the_worst_case_is_prompt_and_output_up_to_the_models_length(
+    stage_config, installed, num_prompt_tokens, max_tokens, resumable, expected
+):
+    allocator = reservation.ReservingAllocator(new_scheduler(stage_config))
+    request = new_request("one", num_prompt_tokens, max_tokens, resumable=resumable)
+    assert allocator.max_tokens_held(request) == expected
+
+
+def test_steps_in_flight_count_in_the_worst_case(stage_config, installed):
+    scheduler = new_scheduler(stage_config, asynchronous=True)
+    allocator = reservation.ReservingAllocator(scheduler)
+    assert allocator.max_tokens_held(new_request("one", 100, 50)) == 152
+
+
+@pytest.mark.parametrize(("num_blocks", "both"), [(17, True), (16, False)])
+def test_a_request_starts_when_its_last_block_fits_and_not_before(
+    stage_config, installed, num_blocks, both
+):
+    player = Player(new_scheduler(stage_config, num_blocks=num_blocks))
+    # With the token of a step in flight each takes 8 blocks, of 16 or 15 usable ones.
+    for name in ("first", "second"):
+        player.scheduler.add_request(new_request(name, 40, 8 * BLOCK_SIZE - 41))
+    player.step()
+    assert player.running() == (["first", "second"] if both else ["first"])
+    player.finish()
+    assert player.preempted == []
+
+
+def test_a_request_that_waits_holds_nothing_and_starts_when_another_ends(
+    stage_config, installed
+):
+    player = Player(new_scheduler(stage_config, num_blocks=20))
+    scheduler = player.scheduler
+    scheduler.add_request(new_request("long", 10, 400))
+    scheduler.add_request(new_request("next", 10, 300))
+    scheduler.add_request(new_request("short", 10, 10))
+    for _ in range(3):
+        player.step()
+    assert player.running() == ["long"], "the queue's order is kept"
+    assert scheduler.kv_cache_manager.get_block_ids("next") == ([],)
+    scheduler.finish_requests("long", RequestStatus.FINISHED_ABORTED)
+    player.step()
+    assert player.running() == ["next", "short"]
+
+
+def test_a_prompt_prefix_in_use_counts_once(stage_config, installed):
+    voice = [5] * (8 * BLOCK_SIZE)
+    player = Player(new_scheduler(stage_config, num_blocks=14))
+    for name in ("first", "second"):
+        player.scheduler.add_request(new_request(name, [*voice, 6], 30))
+        player.step()
+    assert player.running() == ["first", "second"]
+    player.finish()
+    assert player.preempted == []
+
+
+def test_a_paused_session_does_not_hold_up_the_others(stage_config, installed):
+    player = Player(new_scheduler(stage_config, num_blocks=20), stop_rate=1.0)
+    scheduler = player.scheduler
+    scheduler.add_request(new_request("session", 100, 10, resumable=True))
+    player.step()
+    assert scheduler.num_waiting_for_streaming_input == 1
+    assert scheduler.kv_cache_manager.get_block_ids("session") != ([],)
+    # At worst it needs one block more than the session leaves; it stops at once.
+    scheduler.add_request(new_request("other", 10, 490))
+    assert "other" in player.step().num_scheduled_tokens
+    player.finish()
+    assert player.preempted == []
+
+
+def test_with_an_ample_cache_nothing_is_hooked(stage_config, installed, caplog):
+    longest = MAX_MODEL_LEN // BLOCK_SIZE
+    ample = MAX_NUM_SEQS * longest + 1
+    assert not reserves(new_scheduler(stage_config, num_blocks=ample))
+    assert "KV cache" not in caplog.text
+    assert reserves(new_scheduler(stage_config, num_blocks=ample - 1))
+
+
+def test_another_model_is_left_alone(stage_config, installed):
+    other = "Qwen3TTSTalkerForConditionalGeneration"
+    assert not reserves(new_scheduler(stage_config, architecture=other))
+    assert reserves(new_scheduler(stage_config))
+
+
+def test_a_small_cache_is_reported_with_what_to_change(stage_config, installed):
+    with pytest.MonkeyPatch.context() as patch:
+        lines = []
+        patch.setattr(
+            reservation.logger, "warning", lambda text, *args: lines.append(text % args)
+        )
+        player = Player(new_scheduler(stage_config))
+        player.step()
+    (line,) = lines
+    assert "holds 2 of the max_num_seqs=8 requests of max_model_len=512" in line
+    for name in ("gpu_memory_utilization", "kv_cache_memory_bytes", "max_tokens"):
+        assert name in line
+
+
+def test_seam_every_scheduler_of_the_stage_is_made_by_the_hooked_class():
+    assert issubclass(OmniARAsyncScheduler, OmniARScheduler)
+    assert "__init__" not in vars(OmniARAsyncScheduler)
+
+
+def test_installing_twice_is_installing_once(installed):
+    once = OmniARScheduler.__init__
+    reservation.install()
+    assert OmniARScheduler.__init__ is once

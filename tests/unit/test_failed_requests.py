@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from tests.in_process_workers import SpectrumEncoder, worker_speakers
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.model_executor.failed_requests import (
+    MAX_FAILED_REQUESTS,
+    FailedRequests,
+    request_id_of,
+)
+from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
+
+CAUSE = EncodeError("its reference audio is not stored (any more)")
+
+
+@pytest.fixture
+def failed():
+    requests = FailedRequests()
+    requests.add("failed", CAUSE, None)
+    return requests
+
+
+def logits(num_rows=3):
+    return torch.randn(num_rows, 4_096, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, caplog):
+    speakers = worker_speakers(tmp_path, [SpectrumEncoder("speaker")])
+    requests = FailedRequests()
+    requests.add("mine", CAUSE, speakers)
+    assert "mine" in requests
+    assert "other" not in requests
+    assert f"No speaker prompt for request mine: {CAUSE}" in caplog.text
+    assert speakers.stats()["failed_prompts"] == 1
+
+
+def test_a_failed_request_can_sample_one_id_and_its_neighbours_what_they_could(failed):
+    given = logits()
+    ended = failed.end(given.clone(), ["one", "failed", "two"])
+    assert torch.equal(ended[[0, 2]], given[[0, 2]])
+    assert ended[1].isfinite().nonzero().flatten().tolist() == [NO_SPEAKER_PROMPT]
+
+
+def test_without_a_failed_request_in_the_batch_nothing_changes(failed):
+    given = logits()
+    assert torch.equal(failed.end(given.clone(), ["one", "two", "three"]), given)
+    assert torch.equal(FailedRequests().end(given.clone(), ["failed"] * 3), given)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_rows_that_are_not_one_a_request_are_left_alone(failed, num_rows):
+    given = logits(num_rows)
+    assert torch.equal(failed.end(given.clone(), ["one", "failed", "two"]), given)
+
+
+def test_the_oldest_failures_are_forgotten_before_the_list_grows_without_end(failed):
+    for number in range(MAX_FAILED_REQUESTS):
+        failed.add(str(number), CAUSE, None)
+    assert "failed" not in failed
+    assert "0" in failed
+
+
+def test_a_request_is_named_by_either_runner_of_the_host():
+    assert request_id_of({"request_id": "v1"}) == "v1"
+    assert request_id_of({"req_id": "v2"}) == "v2"

@@ -1,0 +1,122 @@
+"""The prompt of an in-context clone: real token ids, and a salt that names the voice.
+
+Requests that speak other texts with one voice begin with the same ids under the same
+salt, so the host's prefix cache keeps one KV prefix for all of them. The ids hold only
+the semantic codes; the residual ones are told apart by the salt.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
+    build_fish_voice_clone_prompt_ids,
+    normalize_fish_speech_text,
+)
+
+from vllm_tts_cache.encodings.key import EncodingKey
+from vllm_tts_cache.encodings.value import Array
+from vllm_tts_cache.errors import InvalidSpeakerError
+
+FIELD = "tts_cache_reference_frames"  # in the host's additional_information
+
+_AUDIO_START = "<|audio_start|>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceFrames:
+    """Which positions of a prompt the reference's codes stand at.
+
+    Attributes:
+        start: The first one.
+        num_frames: One position each.
+    """
+
+    start: int
+    num_frames: int
+
+    def to_wire(self) -> list[int]:
+        """Return plain integers, which survive the host's serialization."""
+        return [self.start, self.num_frames]
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> "ReferenceFrames":
+        """Read the positions out of a request's additional information.
+
+        Raises: ValueError if they are not there, or are not two counts.
+        """
+        match info.get(FIELD):
+            case [int(start), int(num_frames)] if min(start, num_frames) >= 0:
+                return cls(start=start, num_frames=num_frames)
+            case other:
+                raise ValueError(f"{FIELD} does not hold two counts but {other!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClonePrompt:
+    """What the engine is given.
+
+    Attributes:
+        token_ids: Of text and semantic codes.
+        reference: Where the codes stand among them.
+        salt: Equal for all texts of one voice, different for any other voice.
+    """
+
+    token_ids: list[int]
+    reference: ReferenceFrames
+    salt: str
+
+
+def checked_text(field: str, text: str) -> str:
+    """Return the text as the model takes it, its speaker tags in the model's spelling.
+
+    Raises: InvalidSpeakerError if it holds a control token that would end or forge a
+        turn; the message names it.
+    """
+    try:
+        return normalize_fish_speech_text(text)
+    except ValueError as exc:
+        raise InvalidSpeakerError(field, str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBuilder:
+    """Builds prompts with a checkpoint's tokenizer.
+
+    Attributes:
+        tokenizer: The checkpoint's.
+        first_semantic_id: Token id of semantic code 0, from its configuration.
+    """
+
+    tokenizer: Any
+    first_semantic_id: int
+
+    def clone(
+        self, text: str, ref_text: str, key: EncodingKey, codes: Array
+    ) -> ClonePrompt:
+        """Build the prompt that speaks ``text`` as the reference does.
+
+        Args:
+            text: What to say; ``checked_text`` has let it pass.
+            ref_text: What the reference says; likewise.
+            key: Of the encoding that ``codes`` is of.
+            codes: ``(num_frames, 10)``, the semantic codebook first.
+        """
+        semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
+        token_ids, _, spoken = build_fish_voice_clone_prompt_ids(
+            self.tokenizer, text, ref_text, semantic
+        )
+        # The first one: no text holds this token, `checked_text` sees to that.
+        audio_start = self.tokenizer.convert_tokens_to_ids(_AUDIO_START)
+        start = token_ids.index(audio_start) + 1
+        reference = ReferenceFrames(start=start, num_frames=len(semantic))
+        return ClonePrompt(
+            token_ids=token_ids, reference=reference, salt=_salt(key, spoken)
+        )
+
+
+def _salt(key: EncodingKey, ref_text: str) -> str:
+    named = [key.audio_sha256, key.encoder_fingerprint, ref_text]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()

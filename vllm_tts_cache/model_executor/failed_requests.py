@@ -1,0 +1,67 @@
+"""Requests whose speaker prompt cannot be had, until the scheduler has ended them.
+
+``preprocess`` must not raise: that would end the engine. So a talker puts such a
+request on this list, prefills it with something harmless, and forces the id that
+``scheduler`` turns into an error of that request.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
+from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# A request leaves this list long before so many others have failed after it.
+MAX_FAILED_REQUESTS = 4096
+
+
+class FailedRequests:
+    """Remembers failed requests, bounded, and ends them where logits are computed."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._ids
+
+    def add(
+        self, request_id: str, cause: Exception, speakers: WorkerSpeakers | None
+    ) -> None:
+        """Log the cause, count it, and remember the request."""
+        logger.error("No speaker prompt for request %s: %s", request_id, cause)
+        if speakers is not None:
+            speakers.count_failed_prompt()
+        self._ids[request_id] = None
+        while len(self._ids) > MAX_FAILED_REQUESTS:
+            self._ids.popitem(last=False)
+
+    def end(self, logits: torch.Tensor, request_ids: Sequence[str]) -> torch.Tensor:
+        """Leave failed requests one id to sample; changes ``logits`` in place.
+
+        Args:
+            logits: ``(num_rows, vocab_size)``.
+            request_ids: Whose the rows are. Where the host asks for the logits of
+                other rows (of a prompt, say), their number differs, and none is
+                changed.
+        """
+        if not self._ids or len(request_ids) != logits.shape[0]:
+            return logits
+        rows = [row for row, rid in enumerate(request_ids) if rid in self._ids]
+        if rows:
+            logits[rows] = float("-inf")
+            logits[rows, NO_SPEAKER_PROMPT] = 0.0
+        return logits
+
+
+def request_id_of(info: Mapping[str, Any]) -> str:
+    """Return the id of the request that ``preprocess`` was given this of.
+
+    The two model runners of the host give it different names.
+    """
+    return str(info.get("request_id", info.get("req_id")))

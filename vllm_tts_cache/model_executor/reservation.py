@@ -1,0 +1,157 @@
+"""Starts a request of a talker that cannot resume only when its worst case fits.
+
+vLLM preempts a running request when the KV cache has no block left for its next token,
+and later computes its tokens anew. Fish Speech's positions are more than their tokens:
+each carries the residual codes of its frame, and those are lost. So where vLLM admits
+a request, the free blocks must hold all that it can ever take, beside what the running
+ones can still take. Then no running request is ever short of a block.
+
+Only admission changes: a request that must wait keeps its place in the queue, as when
+vLLM itself has no blocks for it. With nothing running vLLM decides alone, so nothing
+waits for ever. It checks at start that the cache holds one request of ``max_model_len``
+beside the null block (``get_kv_cache_configs`` in ``v1/core/kv_cache_utils.py``).
+"""
+
+import logging
+from functools import wraps
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import Request, RequestStatus
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+ARCHITECTURES = frozenset({"FishSpeechSlowARForConditionalGeneration"})
+
+_ADMISSIBLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_MARK = "_vllm_tts_cache_reserves"
+
+
+def install() -> None:
+    """Let every scheduler that is made from now on reserve; twice is once."""
+    host_init = OmniARScheduler.__init__
+    if hasattr(host_init, _MARK):
+        return
+
+    @wraps(host_init)
+    def init(self: OmniARScheduler, *args: Any, **kwargs: Any) -> None:
+        host_init(self, *args, **kwargs)
+        reserve_blocks(self)
+
+    setattr(init, _MARK, True)
+    OmniARScheduler.__init__ = init
+
+
+def reserve_blocks(scheduler: Any) -> None:
+    """Hook a new scheduler where its model needs it and its KV cache is not ample."""
+    architectures = scheduler.vllm_config.model_config.architectures
+    if ARCHITECTURES.isdisjoint(architectures):
+        return
+    allocator = ReservingAllocator(scheduler)
+    num_fitting = allocator.num_longest_requests()
+    if num_fitting >= scheduler.max_num_running_reqs:
+        return
+    scheduler.kv_cache_manager.allocate_slots = allocator
+    logger.warning(
+        "The KV cache holds %d of the max_num_seqs=%d requests of max_model_len=%d "
+        "tokens. A request of this model waits until the cache can hold its prompt "
+        "and max_tokens to the end. For more requests at a time raise "
+        "gpu_memory_utilization or kv_cache_memory_bytes, or lower max_model_len or "
+        "the requests' max_tokens.",
+        num_fitting,
+        scheduler.max_num_running_reqs,
+        scheduler.max_model_len,
+    )
+
+
+class ReservingAllocator:
+    """``KVCacheManager.allocate_slots`` that also says no to an unsafe start."""
+
+    def __init__(self, scheduler: Any):
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self._allocate_slots = self._manager.allocate_slots
+        config = scheduler.vllm_config
+        # Steps in flight are scheduled before it is known that a request has ended.
+        self._max_overrun_tokens = (
+            config.max_concurrent_batches * (1 + scheduler.num_spec_tokens)
+            + scheduler.num_lookahead_tokens
+        )
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        self._shares_blocks = (
+            len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
+        )
+
+    def __call__(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """The new blocks, or ``None``: "not now" to a request that would start."""
+        if request.status in _ADMISSIBLE and not self._may_start(
+            request,
+            kwargs.get("new_computed_blocks"),
+            kwargs.get("num_new_computed_tokens", 0),
+        ):
+            return None
+        return self._allocate_slots(request, *args, **kwargs)
+
+    def num_longest_requests(self) -> int:
+        """How many requests of ``max_model_len`` the blocks free now hold."""
+        # No request has this id: nothing of it is allocated yet.
+        num_blocks = self._num_blocks_to_allocate("", self._scheduler.max_model_len)
+        return self._manager.block_pool.get_num_free_blocks() // num_blocks
+
+    def max_tokens_held(self, request: Request) -> int:
+        """The positions that a request can take in the KV cache, at worst."""
+        max_model_len = self._scheduler.max_model_len
+        # A session's next input brings its own prompt and max_tokens.
+        if request.resumable:
+            return max_model_len
+        ends_at = request.num_prompt_tokens + request.max_tokens
+        return min(ends_at + self._max_overrun_tokens, max_model_len)
+
+    def _may_start(
+        self, request: Request, hit_blocks: KVCacheBlocks | None, num_hit_tokens: int
+    ) -> bool:
+        running = self._scheduler.running
+        if not running:
+            return True
+        num_reserved = sum(self._num_blocks_missing(other) for other in running)
+        num_free = self._manager.block_pool.get_num_free_blocks()
+        if not self._shares_blocks:
+            hit_blocks, num_hit_tokens = None, 0
+        num_missing = self._num_blocks_missing(request, hit_blocks, num_hit_tokens)
+        return num_reserved + num_missing <= num_free
+
+    def _num_blocks_missing(
+        self,
+        request: Request,
+        hit_blocks: KVCacheBlocks | None = None,
+        num_hit_tokens: int = 0,
+    ) -> int:
+        return self._num_blocks_to_allocate(
+            request.request_id,
+            self.max_tokens_held(request),
+            hit_blocks,
+            request.num_computed_tokens + num_hit_tokens,
+        )
+
+    def _num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        hit_blocks: KVCacheBlocks | None = None,
+        num_computed_tokens: int = 0,
+    ) -> int:
+        """Free blocks that it takes to hold so much of a request, beyond its own."""
+        blocks = (
+            self._manager.empty_kv_cache_blocks if hit_blocks is None else hit_blocks
+        )
+        return self._manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request_id,
+            num_tokens=num_tokens,
+            new_computed_blocks=blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=num_computed_tokens,
+            num_local_computed_tokens=num_computed_tokens,
+            num_tokens_main_model=num_tokens,
+        )
