@@ -1,6 +1,6 @@
 """Real servers on a tiny checkpoint, and clips to register."""
 
-from dataclasses import replace
+import json
 
 import pytest
 
@@ -8,17 +8,50 @@ from tests.audio_clips import sndfile_bytes, voiced
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.storage import open_storage
 from vllm_tts_cache.testing.client import SpeechClient
+from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
 from vllm_tts_cache.testing.server import Server, ServerOptions
 
 
+def pytest_generate_tests(metafunc):
+    """Run on Qwen3-TTS; a test marked with other families runs on each of them."""
+    if "family" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("families")
+        served = marker.args if marker else (QWEN3_TTS,)
+        metafunc.parametrize(
+            "family", served, ids=[f.name for f in served], scope="session"
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Keep a family's tests together: pytest's own grouping gives up at a second
+    parameter, and each change of family starts a server."""
+    served = [QWEN3_TTS, FISH_SPEECH]
+
+    def position(item):
+        family = getattr(item, "callspec", None) and item.callspec.params.get("family")
+        return served.index(family) if family else -1
+
+    items.sort(key=position)
+
+
 @pytest.fixture(scope="session")
-def shared_server(qwen3_checkpoint, tmp_path_factory):
+def checkpoint(family, request):
+    """The tiny checkpoint of the family; do not write to it."""
+    fixtures = {QWEN3_TTS.name: "qwen3_checkpoint"}
+    fixtures[FISH_SPEECH.name] = "fish_speech_checkpoint"
+    return request.getfixturevalue(fixtures[family.name])
+
+
+@pytest.fixture(scope="session")
+def shared_server(family, checkpoint, tmp_path_factory):
     """One server for every test that neither restarts nor breaks it."""
     folder = tmp_path_factory.mktemp("shared")
     options = ServerOptions(
-        model=qwen3_checkpoint,
+        model=checkpoint,
         samples_dir=folder / "speakers",
         log_path=folder / "server.log",
+        arguments=family.arguments,
     )
     with Server(options) as server:
         yield server
@@ -33,19 +66,20 @@ def client(shared_server):
 
 
 @pytest.fixture
-def make_server(qwen3_checkpoint, tmp_path):
+def make_server(family, checkpoint, tmp_path):
     """Servers of one test's own, on one storage directory; stopped at its end."""
     servers, clients = [], []
 
-    def make(arguments=(), **environ):
+    def make(arguments=(), *, stage_0=None, **environ):
+        deploy_file = overlaid(family.deploy_file, stage_0 or {}, tmp_path)
         options = ServerOptions(
-            model=qwen3_checkpoint,
+            model=checkpoint,
             samples_dir=tmp_path / "speakers",
             log_path=tmp_path / "server.log",
             environ={name: str(value) for name, value in environ.items()},
+            arguments=("--omni", "--deploy-config", str(deploy_file), *arguments),
         )
-        arguments = (*options.arguments, *arguments)
-        servers.append(Server(replace(options, arguments=arguments)).start())
+        servers.append(Server(options).start())
         clients.append(SpeechClient(servers[-1].url))
         return servers[-1], clients[-1]
 
@@ -54,6 +88,19 @@ def make_server(qwen3_checkpoint, tmp_path):
         client.close()
     for server in servers:
         server.stop()
+
+
+def overlaid(deploy_file, stage_0, folder):
+    """The deploy file with other values for stage 0: the host's own inheritance."""
+    if not stage_0:
+        return deploy_file
+    overlay = {
+        "base_config": str(deploy_file),
+        "stages": [{"stage_id": 0, **stage_0}],
+    }
+    path = folder / "overlay.yaml"
+    path.write_text(json.dumps(overlay))  # JSON is YAML
+    return path
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def counts() -> Iterator[Counts]:
 def problems_of(
     counts: Counts, *answers: Answer, says: str = "", take: str | None = IN_CONTEXT
 ):
-    story, client = Story(), SpeechClient(counts.url)
+    story, client = Story(encoders=("speaker", "codec")), SpeechClient(counts.url)
     for number, answer in enumerate(answers):
         act = Act(
             label=f"act {number}",
@@ -113,7 +113,9 @@ def test_an_answer_that_says_something_else_is_a_problem(counts):
 
 
 def test_modes_that_cannot_be_told_apart_are_a_problem():
-    story = Story(takes={IN_CONTEXT: AUDIO, X_VECTOR: AUDIO})
+    story = Story(
+        encoders=("speaker", "codec"), takes={IN_CONTEXT: AUDIO, X_VECTOR: AUDIO}
+    )
     assert story.problems() == [
         "an in-context and an x-vector clone are the same audio"
     ]

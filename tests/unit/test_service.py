@@ -22,6 +22,7 @@ from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerNotFoundError,
 )
+from vllm_tts_cache.families import qwen3_tts
 
 NAMES = ("speaker", "codec")
 
@@ -44,7 +45,7 @@ class Rig:
         self.speakers = worker_speakers(directory, self.encoders)
         self.engine = InProcessEngine(worker_with(self.speakers))
         settings = Settings(samples_dir=directory, **settings)
-        self.service = open_service(settings, self.engine)
+        self.service = open_service(settings, self.engine, lambda: qwen3_tts.FAMILY)
         self.storage = self.service.storage
 
     async def register(self, name="Ann", *, precompute=False, ref_text=None, **clip):

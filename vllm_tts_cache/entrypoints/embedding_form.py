@@ -3,6 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
+from vllm_tts_cache.entrypoints.clone_request import refuse_embedding
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ def parse_embedding(text: str, handler: "CachedServingSpeech") -> tuple[float, .
 
     Raises: InvalidSpeakerError.
     """
+    if (family := handler.served_family) is not None:
+        refuse_embedding(family, FIELD)
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as exc:

@@ -15,6 +15,7 @@ def install() -> None:
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
     from vllm_tts_cache.entrypoints import routes, speech_routes
+    from vllm_tts_cache.entrypoints.fish_speech_adapter import CachedFishSpeechAdapter
     from vllm_tts_cache.entrypoints.qwen3_tts_adapter import CachedQwen3TTSAdapter
     from vllm_tts_cache.entrypoints.serving import CachedServingSpeech
 
@@ -23,7 +24,8 @@ def install() -> None:
     api_server.OmniOpenAIServingSpeech = CachedServingSpeech
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
-    adapters[CachedQwen3TTSAdapter.name] = CachedQwen3TTSAdapter
+    for adapter in (CachedQwen3TTSAdapter, CachedFishSpeechAdapter):
+        adapters[adapter.name] = adapter
     for router in (routes.router, speech_routes.router):
         for route in filter(_is_api_route, router.routes):
             api_server._remove_route_from_router(

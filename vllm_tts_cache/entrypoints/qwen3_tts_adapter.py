@@ -9,12 +9,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 )
 from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
 
-from vllm_tts_cache.entrypoints.ensure import EncodingNeed
-from vllm_tts_cache.entrypoints.request_speaker import (
-    RequestSpeaker,
-    current_speaker,
-    report,
-)
+from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_speaker
 from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
@@ -39,9 +34,8 @@ class CachedQwen3TTSAdapter(Qwen3TTSAdapter):
                 request, sampling_params_list, has_inline_ref_audio
             )
         mode = CloneMode.of(in_context=speaker.in_context)
-        need = EncodingNeed(ref=speaker.clip.ref, encoder_names=FAMILY.encoders[mode])
         ensurer = self.ctx.server.speakers.ensurer
-        report("hit" if await ensurer.ensure(need) else "miss")
+        await speaker.ensure(ensurer, FAMILY.encoders[mode])
         request = request.model_copy(update={"ref_audio": None})
         params = self._params(request, speaker)
         host: Any = self  # its registering decorator hides the class from checkers

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.resolve import Clip
 
 CacheOutcome = Literal["hit", "miss", "none"]
@@ -24,6 +25,15 @@ class RequestSpeaker:
 
     clip: Clip | None
     in_context: bool
+
+    async def ensure(self, ensurer: Ensurer, encoder_names: tuple[str, ...]) -> None:
+        """Wait for the clip's encodings, and report whether they were there.
+
+        Raises: EncodeError, EncodeTimeoutError, WorkerRPCError.
+        """
+        assert self.clip is not None
+        need = EncodingNeed(ref=self.clip.ref, encoder_names=encoder_names)
+        report("hit" if await ensurer.ensure(need) else "miss")
 
 
 @dataclass(slots=True, eq=False)

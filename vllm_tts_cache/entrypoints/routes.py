@@ -65,6 +65,7 @@ async def register_voice(
     With `precompute` (the default) its encodings are made in the background.
     """
     _refuse_builtin_name(handler, upload.name)
+    handler.check_upload(upload)
     if (audio_sample is None) == (speaker_embedding is None):
         reason = "give either audio_sample or speaker_embedding"
         raise InvalidSpeakerError("audio_sample", reason)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vllm_tts_cache.audio.decode import AudioWarning, decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.entrypoints.encoding_source import EncodingSource
 from vllm_tts_cache.entrypoints.ensure import (
     CacheStatus,
     EncodingNeed,
@@ -18,6 +19,7 @@ from vllm_tts_cache.entrypoints.running import RunningRequests
 from vllm_tts_cache.entrypoints.storage import Storage
 from vllm_tts_cache.entrypoints.workers import UnsupportedModelError, Workers
 from vllm_tts_cache.errors import SpeakerNotFoundError, TTSCacheError
+from vllm_tts_cache.families.base import Family
 from vllm_tts_cache.registry.record import NewSpeaker, SpeakerRecord
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -52,13 +54,15 @@ class SpeakerService:
         storage: Storage,
         ensurer: Ensurer,
         workers: Workers,
-        encoders_of: Callable[[bool], tuple[str, ...]],
+        encodings: EncodingSource,
+        family: Callable[[], Family | None],
     ):
         self.storage = storage
         self.ensurer = ensurer
         self.running = RunningRequests()
         self._workers = workers
-        self._encoders_of = encoders_of
+        self.encodings = encodings
+        self._family = family
         self._background: set[asyncio.Task[None]] = set()
 
     async def register_audio(
@@ -150,7 +154,9 @@ class SpeakerService:
         """What the speaker needs in its own mode; None for an embedding."""
         if record.audio_sha256 is None:
             return None
-        names = self._encoders_of(bool(record.ref_text))
+        family, names = self._family(), tuple[str, ...]()
+        if family is not None:  # else the workers say what they cannot do
+            names = family.precomputed(has_transcript=bool(record.ref_text))
         return need_of(record.audio_sha256, Segment.REGISTERED, names)
 
     async def stats(self) -> dict[str, object]:
@@ -176,6 +182,7 @@ class SpeakerService:
             return
         await self.running.drained(sha)
         if await asyncio.to_thread(self.storage.release, sha):
+            await asyncio.to_thread(self.encodings.forget, sha)
             try:
                 await self._workers.call("tts_cache_forget", [sha])
             except UnsupportedModelError:

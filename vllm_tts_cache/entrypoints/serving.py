@@ -11,6 +11,11 @@ from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import http_errors
+from vllm_tts_cache.entrypoints.clone_request import (
+    as_clone,
+    clone_mode,
+    refuse_embedding,
+)
 from vllm_tts_cache.entrypoints.first_chunk import after_first_chunk
 from vllm_tts_cache.entrypoints.host_view import HostView, NoMemo, SpeakerNames
 from vllm_tts_cache.entrypoints.request_speaker import (
@@ -22,17 +27,17 @@ from vllm_tts_cache.entrypoints.request_speaker import (
     report_error,
 )
 from vllm_tts_cache.entrypoints.resolve import Clip, InlineClips, single_url
+from vllm_tts_cache.entrypoints.service import Upload
 from vllm_tts_cache.entrypoints.wiring import open_service
 from vllm_tts_cache.errors import (
     EncodeError,
-    InvalidSpeakerError,
     SpeakerNotFoundError,
     SpeakerRequestError,
     TTSCacheError,
 )
+from vllm_tts_cache.families.base import Family
+from vllm_tts_cache.registry.record import SpeakerRecord
 
-# What the host's validation accepts as inline audio; nothing is ever read from it.
-_ELSEWHERE = "data:,"
 _DEFAULT_VOICE = "default"
 
 
@@ -56,7 +61,9 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         settings = load_settings()
         # A pure diffusion model has no engine client, and no worker RPC.
         engine_client = getattr(self, "engine_client", None)
-        self.speakers = open_service(settings, engine_client)
+        self.speakers = open_service(
+            settings, engine_client, family=lambda: self.served_family
+        )
         self.uploaded_speakers = HostView(self.speakers.storage)  # type: ignore[assignment]
         self._ref_audio_data_url_cache = NoMemo()
         self._inline_clips = InlineClips(self.speakers.storage)
@@ -84,6 +91,22 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return frozenset(known.supported_speakers) | frozenset(
             known.precomputed_speakers
         )
+
+    @property
+    def served_family(self) -> Family | None:
+        """The family of the model that is served; None if we do not own it."""
+        if self._diffusion_mode:
+            return None
+        return getattr(self._get_tts_adapter(), "tts_cache_family", None)
+
+    def check_upload(self, upload: Upload) -> None:
+        """Refuse a transcript that no request could use.
+
+        Raises: InvalidSpeakerError.
+        """
+        check = getattr(self._get_tts_adapter(), "tts_cache_check_text", None)
+        if check is not None and upload.ref_text is not None:
+            check("ref_text", upload.ref_text)
 
     # -------- requests
 
@@ -175,18 +198,34 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     async def _resolve(self, request: Any) -> tuple[RequestSpeaker, Any] | None:
         """Return the speaker and the request without it; None if it names none."""
         if request.speaker_embedding is not None:
+            refuse_embedding(self._family(), "speaker_embedding")
             return None
         if request.ref_audio is not None:
-            url = single_url(request.ref_audio)
-            clip = await self._inline_clips.resolve(url, self._connector())
-            return _with_clip(request, clip, stored_ref_text=None, inline=True)
+            return await self._inline(request)
         if request.voice is None or await self._is_preset(request):
             return None
         record = await self.speakers.find(request.voice)
         if record is None:
             raise SpeakerNotFoundError(request.voice)
         if (clip := Clip.of_record(record)) is not None:
-            return _with_clip(request, clip, stored_ref_text=record.ref_text)
+            stored = record.ref_text
+            mode = clone_mode(
+                self._family(), request, stored_ref_text=stored, inline=False
+            )
+            return as_clone(request, clip, mode, stored_ref_text=stored)
+        return await self._embedding(request, record)
+
+    async def _inline(self, request: Any) -> tuple[RequestSpeaker, Any]:
+        # First what costs nothing: a refused request fetches nothing.
+        mode = clone_mode(self._family(), request, stored_ref_text=None, inline=True)
+        url = single_url(request.ref_audio)
+        clip = await self._inline_clips.resolve(url, self._connector())
+        return as_clone(request, clip, mode, stored_ref_text=None)
+
+    async def _embedding(
+        self, request: Any, record: SpeakerRecord
+    ) -> tuple[RequestSpeaker, Any]:
+        refuse_embedding(self._family(), "voice")
         embedding = await asyncio.to_thread(
             self.speakers.storage.registry.speaker_embedding, record
         )
@@ -204,9 +243,12 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return voice == _DEFAULT_VOICE and not await self.speakers.find(voice)
 
     def _is_ours(self) -> bool:
-        if self._diffusion_mode:
-            return False
-        return hasattr(self._get_tts_adapter(), "tts_cache_family")
+        return self.served_family is not None
+
+    def _family(self) -> Family:
+        family = self.served_family
+        assert family is not None  # `_is_ours` comes first
+        return family
 
     def _connector(self) -> MediaConnector:
         if self._media_connector is None:
@@ -215,32 +257,3 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
                 allowed_media_domains=self.model_config.allowed_media_domains,
             )
         return self._media_connector
-
-
-def _with_clip(
-    request: Any, clip: Clip, *, stored_ref_text: str | None, inline: bool = False
-) -> tuple[RequestSpeaker, Any]:
-    """Decide the mode, and put the host's stand-ins in place of the speaker.
-
-    A transcript, stored or given, asks for an in-context clone, unless the request
-    says otherwise. Inline audio without one is refused unless it says x-vector.
-    """
-    ref_text = (request.ref_text or "").strip() or (stored_ref_text or "").strip()
-    x_vector_only = request.x_vector_only_mode
-    if x_vector_only is None:
-        x_vector_only = not ref_text and not inline
-    if not x_vector_only and not ref_text:
-        reason = (
-            "an in-context clone needs the transcript of the reference audio. Give "
-            "ref_text, or set x_vector_only_mode"
-        )
-        raise InvalidSpeakerError("ref_text", reason)
-    changed = {
-        "voice": None,
-        "task_type": "Base",
-        "ref_audio": _ELSEWHERE,
-        "ref_text": None if x_vector_only else request.ref_text or stored_ref_text,
-        "x_vector_only_mode": bool(x_vector_only),
-    }
-    speaker = RequestSpeaker(clip=clip, in_context=not x_vector_only)
-    return speaker, request.model_copy(update=changed)

@@ -1,21 +1,34 @@
 """Puts the API process's speaker side together; the one place that does."""
 
 import threading
+from collections.abc import Callable
 
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.encodings.cache import EncodingCache
+from vllm_tts_cache.encodings.flights import FileFlights
+from vllm_tts_cache.encodings.key import Segment
+from vllm_tts_cache.encodings.tiers.base import Budget
+from vllm_tts_cache.encodings.tiers.memory import MemoryTier
+from vllm_tts_cache.entrypoints.encoding_source import EncodingSource
 from vllm_tts_cache.entrypoints.ensure import Ensurer
 from vllm_tts_cache.entrypoints.service import SpeakerService, logger
 from vllm_tts_cache.entrypoints.storage import Storage, open_storage
 from vllm_tts_cache.entrypoints.workers import EngineClient, Workers
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.base import CloneMode
-from vllm_tts_cache.families.qwen3_tts import FAMILY
+from vllm_tts_cache.families.base import Family
+
+# Of encodings that prompts are built from, per process: 1,200 voices of 30 s on Fish.
+PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
 
 
 def open_service(
-    settings: Settings, engine_client: EngineClient | None
+    settings: Settings,
+    engine_client: EngineClient | None,
+    family: Callable[[], Family | None],
 ) -> SpeakerService:
     """Open the storage and put the service on top of it.
+
+    ``family`` tells which model is served, once the host knows it.
 
     Raises: StorageError.
     """
@@ -25,16 +38,21 @@ def open_service(
     threading.Thread(
         target=_recover, args=(storage,), name="tts-cache-recover", daemon=True
     ).start()
+    ensurer = Ensurer(workers, storage.disk, settings.encode_timeout_seconds)
     return SpeakerService(
         storage=storage,
-        ensurer=Ensurer(workers, storage.disk, settings.encode_timeout_seconds),
+        ensurer=ensurer,
         workers=workers,
-        encoders_of=_encoders_of,
+        encodings=EncodingSource(_reader(settings, storage), ensurer, workers),
+        family=family,
     )
 
 
-def _encoders_of(in_context: bool) -> tuple[str, ...]:
-    return FAMILY.encoders[CloneMode.of(in_context=in_context)]
+def _reader(settings: Settings, storage: Storage) -> EncodingCache:
+    whole = Budget(max_bytes=PROMPT_MEMORY_MAX_BYTES // 2, max_entries=None)
+    memory = MemoryTier(dict.fromkeys(Segment, whole))
+    flights = FileFlights(settings.samples_dir / "locks")
+    return EncodingCache([memory, storage.disk], flights)
 
 
 def _recover(storage: Storage) -> None:

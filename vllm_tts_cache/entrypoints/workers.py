@@ -3,7 +3,10 @@
 from concurrent import futures
 from typing import Any, Protocol
 
-from vllm_tts_cache.errors import WorkerRPCError
+from vllm_tts_cache.encodings import serde
+from vllm_tts_cache.encodings.key import EncodingKey
+from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.errors import EncodeError, EncodingCorruptError, WorkerRPCError
 
 TALKER_STAGE = 0
 # An RPC returns between two decode steps; a worker that takes this long is stuck.
@@ -67,6 +70,20 @@ def checked_answers(method: str, results: list[Any]) -> list[dict[str, Any]]:
     if not answers:
         raise WorkerRPCError(f"{method}: no worker answered")
     return answers
+
+
+def encoding_of(answers: list[dict[str, Any]], key: EncodingKey) -> Encoding:
+    """Return the encoding that any worker answered ``tts_cache_encoding`` with.
+
+    Raises: EncodeError if none has it (any more), or its copy is damaged.
+    """
+    for answer in answers:
+        if (stored := answer["encoding"]) is not None:
+            try:
+                return serde.decode(stored, key)
+            except EncodingCorruptError as exc:
+                raise EncodeError(str(exc)) from exc
+    raise EncodeError(f"Encoding {key.digest} is not there any more. Try again.")
 
 
 def _checked(method: str, answer: Any) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from vllm_tts_cache.entrypoints.cli import (
     encode,
     make_checkpoint,
     serve,
+    stage_config,
     verify,
 )
 from vllm_tts_cache.errors import ConfigError, TTSCacheError
 
-_COMMANDS = (demo, serve, encode, verify, make_checkpoint)
+_COMMANDS = (demo, serve, encode, verify, make_checkpoint, stage_config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

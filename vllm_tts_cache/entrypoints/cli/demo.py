@@ -17,6 +17,7 @@ from rich.status import Status
 from vllm_tts_cache.entrypoints.cli import work_dir
 from vllm_tts_cache.errors import ConfigError, ServerFaultError
 from vllm_tts_cache.files import storage_errors
+from vllm_tts_cache.testing.families import FAMILIES, ServedFamily
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from vllm_tts_cache.entrypoints.cli.demo_story import Act, Outcome, Story
     from vllm_tts_cache.testing.server import Server, ServerOptions
 
-SAMPLE_RATE_HZ = 24_000
 _WIDTH = 88  # of the table, where the output is no terminal
 
 _DESCRIPTION = """\
@@ -44,7 +44,7 @@ def add_parser(
         description=_DESCRIPTION,
     )
     add = parser.add_argument
-    add("--family", choices=sorted(work_dir.FAMILIES), default="qwen3-tts")
+    add("--family", choices=sorted(FAMILIES), default="qwen3-tts")
     add(
         "--work",
         type=Path,
@@ -67,37 +67,40 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.port is not None:
         _check_unused(arguments.port)
     work = work_dir.own(arguments.work)
+    family = FAMILIES[arguments.family]
     _end_by_exception()
     progress = Console(stderr=True)
     with progress.status("starting") as status:
         model = work_dir.tiny_checkpoint(
-            work, arguments.family, lambda step: status.update(f"writing the {step}")
+            work, family, lambda step: status.update(f"writing the {step}")
         )
         progress.print(f"checkpoint (random weights, not a model): {model}")
-        story = _tell(work, model, arguments.port, status)
+        story = _tell(work, family, model, arguments.port, status)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(_table(story.outcomes))
-    folder = _save_audio(work, story.outcomes)
+    console.print(_table(story))
+    folder = _save_audio(work, story.outcomes, family.sample_rate_hz)
     console.print(f"audio: {folder}", soft_wrap=True)
     return _verdict(console, story, work)
 
 
-def _tell(work: Path, model: Path, port: int | None, status: Status) -> "Story":
-    from vllm_tts_cache.entrypoints.cli.demo_story import (
-        FIRST_SERVER,
-        SECOND_SERVER,
-        Story,
-    )
+def _tell(
+    work: Path, family: ServedFamily, model: Path, port: int | None, status: Status
+) -> "Story":
+    from vllm_tts_cache.entrypoints.cli.demo_story import Story, acts_of
     from vllm_tts_cache.testing.server import ServerOptions
 
     samples_dir = work_dir.emptied(work / "speakers")
     logs = work_dir.emptied(work / "logs")
-    story = Story()
-    for number, acts in enumerate((FIRST_SERVER, SECOND_SERVER), start=1):
-        log = logs / f"server-{number}.log"
+    story = Story(encoders=family.encoders)
+    for number, acts in enumerate(acts_of(family), start=1):
         options = ServerOptions(
-            model=model, samples_dir=samples_dir, log_path=log, port=port
+            model=model,
+            samples_dir=samples_dir,
+            log_path=logs / f"server-{number}.log",
+            port=port,
+            arguments=family.arguments,
         )
+        story.begin_server()
         _play(options, acts, story, status)
     return story
 
@@ -148,13 +151,12 @@ def _serving(options: "ServerOptions", status: Status) -> "Iterator[Server]":
             raise
 
 
-def _table(outcomes: "Sequence[Outcome]") -> "Table":
+def _table(story: "Story") -> "Table":
     from rich import box
     from rich.table import Table
 
-    from vllm_tts_cache.entrypoints.cli.demo_story import FIRST_SERVER
-
-    caption = "encodes: speaker/codec, since that server's start"
+    encoders = "/".join(story.encoders)
+    caption = f"encodes: {encoders}, since that server's start"
     narrow = (0, 0, 0, 1)  # 80 columns are enough
     table = Table(box=box.SIMPLE_HEAD, padding=narrow, pad_edge=False, caption=caption)
     table.add_column("step", no_wrap=True)
@@ -162,23 +164,23 @@ def _table(outcomes: "Sequence[Outcome]") -> "Table":
         table.add_column(heading, justify="right")
     table.add_column("sha256")
     table.add_column("")
-    for outcome in outcomes:
-        is_last = outcome.act is FIRST_SERVER[-1]
-        table.add_row(*_cells(outcome), end_section=is_last)
+    for number, outcome in enumerate(story.outcomes):
+        if number in story.starts:
+            table.add_section()
+        table.add_row(*_cells(outcome, story.encoders))
     return table
 
 
-def _cells(outcome: "Outcome") -> list[str]:
+def _cells(outcome: "Outcome", encoders: "Sequence[str]") -> list[str]:
     from vllm_tts_cache.entrypoints.cli.demo_story import sha256_prefix
-    from vllm_tts_cache.families.qwen3_tts import CODEC, SPEAKER
 
-    answer, encodes = outcome.answer, outcome.encodes
+    answer = outcome.answer
     ttfa = answer.ttfa_seconds
     return [
         outcome.act.label,
         str(answer.status),
         answer.cache or "",
-        f"{encodes.get(SPEAKER, 0)}/{encodes.get(CODEC, 0)}",
+        "/".join(str(outcome.encodes.get(name, 0)) for name in encoders),
         "" if ttfa is None else f"{1000 * ttfa:.0f}",
         str(len(answer.audio)) if answer.audio else "",
         sha256_prefix(answer.audio) if answer.audio else "",
@@ -186,7 +188,7 @@ def _cells(outcome: "Outcome") -> list[str]:
     ]
 
 
-def _save_audio(work: Path, outcomes: "Sequence[Outcome]") -> Path:
+def _save_audio(work: Path, outcomes: "Sequence[Outcome]", sample_rate_hz: int) -> Path:
     folder = work_dir.emptied(work / "audio")
     for number, outcome in enumerate(outcomes, start=1):
         if not outcome.answer.audio:
@@ -196,7 +198,7 @@ def _save_audio(work: Path, outcomes: "Sequence[Outcome]") -> Path:
         with storage_errors(path), wave.open(str(path), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
-            file.setframerate(SAMPLE_RATE_HZ)
+            file.setframerate(sample_rate_hz)
             file.writeframes(outcome.answer.audio)
     return folder
 

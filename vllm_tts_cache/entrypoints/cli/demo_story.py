@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from vllm_tts_cache.families.qwen3_tts import CODEC, SPEAKER
 from vllm_tts_cache.testing.client import SpeechClient, data_url
 from vllm_tts_cache.testing.clips import SPEECH
+from vllm_tts_cache.testing.families import ServedFamily
 
 VOICE = "keeper"
 SECOND_VOICE = "keeper again"
@@ -21,7 +21,7 @@ class Answer:
 
     Attributes:
         body: A JSON answer, or the error of a speech request, as text.
-        audio: 24 kHz mono 16-bit samples; empty if the request asked for none.
+        audio: Mono 16-bit samples; empty if the request asked for none.
     """
 
     status: int
@@ -60,10 +60,21 @@ class Outcome:
 
 @dataclass(slots=True)
 class Story:
-    """What has happened so far, and the audio that later answers must equal."""
+    """What has happened so far, and the audio that later answers must equal.
 
+    Attributes:
+        encoders: Of the family that is served.
+        starts: Numbers of the outcomes that are the first of a server.
+    """
+
+    encoders: tuple[str, ...]
+    starts: list[int] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     takes: dict[str, bytes] = field(default_factory=dict)
+
+    def begin_server(self) -> None:
+        """Note that the next act meets a new server."""
+        self.starts.append(len(self.outcomes))
 
     def perform(self, act: Act, client: SpeechClient) -> Outcome:
         """Send the request and judge its answer.
@@ -75,7 +86,7 @@ class Story:
         problems = (
             *_problems(act, answer),
             *self._audio_problems(act, answer),
-            *_encode_problems(act, workers),
+            *_encode_problems(act, self.encoders, workers),
         )
         outcome = Outcome(
             act=act, answer=answer, encodes=client.encodes(), problems=problems
@@ -116,9 +127,11 @@ def _problems(act: Act, answer: Answer) -> list[str]:
     return problems
 
 
-def _encode_problems(act: Act, workers: list[dict[str, object]]) -> list[str]:
+def _encode_problems(
+    act: Act, encoders: tuple[str, ...], workers: list[dict[str, object]]
+) -> list[str]:
     problems = []
-    wanted = dict.fromkeys((SPEAKER, CODEC), act.num_encodes)
+    wanted = dict.fromkeys(encoders, act.num_encodes)
     for worker in workers:
         if worker["encodes"] != wanted:
             problems.append(f"encodes are {worker['encodes']} instead of {wanted}")
@@ -195,3 +208,17 @@ SECOND_SERVER = (
     Act(label="inline after restart", send=_inline, num_encodes=0, take=IN_CONTEXT),
     Act(label="x-vector after restart", send=_x_vector, num_encodes=0, take=X_VECTOR),
 )
+
+
+def acts_of(family: ServedFamily) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
+    """Return what the first and the second server are asked.
+
+    A family that clones in context only is not asked for anything else.
+    """
+    if family.family.clones_from_embeddings:
+        return FIRST_SERVER, SECOND_SERVER
+    first, second = (
+        tuple(act for act in acts if act.take != X_VECTOR)
+        for acts in (FIRST_SERVER, SECOND_SERVER)
+    )
+    return first, second

@@ -11,6 +11,7 @@ from rich.console import Console
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import work_dir
 from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.testing.families import FAMILIES
 
 _DESCRIPTION = """\
 Run `vllm serve` on the CPU with what a small machine needs, by default with a tiny
@@ -48,7 +49,7 @@ def add_parser(
     )
     add = parser.add_argument
     add("--port", type=int, default=8091, help="(%(default)s)")
-    add("--family", choices=sorted(work_dir.FAMILIES), default="qwen3-tts")
+    add("--family", choices=sorted(FAMILIES), default="qwen3-tts")
     add("--model", type=Path, metavar="DIR", help="a checkpoint of your own")
     add(
         "--samples-dir",
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: The model is no directory, or a setting is wrong.
         StorageError: The checkpoint cannot be written.
     """
-    from vllm_tts_cache.testing.server import QWEN3_TTS_CPU, Server, ServerOptions
+    from vllm_tts_cache.testing.server import Server, ServerOptions
 
     load_settings()  # a wrong one is said here in one line, not in a log of hundreds
     console = Console(stderr=True, soft_wrap=True)
@@ -89,12 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         samples_dir=_samples_dir(arguments, work),
         log_path=work / "unused.log",
         port=arguments.port,
-        arguments=(
-            "--omni",
-            "--deploy-config",
-            str(QWEN3_TTS_CPU),
-            *arguments.arguments,
-        ),
+        arguments=(*FAMILIES[arguments.family].arguments, *arguments.arguments),
     )
     server = Server(options)
     console.print(f"voices: {options.samples_dir}", markup=False)
@@ -112,7 +108,9 @@ def _model(arguments: argparse.Namespace, work: Path, console: Console) -> Path:
         return arguments.model.absolute()
     with console.status("starting") as status:
         path = work_dir.tiny_checkpoint(
-            work, arguments.family, lambda step: status.update(f"writing the {step}")
+            work,
+            FAMILIES[arguments.family],
+            lambda step: status.update(f"writing the {step}"),
         )
     console.print(f"checkpoint (random weights, not a model): {path}", markup=False)
     return path

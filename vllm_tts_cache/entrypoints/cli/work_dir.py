@@ -1,6 +1,5 @@
 """Directories that the trial commands may fill and empty, and what they put there."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -9,9 +8,7 @@ from pathlib import Path
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.testing.directories import MARKER
-from vllm_tts_cache.testing.qwen3_tts.options import CheckpointOptions
-
-FAMILIES = {"qwen3": "qwen3-tts", "qwen3-tts": "qwen3-tts"}
+from vllm_tts_cache.testing.families import ServedFamily
 
 _OURS = ".vllm-tts-cache-work"
 
@@ -49,19 +46,16 @@ def emptied(directory: Path) -> Path:
     return directory
 
 
-def tiny_checkpoint(work: Path, family: str, report: Callable[[str], None]) -> Path:
+def tiny_checkpoint(
+    work: Path, family: ServedFamily, report: Callable[[str], None]
+) -> Path:
     """Return a checkpoint with random weights, written unless it is there already.
 
     Raises: ConfigError, StorageError.
     """
-    options = CheckpointOptions()
-    path = work / f"tiny-{FAMILIES[family]}"
-    wanted = {"family": FAMILIES[family], **dataclasses.asdict(options)}
-    if _written_options(path) != wanted:
-        # Only here: it imports torch.
-        from vllm_tts_cache.testing.qwen3_tts.write import write_qwen3_tts_checkpoint
-
-        write_qwen3_tts_checkpoint(path, options, force=True, report=report)
+    path = work / f"tiny-{family.name}"
+    if _written_options(path) != family.marker:
+        family.write_checkpoint(path, report)
     return path
 
 

@@ -1,0 +1,85 @@
+import pytest
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
+
+from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.entrypoints.clone_request import (
+    as_clone,
+    clone_mode,
+    refuse_embedding,
+)
+from vllm_tts_cache.entrypoints.resolve import Clip
+from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families import fish_speech, qwen3_tts
+from vllm_tts_cache.families.base import CloneMode
+from vllm_tts_cache.families.speaker_ref import SpeakerRef
+
+QWEN, FISH = qwen3_tts.FAMILY, fish_speech.FAMILY
+X_VECTOR, IN_CONTEXT = CloneMode.X_VECTOR, CloneMode.IN_CONTEXT
+CLIP = Clip(
+    ref=SpeakerRef(audio_sha256="0" * 64, segment=Segment.REGISTERED),
+    num_samples=24_000,
+    sample_rate_hz=24_000,
+)
+
+
+def asked(**fields):
+    return OpenAICreateSpeechRequest(input="Hi.", **fields)
+
+
+def mode(family, stored=None, *, inline=False, **fields):
+    request = asked(**fields)
+    return clone_mode(family, request, stored_ref_text=stored, inline=inline)
+
+
+@pytest.mark.parametrize("family", [QWEN, FISH], ids=lambda f: f.name)
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_transcript_asks_for_an_in_context_clone(family, inline):
+    assert mode(family, inline=inline, ref_text="words") is IN_CONTEXT
+    assert mode(family, stored="words", inline=inline) is IN_CONTEXT
+    assert mode(family, stored="words", inline=inline, ref_text=" ") is IN_CONTEXT
+
+
+def test_without_a_transcript_a_registered_voice_is_an_x_vector_clone():
+    assert mode(QWEN) is X_VECTOR
+    assert mode(QWEN, stored="words", x_vector_only_mode=True) is X_VECTOR
+    assert mode(QWEN, inline=True, x_vector_only_mode=True) is X_VECTOR
+
+
+@pytest.mark.parametrize("fields", [{"inline": True}, {"x_vector_only_mode": False}])
+def test_without_a_transcript_nothing_else_is_an_x_vector_clone(fields):
+    with pytest.raises(InvalidSpeakerError, match="Give ref_text"):
+        mode(QWEN, **fields)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("ref_text", [None, "", " \n"])
+def test_a_family_that_clones_in_context_only_needs_the_transcript(inline, ref_text):
+    with pytest.raises(InvalidSpeakerError, match="requires 'ref_text'") as raised:
+        mode(FISH, inline=inline, ref_text=ref_text)
+    assert raised.value.field == "ref_text"
+
+
+def test_a_family_without_x_vectors_refuses_them_and_embeddings():
+    with pytest.raises(InvalidSpeakerError, match="in context only"):
+        mode(FISH, stored="words", x_vector_only_mode=True)
+    with pytest.raises(InvalidSpeakerError, match="not from an embedding"):
+        refuse_embedding(FISH, "voice")
+    refuse_embedding(QWEN, "voice")
+
+
+def test_the_host_sees_no_voice_and_no_audio():
+    request = asked(voice="Ann", ref_text="  ", ref_audio="data:audio/wav;base64,AAAA")
+    speaker, seen = as_clone(request, CLIP, IN_CONTEXT, stored_ref_text="stored words")
+    assert (seen.voice, seen.ref_audio, seen.task_type) == (None, "data:,", "Base")
+    assert (seen.ref_text, seen.x_vector_only_mode) == ("stored words", False)
+    assert speaker.clip is CLIP and speaker.in_context
+    _, seen = as_clone(request, CLIP, X_VECTOR, stored_ref_text="stored words")
+    assert (seen.ref_text, seen.x_vector_only_mode) == (None, True)
+    assert request.voice == "Ann"
+
+
+def test_what_is_precomputed_depends_on_the_modes_that_a_family_has():
+    assert QWEN.precomputed(has_transcript=False) == ("speaker",)
+    assert QWEN.precomputed(has_transcript=True) == ("speaker", "codec")
+    assert FISH.precomputed(has_transcript=False) == ("codec",)
+    assert FISH.precomputed(has_transcript=True) == ("codec",)

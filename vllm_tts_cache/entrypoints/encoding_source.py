@@ -1,0 +1,51 @@
+"""Encodings in the API process, for families whose prompts are built from them."""
+
+import asyncio
+
+from vllm_tts_cache.encodings.cache import EncodingCache
+from vllm_tts_cache.encodings.key import EncodingKey
+from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.entrypoints.ensure import Ensurer
+from vllm_tts_cache.entrypoints.workers import Workers, encoding_of
+from vllm_tts_cache.families.speaker_ref import SpeakerRef
+
+
+class EncodingSource:
+    """Memory of this process, the disk, and where that fails the worker itself."""
+
+    def __init__(self, cache: EncodingCache, ensurer: Ensurer, workers: Workers):
+        self._cache = cache
+        self._ensurer = ensurer
+        self._workers = workers
+
+    async def get(
+        self, ref: SpeakerRef, encoder_name: str
+    ) -> tuple[EncodingKey, Encoding]:
+        """Return an encoding that ``Ensurer.ensure`` has made sure of.
+
+        Raises:
+            EncodeError: It is gone again, or the worker's copy is damaged.
+            WorkerRPCError: The workers could not be asked.
+        """
+        fingerprint = (await self._ensurer.fingerprints())[encoder_name]
+        key = EncodingKey(
+            audio_sha256=ref.audio_sha256, encoder_fingerprint=fingerprint
+        )
+        found = await asyncio.to_thread(self._cache.get, key, ref.segment)
+        if found is None:
+            # The disk did not take it, or does not give it: that costs time only.
+            found = await self._of_a_worker(key, encoder_name)
+        return key, found
+
+    def forget(self, audio_sha256: str) -> None:
+        """Drop the audio's encodings.
+
+        Raises: StorageError.
+        """
+        self._cache.forget(audio_sha256)
+
+    async def _of_a_worker(self, key: EncodingKey, encoder_name: str) -> Encoding:
+        answers = await self._workers.call(
+            "tts_cache_encoding", key.audio_sha256, encoder_name
+        )
+        return encoding_of(answers, key)

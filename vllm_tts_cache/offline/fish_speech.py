@@ -1,0 +1,61 @@
+"""Prompts for Fish Speech in an ``Omni`` engine: real token ids, the codes in them."""
+
+from functools import cached_property
+from typing import Any
+
+from vllm.inputs import tokens_input
+
+from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
+from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
+from vllm_tts_cache.families.speaker_ref import FIELD
+from vllm_tts_cache.offline.workers import OfflineWorkers, PreparedSpeaker
+
+
+class FishSpeechPrompts:
+    """Of one checkpoint.
+
+    Args:
+        model: Its folder, or Hugging Face id.
+        config: Its ``config.json``.
+        workers: Who have the codes.
+    """
+
+    family = FAMILY
+
+    def __init__(self, model: str, config: dict[str, Any], workers: OfflineWorkers):
+        self._model = model
+        self._config = config
+        self._workers = workers
+
+    def prompt(
+        self, speaker: PreparedSpeaker, text: str, _language: str
+    ) -> dict[str, Any]:
+        """Return the prompt that speaks ``text``, in the language that it is in.
+
+        Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
+        """
+        assert speaker.ref_text is not None  # `prepare` has refused it
+        fish_prompt.checked_text("text", text)
+        fish_prompt.checked_text("ref_text", speaker.ref_text)
+        key, encoding = self._workers.encoding(speaker.ref, CODEC)
+        built = self._builder.clone(text, speaker.ref_text, key, encoding["codes"])
+        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=built.token_ids)}
+        prompt["additional_information"] = {
+            FIELD: speaker.ref.to_wire(),
+            fish_prompt.FIELD: built.reference.to_wire(),
+        }
+        prompt["cache_salt"] = built.salt
+        return prompt
+
+    @cached_property
+    def _builder(self) -> fish_prompt.PromptBuilder:
+        from transformers import AutoTokenizer
+        from vllm_omni.model_executor.models.fish_speech.configuration_fish_speech import (  # noqa: E501
+            FishSpeechConfig,
+        )
+
+        config = FishSpeechConfig(**self._config)
+        return fish_prompt.PromptBuilder(
+            tokenizer=AutoTokenizer.from_pretrained(self._model),
+            first_semantic_id=int(config.semantic_start_token_id),
+        )
