@@ -317,6 +317,36 @@ def test_codes_that_do_not_fit_the_prompt_fail_their_request(slow_ar, voice, cod
     assert forced(slow_ar, "neighbour", "request") == ["request"]
 
 
+def behind(slow_ar, voice, info, request_id):
+    """Prefill as after a hit in the KV that covers the whole reference."""
+    start, num_frames = voice.info[fish_prompt.FIELD]
+    begin = start + num_frames
+    preprocess(
+        slow_ar,
+        voice.ids[begin:],
+        {**info, "request_id": request_id},
+        begin,
+        len(voice.ids),
+    )
+
+
+def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
+    slow_ar, voice
+):
+    """Scheduled before the scheduler dropped it: without this, nobody's voice."""
+    prefill(slow_ar, voice.ids, voice.info, request_id="first")
+    behind(slow_ar, voice, voice.info, "before")
+    voice.remember(random_codes(69))  # not what the prompt was made for
+    prefill(slow_ar, voice.ids, voice.info, request_id="failed")
+    behind(slow_ar, voice, voice.info, "after")
+    voice.remember(random_codes())
+    behind(slow_ar, voice, voice.info, "still")
+    prefill(slow_ar, voice.ids, voice.info, request_id="whole")
+    behind(slow_ar, voice, voice.info, "again")
+    names = ("before", "failed", "after", "still", "whole", "again")
+    assert forced(slow_ar, *names) == ["failed", "after", "still"]
+
+
 def test_nothing_else_can_sample_the_id_that_ends_a_request(slow_ar):
     assert not slow_ar._semantic_allowed_mask[NO_SPEAKER_PROMPT]
     assert slow_ar._semantic_allowed_mask.sum() == 4_096 + 1

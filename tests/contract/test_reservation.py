@@ -6,55 +6,34 @@ played, by a dice that says which token each request samples and which stop earl
 
 import random
 from collections import deque
-from copy import deepcopy
 from dataclasses import dataclass, field
-from zlib import crc32
 
 import pytest
-import torch
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    SlidingWindowSpec,
-)
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.request import RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
-from vllm_omni.engine.arg_utils import OmniEngineArgs
 
+from tests.real_scheduler import (
+    ATTENTION,
+    BLOCK_SIZE,
+    FULL,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    STOP,
+    fish_stage_config,
+    new_request,
+    new_scheduler,
+)
 from vllm_tts_cache.model_executor import reservation
 
-BLOCK_SIZE = 32
-NUM_BLOCKS = 40  # one of them is the null block
-MAX_MODEL_LEN = 512
-MAX_NUM_SEQS = 8
-STOP, OTHER = 7, 8
-ATTENTION = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.bfloat16}
-FULL = FullAttentionSpec(block_size=BLOCK_SIZE, **ATTENTION)
+OTHER = 8
 SLIDING = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=64, **ATTENTION)
 
 
 @pytest.fixture(scope="module")
 def stage_config(fish_speech_checkpoint):
-    init_none_hash(sha256)
-    return OmniEngineArgs(
-        model=str(fish_speech_checkpoint),
-        model_stage="fish_speech_slow_ar",
-        model_arch="FishSpeechSlowARForConditionalGeneration",
-        worker_type="ar",
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS,
-        enable_prefix_caching=True,
-        block_size=BLOCK_SIZE,
-        async_scheduling=False,
-    ).create_engine_config()
+    return fish_stage_config(fish_speech_checkpoint)
 
 
 @pytest.fixture
@@ -65,34 +44,6 @@ def installed():
         yield
 
 
-def new_scheduler(
-    config,
-    *,
-    asynchronous=False,
-    policy="fcfs",
-    num_blocks=NUM_BLOCKS,
-    groups=(FULL,),
-    architecture=None,
-):
-    config = deepcopy(config)
-    config.cache_config.num_gpu_blocks = num_blocks
-    config.scheduler_config.async_scheduling = asynchronous
-    config.scheduler_config.policy = policy
-    config.model_config.model_arch = architecture or config.model_config.model_arch
-    return (OmniARAsyncScheduler if asynchronous else OmniARScheduler)(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[
-                KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(groups)
-            ],
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_SIZE,
-    )
-
-
 def without_reservation(scheduler):
     vars(scheduler.kv_cache_manager).pop("allocate_slots", None)
     return scheduler
@@ -101,14 +52,6 @@ def without_reservation(scheduler):
 def reserves(scheduler):
     allocate = scheduler.kv_cache_manager.allocate_slots
     return isinstance(allocate, reservation.ReservingAllocator)
-
-
-def new_request(name, prompt, max_tokens, **kwargs):
-    if isinstance(prompt, int):
-        prompt = [crc32(name.encode())] * prompt
-    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP])
-    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
-    return Request(name, prompt, params, None, block_hasher=hasher, **kwargs)
 
 
 def usable_blocks(scheduler):

@@ -59,6 +59,31 @@ class FailedRequests:
         return logits
 
 
+class DoubtfulPrefixes:
+    """Voices whose KV prefix may hold no voice, because a request of theirs failed.
+
+    The scheduler drops a failed request's blocks when it takes in its output. A request
+    of the same voice that was scheduled before that may have found them, and would
+    speak with nobody's voice.
+    """
+
+    def __init__(self) -> None:
+        self._shas: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, audio_sha256: str) -> bool:
+        return audio_sha256 in self._shas
+
+    def add(self, audio_sha256: str) -> None:
+        """Doubt the voice's prefix from now on."""
+        self._shas[audio_sha256] = None
+        while len(self._shas) > MAX_FAILED_REQUESTS:
+            self._shas.popitem(last=False)
+
+    def clear(self, audio_sha256: str) -> None:
+        """A request has computed the prefix from its first frame: it is good again."""
+        self._shas.pop(audio_sha256, None)
+
+
 def request_id_of(info: Mapping[str, Any]) -> str:
     """Return the id of the request that ``preprocess`` was given this of.
 

@@ -14,6 +14,7 @@ from vllm_tts_cache.families.fish_speech import CODEC
 from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
 from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
 from vllm_tts_cache.model_executor.failed_requests import (
+    DoubtfulPrefixes,
     FailedRequests,
     request_id_of,
 )
@@ -46,6 +47,7 @@ class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._failed_requests = FailedRequests()
+        self._doubtful = DoubtfulPrefixes()
         self._batch_req_ids: list[str] = []
         if getattr(vllm_config.model_config, "use_v2_model_runner", False):
             # Only then does that runner say which row of the logits is whose.
@@ -110,32 +112,53 @@ class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
         if request_id in self._failed_requests:  # an earlier chunk of it did
             return
         try:
-            self._add_reference(rows, info)
+            if (ref := SpeakerRef.from_info(info)) is None:
+                raise TTSCacheError("it names nobody")
+            self._add_reference(rows, info, ref)
+            self._count_if_complete(rows, info)
         except Exception as exc:  # noqa: BLE001  raising here would end the engine
             self._failed_requests.add(request_id, exc, self.tts_cache_speakers)
 
-    def _add_reference(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
+    def _add_reference(
+        self, rows: torch.Tensor, info: Mapping[str, Any], ref: SpeakerRef
+    ) -> None:
         """Add the codes' embeddings where the span holds frames of the reference."""
         frames = ReferenceFrames.from_info(info)
         begin = int(info.get("_omni_num_computed_tokens", 0))
+        if begin > frames.start and ref.audio_sha256 in self._doubtful:
+            raise TTSCacheError("what another request of it failed with was in the KV")
         first = max(frames.start, begin)
         last = min(frames.start + frames.num_frames, begin + rows.shape[0])
         if first >= last:
             return  # their KV is in the prefix cache, or they come in another chunk
-        codes = self._codes(info, frames.num_frames)[
+        codes = self._codes_or_doubt(ref, frames)[
             first - frames.start : last - frames.start
         ]
         summed = self._codebook_sums(torch.tensor(codes, dtype=torch.long))
         span = rows[first - begin : last - begin]
         span.add_(summed.to(rows.dtype)).div_(math.sqrt(self._num_codebooks + 1))
+        if first == frames.start:
+            self._doubtful.clear(ref.audio_sha256)
 
-    def _codes(self, info: Mapping[str, Any], num_frames: int) -> Array:
+    def _count_if_complete(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
+        end = int(info.get("_omni_num_computed_tokens", 0)) + rows.shape[0]
+        is_last = end >= int(info.get("_omni_prompt_len", end))
+        if is_last and self.tts_cache_speakers is not None:
+            self.tts_cache_speakers.count_prompt()
+
+    def _codes_or_doubt(self, ref: SpeakerRef, frames: ReferenceFrames) -> Array:
+        try:
+            return self._codes(ref, frames.num_frames)
+        except Exception:
+            self._doubtful.add(ref.audio_sha256)
+            raise
+
+    def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
         """``(num_frames, num_codebooks)``, each inside its codebook.
 
         Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
         """
-        ref = SpeakerRef.from_info(info)
-        if ref is None or self.tts_cache_speakers is None:
+        if self.tts_cache_speakers is None:
             raise TTSCacheError("this checkpoint clones no voices")
         codes = self.tts_cache_speakers.prompt(ref, (CODEC,))[CODEC]["codes"]
         expected = (num_frames, self._num_codebooks)

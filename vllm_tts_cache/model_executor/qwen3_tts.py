@@ -75,6 +75,7 @@ class CachedQwen3TTSTalker(Qwen3TTSTalkerForConditionalGeneration):
         in_context = not (info.get("x_vector_only_mode") or [False])[0]
         mode = CloneMode.of(in_context=in_context)
         found = self.tts_cache_speakers.prompt(ref, FAMILY.encoders[mode])
+        self.tts_cache_speakers.count_prompt()
         embedding = torch.tensor(found[SPEAKER]["speaker_embedding"])
         prompt = {"ref_spk_embedding": embedding, "icl_mode": in_context}
         if in_context:

@@ -10,8 +10,9 @@ from typing import Any
 
 from vllm_tts_cache.families.speaker_ref import FIELD
 
-# The last id of the codec vocabulary. The talker masks every id from 2048 up but
-# its end of speech, so this one appears only where we force it.
+# The last id of Qwen3-TTS's codec vocabulary, where the talker masks every id from 2048
+# up but its end of speech; and a text id of Fish Speech, which masks all of those. So
+# this one appears only where we force it.
 NO_SPEAKER_PROMPT = 3071
 
 REASON = (
@@ -45,7 +46,18 @@ def _update_request_with_output(
     request.status = RequestStatus.FINISHED_ERROR
     request.stop_reason = REASON
     request.resumable = False
+    _forget_prefix(self.kv_cache_manager, request.request_id)
     return [], True
+
+
+def _forget_prefix(kv_cache_manager: Any, request_id: str) -> None:
+    """Take the request's blocks out of the prefix cache.
+
+    They were put there when they were scheduled, under the voice's ids and salt, and
+    hold no voice: the next request of it would speak with them, and not fail.
+    """
+    groups = kv_cache_manager.get_block_ids(request_id)
+    kv_cache_manager.evict_blocks({block for group in groups for block in group})
 
 
 def _names_a_speaker(request: Any) -> bool:

@@ -46,6 +46,7 @@ class WorkerSpeakers:
         self._republishing = threading.Lock()
         self._num_encodes: Counter[str] = Counter()
         self._num_in_place = 0
+        self._num_prompts = 0
         self._num_failed_prompts = 0
 
     @property
@@ -94,6 +95,10 @@ class WorkerSpeakers:
         """
         return {name: self._encoding(ref, name) for name in encoder_names}
 
+    def count_prompt(self) -> None:
+        """Count a request that got its speaker prompt, from here or from its KV."""
+        self._num_prompts += 1
+
     def stored_encoding(self, audio_sha256: str, encoder_name: str) -> bytes | None:
         """Return an encoding in its stored form; None if no tier has it."""
         key = self._key(audio_sha256, encoder_name)
@@ -116,6 +121,7 @@ class WorkerSpeakers:
             **self._cache.stats(),
             "encodes": {name: self._num_encodes[name] for name in self._encoders},
             "in_place_encodes": self._num_in_place,
+            "prompts": self._num_prompts,
             "failed_prompts": self._num_failed_prompts,
             "in_flight": self._queue.num_in_flight,
         }

@@ -7,11 +7,19 @@ GPU{AR,Generation}ModelRunner -> OmniGPUModelRunner -> ... -> GPUModelRunner``.
 from typing import Any
 
 import torch
+from vllm.v1.attention.backends.registry import (
+    AttentionBackendEnum,
+    register_backend,
+)
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
+
+INVARIANT_ATTENTION = (
+    "vllm_tts_cache.platforms.cpu_attention.InvariantCPUAttentionBackend"
+)
 
 
 class _CPURunner(CPUModelRunner):
@@ -92,6 +100,11 @@ class CPUARWorker(_CPUWorker):
     """Worker of autoregressive stages."""
 
     model_runner_cls = CPUARModelRunner
+
+    def init_device(self) -> None:
+        """Choose the attention before the model, which looks it up, is built."""
+        register_backend(AttentionBackendEnum.CPU_ATTN, INVARIANT_ATTENTION)
+        super().init_device()
 
 
 class CPUGenerationWorker(_CPUWorker):

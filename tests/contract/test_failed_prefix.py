@@ -1,0 +1,99 @@
+"""What a failed request left in the prefix cache serves nobody: the real scheduler."""
+
+from typing import Any
+
+import pytest
+from vllm.v1.engine import FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+
+from tests.real_scheduler import (
+    BLOCK_SIZE,
+    fish_stage_config,
+    new_request,
+    new_scheduler,
+)
+from vllm_tts_cache.families.speaker_ref import FIELD
+from vllm_tts_cache.model_executor import scheduler as ours
+
+NUM_TOKENS = 5 * BLOCK_SIZE + 3
+PROMPT = [11] * NUM_TOKENS
+OTHER_TOKEN = 8
+
+
+@pytest.fixture(scope="module")
+def stage_config(fish_speech_checkpoint):
+    return fish_stage_config(fish_speech_checkpoint)
+
+
+@pytest.fixture
+def scheduler(stage_config):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("__init__", "_update_request_with_output"):
+            patch.setattr(OmniARScheduler, name, getattr(OmniARScheduler, name))
+        ours.install()
+        yield new_scheduler(stage_config)
+
+
+def clone(name, salt="voice"):
+    request: Any = new_request(name, PROMPT, 4, cache_salt=salt)
+    request.additional_information = {FIELD: ["0" * 64, "registered"]}
+    return request
+
+
+def step(scheduler, token):
+    """One step in which every request samples ``token``; what the clients are told."""
+    scheduled = scheduler.schedule()
+    ids = list(scheduled.num_scheduled_tokens)
+    output = ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={name: i for i, name in enumerate(ids)},
+        sampled_token_ids=[[token] for _ in ids],
+    )
+    told = scheduler.update_from_output(scheduled, output)
+    outputs = [o for each in told.values() for o in each.outputs]
+    return scheduled, {o.request_id: o.finish_reason for o in outputs}
+
+
+def num_cached(scheduled, name):
+    (new,) = [r for r in scheduled.scheduled_new_reqs if r.req_id == name]
+    return new.num_computed_tokens
+
+
+def test_the_next_request_of_the_voice_computes_its_prefix_again(scheduler):
+    scheduler.add_request(clone("failed"))
+    _, told = step(scheduler, ours.NO_SPEAKER_PROMPT)
+    assert told == {"failed": FinishReason.ERROR}
+    scheduler.add_request(clone("next"))
+    scheduled, _ = step(scheduler, OTHER_TOKEN)
+    assert num_cached(scheduled, "next") == 0
+
+
+def test_a_prefix_that_did_not_fail_is_found(scheduler):
+    scheduler.add_request(clone("first"))
+    step(scheduler, OTHER_TOKEN)
+    scheduler.add_request(clone("next"))
+    scheduled, _ = step(scheduler, OTHER_TOKEN)
+    assert num_cached(scheduled, "next") == 5 * BLOCK_SIZE
+
+
+def test_another_voice_keeps_its_prefix(scheduler):
+    scheduler.add_request(clone("other", salt="another voice"))
+    step(scheduler, OTHER_TOKEN)
+    scheduler.add_request(clone("failed"))
+    scheduled = scheduler.schedule()
+    ids = list(scheduled.num_scheduled_tokens)
+    sampled = [
+        [ours.NO_SPEAKER_PROMPT if name == "failed" else OTHER_TOKEN] for name in ids
+    ]
+    scheduler.update_from_output(
+        scheduled,
+        ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={name: i for i, name in enumerate(ids)},
+            sampled_token_ids=sampled,
+        ),
+    )
+    scheduler.add_request(clone("next", salt="another voice"))
+    scheduled, _ = step(scheduler, OTHER_TOKEN)
+    assert num_cached(scheduled, "next") == 5 * BLOCK_SIZE
