@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
+    build_fish_voice_clone_prompt_ids,
+)
 
 from vllm_tts_cache.encodings.key import EncodingKey
 from vllm_tts_cache.errors import InvalidSpeakerError
@@ -13,6 +16,7 @@ from vllm_tts_cache.families.fish_speech.prompt import (
     PromptBuilder,
     ReferenceFrames,
     checked_text,
+    salt_of,
 )
 
 KEY = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="f" * 64)
@@ -56,6 +60,48 @@ def test_texts_of_one_voice_share_its_prefix_and_its_salt(builder):
     shared = first.reference.start + first.reference.num_frames + 2
     assert first.token_ids[:shared] == second.token_ids[:shared]
     assert shared // BLOCK * BLOCK / len(second.token_ids) >= 0.85
+
+
+# Also what tokenizers treat apart: white space, marks, tags, several scripts.
+TEXTS = st.text(max_size=80) | st.text(" \n\tab.,<|>:0é漢😀\u0301", max_size=40)
+TAGGED = st.builds(
+    "{}<speaker:{}>{}<|phoneme_start|>{}<|phoneme_end|>".format,
+    TEXTS,
+    st.integers(0, 9),
+    TEXTS,
+    TEXTS,
+)
+
+
+def has_no_control_token(text):
+    try:
+        checked_text("input", text)
+    except InvalidSpeakerError:
+        return False
+    return True
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=(TEXTS | TAGGED).filter(has_no_control_token),
+    ref_text=(TEXTS | TAGGED).filter(has_no_control_token),
+    num_frames=st.integers(0, 40),
+)
+def test_the_ids_are_the_hosts(builder, text, ref_text, num_frames):
+    given_codes = codes(num_frames)
+    semantic = [151_678 + int(code) for code in given_codes[:, 0]]
+    hosts, _, _ = build_fish_voice_clone_prompt_ids(
+        builder.tokenizer, text, ref_text, semantic
+    )
+    voice = builder.voice(ref_text, KEY, given_codes)
+    for _ in range(2):  # the part of the voice can be used again
+        prompt = builder.speak(voice, text)
+        assert prompt.token_ids == hosts
+        assert prompt.salt == voice.salt == salt_of(KEY, ref_text)
+
+
+def test_a_voices_part_of_30_seconds_is_small(builder):
+    assert builder.voice("spoken words", KEY, codes(646)).num_bytes <= 4 * 1024
 
 
 @pytest.mark.parametrize("key", OTHER_KEYS, ids=["audio", "encoder"])

@@ -125,6 +125,20 @@ def test_a_refused_registration_of_a_known_clip_keeps_that_clip(tmp_path):
     assert storage.verify() == []
 
 
+def test_recovering_keeps_what_is_registered_meanwhile(storage, monkeypatch):
+    look = storage.registry.referenced_audio
+
+    def look_then_register():
+        referenced = look()
+        register(opened(storage.directory), "Ann", clip())
+        return referenced
+
+    monkeypatch.setattr(storage.registry, "referenced_audio", look_then_register)
+    assert storage.recover() == []
+    assert storage.audio.get(clip().audio_sha256) is not None
+    assert storage.verify() == []
+
+
 def test_recovering_drops_audio_and_encodings_that_nobody_has(storage):
     kept = register(storage, "Ann", clip(0)).record
     kept_key, orphan_key = encode(storage, clip(0)), encode(storage, clip(1))

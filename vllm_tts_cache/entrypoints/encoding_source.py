@@ -3,7 +3,7 @@
 import asyncio
 
 from vllm_tts_cache.encodings.cache import EncodingCache
-from vllm_tts_cache.encodings.key import EncodingKey
+from vllm_tts_cache.encodings.key import EncodingKey, Segment
 from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.entrypoints.ensure import Ensurer
 from vllm_tts_cache.entrypoints.workers import Workers, encoding_of
@@ -11,38 +11,37 @@ from vllm_tts_cache.families.speaker_ref import SpeakerRef
 
 
 class EncodingSource:
-    """Memory of this process, the disk, and where that fails the worker itself."""
+    """The disk, and where that fails the worker itself."""
 
     def __init__(self, cache: EncodingCache, ensurer: Ensurer, workers: Workers):
         self._cache = cache
         self._ensurer = ensurer
         self._workers = workers
 
+    async def key(self, ref: SpeakerRef, encoder_name: str) -> EncodingKey:
+        """Return the key under which the workers' encoder keeps the encoding.
+
+        Raises: WorkerRPCError.
+        """
+        fingerprint = (await self._ensurer.fingerprints())[encoder_name]
+        return EncodingKey(
+            audio_sha256=ref.audio_sha256, encoder_fingerprint=fingerprint
+        )
+
     async def get(
-        self, ref: SpeakerRef, encoder_name: str
-    ) -> tuple[EncodingKey, Encoding]:
+        self, key: EncodingKey, segment: Segment, encoder_name: str
+    ) -> Encoding:
         """Return an encoding that ``Ensurer.ensure`` has made sure of.
 
         Raises:
             EncodeError: It is gone again, or the worker's copy is damaged.
             WorkerRPCError: The workers could not be asked.
         """
-        fingerprint = (await self._ensurer.fingerprints())[encoder_name]
-        key = EncodingKey(
-            audio_sha256=ref.audio_sha256, encoder_fingerprint=fingerprint
-        )
-        found = await asyncio.to_thread(self._cache.get, key, ref.segment)
+        found = await asyncio.to_thread(self._cache.get, key, segment)
         if found is None:
             # The disk did not take it, or does not give it: that costs time only.
             found = await self._of_a_worker(key, encoder_name)
-        return key, found
-
-    def forget(self, audio_sha256: str) -> None:
-        """Drop the audio's encodings.
-
-        Raises: StorageError.
-        """
-        self._cache.forget(audio_sha256)
+        return found
 
     async def _of_a_worker(self, key: EncodingKey, encoder_name: str) -> Encoding:
         answers = await self._workers.call(

@@ -9,6 +9,7 @@ from typing import Literal
 
 from vllm_tts_cache.encodings.key import EncodingKey, Segment
 from vllm_tts_cache.encodings.tiers.disk import DiskTier
+from vllm_tts_cache.entrypoints.quick_looks import QuickLooks
 from vllm_tts_cache.entrypoints.workers import Workers
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError, StorageError
 from vllm_tts_cache.families.speaker_ref import SpeakerRef
@@ -41,6 +42,7 @@ class Ensurer:
         self._timeout_seconds = timeout_seconds
         self._fingerprints: dict[str, str] | None = None
         self._flights: dict[EncodingNeed, asyncio.Task[None]] = {}
+        self._looks = QuickLooks()
 
     async def fingerprints(self) -> dict[str, str]:
         """Encoder name -> fingerprint, asked of the workers once.
@@ -56,9 +58,12 @@ class Ensurer:
         return self._fingerprints
 
     async def is_ready(self, need: EncodingNeed) -> bool:
-        """Tell whether everything is on disk; a few file look-ups, off the loop."""
+        """Tell whether everything is on disk: one file's status an encoding.
+
+        Nothing is remembered: what is removed meanwhile is encoded again.
+        """
         keys = await self._keys(need)
-        return await asyncio.to_thread(lambda: all(map(self._is_on_disk, keys)))
+        return await self._looks.run(lambda: all(map(self._is_on_disk, keys)))
 
     async def ensure(self, need: EncodingNeed) -> bool:
         """Return when the encodings exist; True if they already did.

@@ -12,7 +12,7 @@ from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_s
 from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
-from vllm_tts_cache.families.speaker_ref import FIELD
+from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"
@@ -66,10 +66,8 @@ class CachedFishSpeechAdapter(FishSpeechAdapter):
         assert speaker.clip is not None
         ref, service = speaker.clip.ref, self.ctx.server.speakers
         await speaker.ensure(service.ensurer, FAMILY.encoders[CloneMode.IN_CONTEXT])
-        key, encoding = await service.encodings.get(ref, CODEC)
-        built = await asyncio.to_thread(
-            self._builder.clone, request.input, request.ref_text, key, encoding["codes"]
-        )
+        voice = await self._voice(ref, request.ref_text)
+        built = await asyncio.to_thread(self._builder.speak, voice, request.input)
         prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=built.token_ids)}
         prompt["additional_information"] = {
             FIELD: ref.to_wire(),
@@ -77,6 +75,17 @@ class CachedFishSpeechAdapter(FishSpeechAdapter):
         }
         prompt["cache_salt"] = built.salt
         return prompt
+
+    async def _voice(self, ref: SpeakerRef, ref_text: str) -> fish_prompt.VoicePart:
+        service = self.ctx.server.speakers
+        key = await service.encodings.key(ref, CODEC)
+
+        async def build() -> fish_prompt.VoicePart:
+            codes = (await service.encodings.get(key, ref.segment, CODEC))["codes"]
+            return await asyncio.to_thread(self._builder.voice, ref_text, key, codes)
+
+        salt = fish_prompt.salt_of(key, ref_text)
+        return await service.prompts.get_or_build(salt, ref.audio_sha256, build)
 
     @cached_property
     def _builder(self) -> fish_prompt.PromptBuilder:

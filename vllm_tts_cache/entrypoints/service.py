@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -15,10 +16,12 @@ from vllm_tts_cache.entrypoints.ensure import (
     Ensurer,
     need_of,
 )
+from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
+from vllm_tts_cache.entrypoints.quick_looks import QuickLooks
 from vllm_tts_cache.entrypoints.running import RunningRequests
 from vllm_tts_cache.entrypoints.storage import Storage
 from vllm_tts_cache.entrypoints.workers import UnsupportedModelError, Workers
-from vllm_tts_cache.errors import SpeakerNotFoundError, TTSCacheError
+from vllm_tts_cache.errors import SpeakerNotFoundError, StorageError, TTSCacheError
 from vllm_tts_cache.families.base import Family
 from vllm_tts_cache.registry.record import NewSpeaker, SpeakerRecord
 
@@ -55,6 +58,7 @@ class SpeakerService:
         ensurer: Ensurer,
         workers: Workers,
         encodings: EncodingSource,
+        prompts: PromptMemory[Any],
         family: Callable[[], Family | None],
     ):
         self.storage = storage
@@ -62,6 +66,8 @@ class SpeakerService:
         self.running = RunningRequests()
         self._workers = workers
         self.encodings = encodings
+        self.prompts = prompts
+        self._looks = QuickLooks()
         self._family = family
         self._background: set[asyncio.Task[None]] = set()
 
@@ -107,8 +113,15 @@ class SpeakerService:
         return record
 
     async def find(self, name: str) -> SpeakerRecord | None:
-        """Return the speaker of this name, or None; one indexed read, off the loop."""
-        return await asyncio.to_thread(self.storage.registry.get, name)
+        """Return the speaker of this name, or None; one indexed read.
+
+        Raises: StorageError.
+        """
+        registry = self.storage.registry
+        try:
+            return await self._looks.run(lambda: registry.get_at_once(name))
+        except StorageError:  # a lock that a thread can wait for, or it says what else
+            return await asyncio.to_thread(registry.get, name)
 
     async def list(
         self, *, limit: int, after: str | None, search: str | None
@@ -182,7 +195,7 @@ class SpeakerService:
             return
         await self.running.drained(sha)
         if await asyncio.to_thread(self.storage.release, sha):
-            await asyncio.to_thread(self.encodings.forget, sha)
+            self.prompts.forget(sha)
             try:
                 await self._workers.call("tts_cache_forget", [sha])
             except UnsupportedModelError:

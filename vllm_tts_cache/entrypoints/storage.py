@@ -60,10 +60,13 @@ class Storage:
 
     def recover(self) -> list[str]:
         """Drop what a process that was killed left behind; returns what it was."""
+        # At one moment for all: asking for each file took seconds of a start. What is
+        # registered since is not among them, and `release` looks again.
+        referenced = self.registry.referenced_audio()
         found = [
             sha
             for sha in self.audio.iter_registered()
-            if not self.registry.references(sha) and self.release(sha)
+            if sha not in referenced and self.release(sha)
         ]
         self.audio.remove_partials(PARTIALS_OLDER_THAN_SECONDS)
         self.disk.remove_partials(PARTIALS_OLDER_THAN_SECONDS)

@@ -76,6 +76,15 @@ class Registry:
         with self._database.read() as db:
             return rows.find(db, tenant, fold(name))
 
+    def get_at_once(
+        self, name: str, tenant: str = DEFAULT_TENANT
+    ) -> SpeakerRecord | None:
+        """As `get`, for a caller that must not wait for a lock: that is an error."""
+        if not is_storable(name):
+            return None
+        with self._database.read_at_once() as db:
+            return rows.find(db, tenant, fold(name))
+
     def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
         """The registered embedding, float32 values of shape ``(embedding_dim,)``.
 

@@ -14,6 +14,7 @@ from vllm_tts_cache.files import storage_errors
 
 BUSY_SECONDS = 10.0
 OPEN_SECONDS = 60.0
+_BUSY_TIMEOUT = f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}"
 
 # Appended to, never edited: a registry that exists ran the earlier ones.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -92,16 +93,23 @@ class Database:
         Raises:
             StorageError: SQLite failed inside the block.
         """
-        with sqlite_errors(self.path):
-            db = self._take()
-            healthy = True
+        with self._lent(BUSY_SECONDS) as db:
+            yield db
+
+    @contextmanager
+    def read_at_once(self) -> Generator[sqlite3.Connection, None, None]:
+        """As `read`, but a registry that is locked is an error and no wait.
+
+        Raises:
+            StorageError: SQLite failed inside the block, or another process has
+                the file for itself.
+        """
+        with self._lent(busy_seconds=0.0) as db:
+            db.execute("PRAGMA busy_timeout = 0")
             try:
                 yield db
-            except sqlite3.Error:
-                healthy = False
-                raise
             finally:
-                self._give_back(db) if healthy else db.close()
+                db.execute(_BUSY_TIMEOUT)
 
     @contextmanager
     def write(self) -> Generator[sqlite3.Connection, None, None]:
@@ -125,13 +133,26 @@ class Database:
         while idle:
             idle.pop().close()
 
-    def _take(self) -> sqlite3.Connection:
+    @contextmanager
+    def _lent(self, busy_seconds: float) -> Generator[sqlite3.Connection, None, None]:
+        with sqlite_errors(self.path):
+            db = self._take(busy_seconds)
+            healthy = True
+            try:
+                yield db
+            except sqlite3.Error:
+                healthy = False
+                raise
+            finally:
+                self._give_back(db) if healthy else db.close()
+
+    def _take(self, busy_seconds: float) -> sqlite3.Connection:
         if self._closed:
             raise StorageError(f"The voice registry {self.path} is closed.")
         try:
             return self._idle_here().pop()
         except IndexError:
-            return _connect(self.path)
+            return _connect(self.path, busy_seconds)
 
     def _give_back(self, db: sqlite3.Connection) -> None:
         self._idle_here().append(db)
@@ -196,9 +217,9 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     db = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
     )
     try:
         # NORMAL could lose a committed speaker when the power fails.

@@ -7,6 +7,7 @@ the semantic codes; the residual ones are told apart by the salt.
 
 import hashlib
 import json
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from vllm_tts_cache.errors import InvalidSpeakerError
 FIELD = "tts_cache_reference_frames"  # in the host's additional_information
 
 _AUDIO_START = "<|audio_start|>"
+_ANY_TEXT = "a"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,38 @@ class ClonePrompt:
     salt: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VoicePart:
+    """All of a voice's prompts but their text.
+
+    Attributes:
+        before: Token ids that stand before the text, the codes among them.
+        after: Those behind it.
+        reference: Where the codes stand.
+        salt: As of `ClonePrompt`.
+    """
+
+    before: "array[int]"
+    after: "array[int]"
+    reference: ReferenceFrames
+    salt: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, but for a few hundred bytes."""
+        return self.before.itemsize * (len(self.before) + len(self.after))
+
+
+def salt_of(key: EncodingKey, ref_text: str) -> str:
+    """Return what names a voice: its encoding, and its transcript in any spelling.
+
+    ``checked_text`` has let the transcript pass.
+    """
+    spoken = normalize_fish_speech_text(ref_text, add_default_speaker=True)
+    named = [key.audio_sha256, key.encoder_fingerprint, spoken]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
 def checked_text(field: str, text: str) -> str:
     """Return the text as the model takes it, its speaker tags in the model's spelling.
 
@@ -104,19 +138,38 @@ class PromptBuilder:
             key: Of the encoding that ``codes`` is of.
             codes: ``(num_frames, 10)``, the semantic codebook first.
         """
+        return self.speak(self.voice(ref_text, key, codes), text)
+
+    def voice(self, ref_text: str, key: EncodingKey, codes: Array) -> VoicePart:
+        """Build what all of a voice's prompts have in common; arguments as `clone`."""
         semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
-        token_ids, _, spoken = build_fish_voice_clone_prompt_ids(
-            self.tokenizer, text, ref_text, semantic
-        )
+        without_text = self._host_ids("", ref_text, semantic)
+        with_text = self._host_ids(_ANY_TEXT, ref_text, semantic)
+        # The host puts ids together part by part, so this is where a text stands; what
+        # follows is a control token, which no text begins with.
+        pairs = enumerate(zip(without_text, with_text, strict=False))
+        at = next(i for i, (one, other) in pairs if one != other)
         # The first one: no text holds this token, `checked_text` sees to that.
         audio_start = self.tokenizer.convert_tokens_to_ids(_AUDIO_START)
-        start = token_ids.index(audio_start) + 1
-        reference = ReferenceFrames(start=start, num_frames=len(semantic))
-        return ClonePrompt(
-            token_ids=token_ids, reference=reference, salt=_salt(key, spoken)
+        start = without_text.index(audio_start) + 1
+        return VoicePart(
+            before=array("i", without_text[:at]),
+            after=array("i", without_text[at:]),
+            reference=ReferenceFrames(start=start, num_frames=len(semantic)),
+            salt=salt_of(key, ref_text),
         )
 
+    def speak(self, voice: VoicePart, text: str) -> ClonePrompt:
+        """Put a text between; ``checked_text`` has let it pass."""
+        spoken = normalize_fish_speech_text(text)
+        text_ids = self.tokenizer.encode(spoken, add_special_tokens=False)
+        return ClonePrompt(
+            token_ids=[*voice.before, *text_ids, *voice.after],
+            reference=voice.reference,
+            salt=voice.salt,
+        )
 
-def _salt(key: EncodingKey, ref_text: str) -> str:
-    named = [key.audio_sha256, key.encoder_fingerprint, ref_text]
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    def _host_ids(self, text: str, ref_text: str, semantic: list[int]) -> list[int]:
+        return build_fish_voice_clone_prompt_ids(
+            self.tokenizer, text, ref_text, semantic
+        )[0]

@@ -1,0 +1,130 @@
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
+from vllm_tts_cache.errors import EncodeError
+
+
+@dataclass(frozen=True)
+class Part:
+    text: str
+    num_bytes: int = 10
+
+
+class Building:
+    """Counts what is built; close ``gate`` to hold it."""
+
+    def __init__(self):
+        self.built = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def of(self, text, num_bytes=10):
+        async def build():
+            self.built.append(text)
+            await self.gate.wait()
+            return Part(text, num_bytes)
+
+        return build
+
+
+@pytest.fixture
+def building():
+    return Building()
+
+
+async def test_a_part_is_built_once(building):
+    memory = PromptMemory(100)
+    for _ in range(3):
+        assert await memory.get_or_build("s", "a", building.of("x")) == Part("x")
+    assert building.built == ["x"]
+
+
+async def test_another_salt_is_another_part(building):
+    memory = PromptMemory(100)
+    await memory.get_or_build("s", "a", building.of("x"))
+    assert await memory.get_or_build("t", "a", building.of("y")) == Part("y")
+
+
+async def test_the_least_recently_used_part_goes_first(building):
+    memory = PromptMemory(25)
+    for salt in ("s", "t", "s", "u", "s"):
+        await memory.get_or_build(salt, "a", building.of(salt))
+    assert building.built == ["s", "t", "u"]
+    await memory.get_or_build("t", "a", building.of("t"))
+    assert building.built == ["s", "t", "u", "t"]
+
+
+async def test_forgetting_an_audio_drops_all_its_parts_and_no_others(building):
+    memory = PromptMemory(100)
+    for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
+        await memory.get_or_build(salt, audio, building.of(salt))
+    memory.forget("a")
+    assert memory.num_bytes == 10
+    for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
+        await memory.get_or_build(salt, audio, building.of(salt))
+    assert building.built == ["s", "t", "u", "s", "t"]
+
+
+async def test_what_is_forgotten_while_it_is_built_is_not_kept(building):
+    memory = PromptMemory(100)
+    building.gate.clear()
+    asked = asyncio.create_task(memory.get_or_build("s", "a", building.of("x")))
+    await asyncio.sleep(0)
+    memory.forget("a")
+    building.gate.set()
+    assert await asked == Part("x")
+    assert memory.num_bytes == 0
+
+
+async def test_two_that_build_one_part_at_once_keep_it_once(building):
+    memory = PromptMemory(100)
+    building.gate.clear()
+    asked = asyncio.gather(
+        *(memory.get_or_build("s", "a", building.of("x")) for _ in range(2))
+    )
+    await asyncio.sleep(0)
+    building.gate.set()
+    assert await asked == [Part("x")] * 2
+    assert memory.num_bytes == 10
+
+
+async def test_a_build_that_fails_leaves_nothing(building):
+    memory = PromptMemory(100)
+
+    async def fail():
+        raise EncodeError("no")
+
+    with pytest.raises(EncodeError):
+        await memory.get_or_build("s", "a", fail)
+    assert await memory.get_or_build("s", "a", building.of("x")) == Part("x")
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 60)), max_size=40
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(operations=OPERATIONS)
+async def test_it_never_holds_more_than_it_may(operations):
+    memory, building = PromptMemory(100), Building()
+    for forgets, number, num_bytes in operations:
+        if forgets:
+            memory.forget(str(number % 3))
+        else:
+            build = building.of(str(number), num_bytes)
+            await memory.get_or_build(str(number), str(number % 3), build)
+        held = [entry.part.num_bytes for entry in memory._entries.values()]
+        assert sum(held) == memory.num_bytes <= 100
+
+
+async def test_a_part_larger_than_all_room_pushes_nothing_out(building):
+    memory = PromptMemory(100)
+    await memory.get_or_build("s", "a", building.of("x"))
+    assert await memory.get_or_build("t", "a", building.of("y", 101)) == Part("y", 101)
+    assert memory.num_bytes == 10
