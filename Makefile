@@ -27,5 +27,5 @@ lint: setup  ## Lint, format check, types, import contracts.
 test: lint  ## All checks, then all tests.
 	$(PYTHON_ENV) -m pytest -q
 
-bench: setup  ## Measure ours beside stock in one run; writes benchmarks/results/.
+bench: setup  ## Measure ours beside stock (over an hour); writes benchmarks/results/, docs/plots/.
 	$(PYTHON_ENV) -m benchmarks

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure, print one table, write one JSON file."""
+"""``python -m benchmarks``: measure, print one table, write one JSON file, draw it."""
 
 import argparse
 import signal
@@ -10,17 +10,32 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from benchmarks import machine, results, runner, table
+from benchmarks import estimate, machine, plots, results, runner, table
+from benchmarks.models import MODELS, QUICK_MODELS
 from benchmarks.sides import CHUNK_FRAMES
 
-ROUNDS, QUICK_ROUNDS = 5, 3
-_TABLE_WIDTH = 190
+ROUNDS, QUICK_ROUNDS = 5, 2
+_ROOT = Path(__file__).parents[1]
+_TABLE_WIDTH = 200
+
+_QUICK = """\
+--quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
+leaves out: Fish Speech, unless --model names it; registry_scale and kv_prefix; clones
+in context (but in cold_bystander); references of 10 s; several streams at once; 8 clips
+at once; restart and eviction; 100,000 rows in core. Its clips are shorter, its rounds 2
+and its churn a twentieth. Its figures show that the benchmark works, and large
+differences; they are not for publication.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 0 whatever the figures are, because a target that is missed is a result."""
     given = _parser().parse_args(arguments)
+    if given.plots is not None:
+        return _draw(given.plots, given.plots_out)
     plan = _plan(given)
+    took = estimate.in_words(plan.parts(), plan.num_rounds)
+    print(f"{plan.num_rounds} rounds, {took}", file=sys.stderr)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # unwinds, so that the servers are stopped
     plan.work.mkdir(parents=True, exist_ok=True)
@@ -43,13 +58,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "scenarios": [scenario.name for scenario in plan.scenarios],
             "seconds": outcome.seconds,
             "codec_chunk_frames": CHUNK_FRAMES,
-            "checkpoint": "random weights, reference encoders of the released sizes",
+            "models": [model.name for model in plan.models],
+            "checkpoints": "random weights",
+            "reference_encoders": {m.name: m.encoder_sizes for m in plan.models},
             "reference_encoders_dtype": "float32 on both sides",
+            "stock_changes": {m.name: m.stock.note for m in plan.models},
             "threads_per_stage": 1,
         },
         rows=outcome.rows,
     )
-    _show(run, results.save(run, given.out), as_markdown=given.markdown)
+    path = results.save(run, given.out)
+    _show(run, path, as_markdown=given.markdown)
+    if _is_whole(plan):
+        _draw(path, given.plots_out)
+    return 0
+
+
+def _is_whole(plan: runner.Plan) -> bool:
+    """Whether the pictures of the documentation may come from it."""
+    asked = (len(plan.scenarios), len(plan.models))
+    return not plan.is_quick and asked == (len(runner.SCENARIOS), len(MODELS))
+
+
+def _draw(result: Path, directory: Path) -> int:
+    for path in plots.draw(result, directory):
+        print(path, file=sys.stderr)
     return 0
 
 
@@ -65,10 +98,17 @@ def _show(run: results.Run, path: Path, *, as_markdown: bool) -> None:
 
 
 def _plan(given: argparse.Namespace) -> runner.Plan:
-    chosen = given.only or [scenario.name for scenario in runner.SCENARIOS]
     default_rounds = QUICK_ROUNDS if given.quick else ROUNDS
     return runner.Plan(
-        scenarios=[s for s in runner.SCENARIOS if s.name in chosen],
+        scenarios=[
+            scenario
+            for scenario in runner.SCENARIOS
+            if (scenario.name in given.only if given.only else True)
+            and not (given.quick and scenario.quick is None)
+        ],
+        models=[m for m in MODELS if m.name in given.model]
+        if given.model
+        else list(QUICK_MODELS if given.quick else MODELS),
         num_rounds=given.rounds or default_rounds,
         is_quick=given.quick,
         work=given.work.absolute(),
@@ -79,17 +119,38 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure vllm-tts-cache beside stock vLLM-Omni, in turns, on the "
-        "CPU, with a tiny talker and reference encoders of the released sizes.",
+        "CPU, with tiny talkers; Qwen3-TTS's reference encoders have their released "
+        "sizes, Fish Speech's codec is small. All of it takes more than an hour on two "
+        "slow cores; an estimate comes first.",
+        epilog=_QUICK,
     )
-    names = [scenario.name for scenario in runner.SCENARIOS]
-    here = Path(__file__).parent
+    scenarios = [scenario.name for scenario in runner.SCENARIOS]
+    models = [model.name for model in MODELS]
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer requests")
-    add("--only", action="append", choices=names, help="this scenario; may be repeated")
+    add("--quick", action="store_true", help="much less; see below")
+    add(
+        "--only",
+        action="append",
+        choices=scenarios,
+        help="this scenario; may be repeated",
+    )
+    add("--model", action="append", choices=models, help="this one; may be repeated")
     add("--rounds", type=_positive, help=f"({ROUNDS}; {QUICK_ROUNDS} with --quick)")
     add("--markdown", action="store_true", help="print the table as Markdown")
-    add("--out", type=Path, default=here / "results", help="where the JSON goes")
-    add("--work", type=Path, default=here.parent / ".work" / "bench")
+    add("--out", type=Path, default=_ROOT / "benchmarks" / "results", help="for JSON")
+    add("--work", type=Path, default=_ROOT / ".work" / "bench")
+    add(
+        "--plots",
+        type=Path,
+        metavar="RESULT.json",
+        help="only draw this run; a whole run draws itself",
+    )
+    add(
+        "--plots-out",
+        type=Path,
+        default=_ROOT / "docs" / "plots",
+        help="where pictures go (docs/plots)",
+    )
     return parser
 
 

@@ -3,29 +3,14 @@
 A CPU without AVX-512 computes a bfloat16 convolution some 200 times slower than a
 float32 one: a 30 s reference then takes stock minutes, which says nothing about stock
 on the hardware it is made for. In float32, which is what ours computes in, the two
-are compared at their work. A vLLM-Omni plugin of the servers that we start, and of
-no other: its metadata is written into their work directory by `write_metadata`.
+are compared at their work. A plugin of the servers, see `server_plugins`.
 """
 
 import functools
 import multiprocessing
-from pathlib import Path
 from typing import Any
 
 _NAME = "benchmark_float32_encoders"
-_METADATA = f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: 0\n"
-_ENTRY_POINTS = f"""\
-[vllm_omni.general_plugins]
-{_NAME} = benchmarks.float32_encoders:register
-"""
-
-
-def write_metadata(directory: Path) -> None:
-    """Make ``directory``, as part of PYTHONPATH, announce the plugin."""
-    info = directory / f"{_NAME}-0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(_METADATA)
-    (info / "entry_points.txt").write_text(_ENTRY_POINTS)
 
 
 def register() -> None:

@@ -25,6 +25,12 @@ def load() -> list[float]:
     return [round(mean, 2) for mean in os.getloadavg()]
 
 
+def rss_bytes(pid: int | None = None) -> int:
+    """Resident memory of a process; this one's by default."""
+    pages = Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _PACKAGES:

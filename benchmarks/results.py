@@ -61,6 +61,7 @@ def save(run: Run, directory: Path) -> Path:
 def _plain_row(row: Row) -> dict[str, Any]:
     return {
         "scenario": row.scenario,
+        "model": row.model,
         "what": row.what,
         "unit": row.unit,
         "note": row.note,

@@ -51,6 +51,19 @@ class AtMost:
 
 
 @dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Judges the median of ours."""
+
+    limit: float
+
+    def is_met(self, ours: Summary, _reference: Summary | None) -> bool | None:
+        return ours.median >= self.limit
+
+    def __str__(self) -> str:
+        return f">= {self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class RatioAtMost:
     """Judges the median of ours against the reference's; None without one."""
 
@@ -73,6 +86,7 @@ class Row:
         reference: What ours is divided by, named by ``versus``: stock unless it
             says otherwise.
         note: What a reader must know to read the line right.
+        model: What was served; empty where nothing was.
     """
 
     scenario: str
@@ -81,8 +95,9 @@ class Row:
     ours: Summary
     reference: Summary | None = None
     versus: str = STOCK
-    target: AtMost | RatioAtMost | None = None
+    target: AtMost | AtLeast | RatioAtMost | None = None
     note: str = ""
+    model: str = ""
 
     @property
     def ratio(self) -> float | None:

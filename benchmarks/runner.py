@@ -1,7 +1,6 @@
 """Runs scenarios one after another, on two servers that both stay up."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,34 +18,107 @@ from rich.progress import (
 )
 
 from benchmarks.bench import Bench
-from benchmarks.rows import Row
+from benchmarks.estimate import SERVERS, Seconds
+from benchmarks.models import FISH_SPEECH, MODELS, QWEN3_TTS, Model
+from benchmarks.rows import STOCK, Row
 from benchmarks.scenarios import (
+    churn,
     cold_bystander,
     concurrent_cold,
     core,
+    first_request,
+    kv_prefix,
+    registry_scale,
     ttfa,
     warm_hit,
 )
 from benchmarks.sides import open_sides
-from vllm_tts_cache.testing.directories import MARKER
-from vllm_tts_cache.testing.qwen3_tts.options import CheckpointOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A way to get rows."""
+    """A way to get rows.
+
+    Attributes:
+        needs_servers: Runs once for each of its models, beside both servers.
+        models: Where it says something.
+        full: How long it takes.
+        quick: How long it takes in a quick run; None if that leaves it out.
+    """
 
     name: str
     run: Callable[[Bench], list[Row]]
     needs_servers: bool = True
+    models: tuple[Model, ...] = MODELS
+    full: Seconds
+    quick: Seconds | None
+
+    def seconds(self, *, is_quick: bool) -> Seconds:
+        return (is_quick and self.quick) or self.full
 
 
 SCENARIOS = (
-    Scenario(core.NAME, core.run, needs_servers=False),
-    Scenario(warm_hit.NAME, warm_hit.run),
-    Scenario(ttfa.NAME, ttfa.run),
-    Scenario(concurrent_cold.NAME, concurrent_cold.run),
-    Scenario(cold_bystander.NAME, cold_bystander.run),
+    Scenario(
+        name=core.NAME,
+        run=core.run,
+        needs_servers=False,
+        full=Seconds(20),
+        quick=Seconds(8),
+    ),
+    Scenario(
+        name=churn.NAME,
+        run=churn.run,
+        needs_servers=False,
+        full=Seconds(90),
+        quick=Seconds(6),
+    ),
+    Scenario(
+        name=registry_scale.NAME,
+        run=registry_scale.run,
+        needs_servers=False,
+        full=Seconds(240, 25),
+        quick=None,
+    ),
+    Scenario(
+        name=warm_hit.NAME,
+        run=warm_hit.run,
+        full=Seconds(30, 110),
+        quick=Seconds(10, 8),
+    ),
+    Scenario(
+        name=ttfa.NAME,
+        run=ttfa.run,
+        full=Seconds(30, 110),
+        quick=Seconds(5, 8),
+    ),
+    Scenario(
+        name=concurrent_cold.NAME,
+        run=concurrent_cold.run,
+        models=(QWEN3_TTS,),  # with a small codec a cold reference costs little
+        full=Seconds(90, 90),
+        quick=Seconds(5, 8),
+    ),
+    Scenario(
+        name=cold_bystander.NAME,
+        run=cold_bystander.run,
+        models=(QWEN3_TTS,),  # with a small codec a cold reference costs little
+        full=Seconds(30, 150),
+        quick=Seconds(8, 14),
+    ),
+    Scenario(
+        name=kv_prefix.NAME,
+        run=kv_prefix.run,
+        models=(FISH_SPEECH,),
+        full=Seconds(30, 60),
+        quick=None,
+    ),
+    # The last one: its restart leaves ours with another setting.
+    Scenario(
+        name=first_request.NAME,
+        run=first_request.run,
+        full=Seconds(90, 60),
+        quick=Seconds(2, 4),
+    ),
 )
 
 
@@ -55,9 +127,35 @@ class Plan:
     """What to run."""
 
     scenarios: Sequence[Scenario]
+    models: Sequence[Model]
     num_rounds: int
     is_quick: bool
     work: Path
+
+    @property
+    def alone(self) -> list[Scenario]:
+        """Those that have no server beside them."""
+        return [s for s in self.scenarios if not s.needs_servers]
+
+    @property
+    def served(self) -> list[tuple[Model, list[Scenario]]]:
+        """The models that are served, and what runs beside their servers."""
+        pairs = []
+        for model in self.models:
+            beside = [
+                s for s in self.scenarios if s.needs_servers and model in s.models
+            ]
+            if beside:
+                pairs.append((model, beside))
+        return pairs
+
+    def parts(self) -> list[Seconds]:
+        """How long each part of it takes."""
+        parts = [s.seconds(is_quick=self.is_quick) for s in self.alone]
+        for _, beside in self.served:
+            parts.append(SERVERS)
+            parts += [s.seconds(is_quick=self.is_quick) for s in beside]
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +169,9 @@ class Outcome:
 def run(plan: Plan) -> Outcome:
     """Run the plan; the servers are stopped whatever happens."""
     outcome = Outcome([], {})
+    num_runs = len(plan.alone) + sum(len(beside) for _, beside in plan.served)
     with _progress() as progress:
-        task = progress.add_task("starting", total=len(plan.scenarios))
+        task = progress.add_task("starting", total=num_runs)
         bench = Bench(
             num_rounds=plan.num_rounds,
             is_quick=plan.is_quick,
@@ -80,26 +179,35 @@ def run(plan: Plan) -> Outcome:
             step=lambda text: _say(progress, task, text),
         )
         # Without servers first: nothing else runs meanwhile.
-        ordered = sorted(plan.scenarios, key=lambda scenario: scenario.needs_servers)
-        alone = [s for s in ordered if not s.needs_servers]
-        served = [s for s in ordered if s.needs_servers]
-        for scenario in alone:
-            _run_one(scenario, bench, outcome, progress, task)
-        if served:
-            with _servers(bench, outcome):
-                for scenario in served:
-                    _run_one(scenario, bench, outcome, progress, task)
+        for scenario in plan.alone:
+            _run_one(scenario, bench, outcome)
+            progress.advance(task)
+        for model, beside in plan.served:
+            with _servers(model, bench, outcome):
+                for scenario in beside:
+                    _run_one(scenario, bench, outcome)
+                    progress.advance(task)
     return outcome
 
 
-def _run_one(
-    scenario: Scenario, bench: Bench, outcome: Outcome, progress: Progress, task: TaskID
-) -> None:
+def _run_one(scenario: Scenario, bench: Bench, outcome: Outcome) -> None:
     began = time.perf_counter()
     bench.step(scenario.name)
-    outcome.rows.extend(scenario.run(bench))
-    outcome.seconds[scenario.name] = round(time.perf_counter() - began, 1)
-    progress.advance(task)
+    rows = scenario.run(bench)
+    model = bench.model.name if scenario.needs_servers else ""
+    if scenario.needs_servers:
+        rows = [of_model(row, bench.model) for row in rows]
+    outcome.rows.extend(rows)
+    took = f"{scenario.name} {model}".strip()
+    outcome.seconds[took] = round(time.perf_counter() - began, 1)
+
+
+def of_model(row: Row, model: Model) -> Row:
+    """The row with the model's name, and with what stock was changed by."""
+    is_beside_stock = row.reference is not None and row.versus == STOCK
+    notes = [row.note, model.stock.note if is_beside_stock else ""]
+    note = "; ".join(filter(None, notes))
+    return dataclasses.replace(row, model=model.name, note=note)
 
 
 def _say(progress: Progress, task: TaskID, text: str) -> None:
@@ -109,32 +217,20 @@ def _say(progress: Progress, task: TaskID, text: str) -> None:
 
 
 @contextmanager
-def _servers(bench: Bench, outcome: Outcome) -> Iterator[None]:
+def _servers(model: Model, bench: Bench, outcome: Outcome) -> Iterator[None]:
     began = time.perf_counter()
-    bench.step("writing the checkpoint")
-    model = _checkpoint(bench.work / "checkpoint")
-    bench.step("starting both servers")
+    bench.step(f"writing the checkpoint of {model.name}")
     sides = open_sides(model, bench.work)
     try:
+        bench.step(f"starting both servers of {model.name}")
         sides.both(lambda side: side.start())
-        bench.use(sides)
-        outcome.seconds["starting"] = round(time.perf_counter() - began, 1)
+        bench.use(model, sides)
+        took = time.perf_counter() - began
+        outcome.seconds[f"starting {model.name}"] = round(took, 1)
         yield
     finally:
         bench.step("stopping the servers")
         sides.both(lambda side: side.stop())
-
-
-def _checkpoint(path: Path) -> Path:
-    """Reference encoders of the released sizes, everything else tiny."""
-    options = CheckpointOptions(encoders="real")
-    wanted = {"family": "qwen3-tts", **dataclasses.asdict(options)}
-    marker = path / MARKER
-    if not marker.exists() or json.loads(marker.read_text()) != wanted:
-        from vllm_tts_cache.testing.qwen3_tts.write import write_qwen3_tts_checkpoint
-
-        write_qwen3_tts_checkpoint(path, options, force=True)
-    return path
 
 
 def _progress() -> Progress:

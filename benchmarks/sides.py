@@ -1,21 +1,28 @@
-"""The two servers that are compared: equal in all but one setting."""
+"""The two servers that are compared: equal in all but one setting.
 
+What a model's `StockSide` says comes on top, where stock could not run here as it is.
+"""
+
+import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import float32_encoders
+from benchmarks import decoder_probe, machine, server_plugins, small_codec
+from benchmarks.models import Model
 from vllm_tts_cache.testing.client import Speech, SpeechClient
-from vllm_tts_cache.testing.server import QWEN3_TTS_CPU, Server, ServerOptions
+from vllm_tts_cache.testing.server import Server, ServerOptions
 
 CHUNK_FRAMES = 5
+STOCK_ENVIRON = {"SPEAKER_CACHE_ENABLED": "0"}
 _ROOT = Path(__file__).parents[1]
 _SIGHT_TIMEOUT_SECONDS = 30.0
+_CONNECTOR = "connector_of_shared_memory"  # of every deploy file of ours
 
 
 class ProbedServer(Server):
@@ -30,27 +37,50 @@ class ProbedServer(Server):
 class Side:
     """One server, and what is asked of it.
 
-    Attributes:
-        name: ``stock`` or ``ours``.
+    Args:
+        name: ``stock`` or ``ours``, or the name of a server that is neither side.
+        model: What it serves.
+        work: Its directory is made in here, empty.
+        environ: What it is set beside the settings of every side.
+        samples_dir: ``SPEAKER_SAMPLES_DIR``; None for an empty one.
     """
 
-    def __init__(self, name: str, model: Path, work: Path, environ: dict[str, str]):
-        self.name = name
-        directory = work / name
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        work: Path,
+        environ: Mapping[str, str],
+        *,
+        samples_dir: Path | None = None,
+    ):
+        self.name, self.model = name, model
+        checkpoint = model.checkpoint(work)
+        directory = work / f"{model.name}-{name}"
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         self._sights = directory / "sights.jsonl"
-        float32_encoders.write_metadata(directory / "plugin")
+        self._decodes = directory / "decodes.jsonl"
+        plugins = model.server_plugins
+        if self.is_stock:
+            plugins += model.stock.server_plugins
+        server_plugins.announce(directory / "plugin", plugins)
         inside = {
             "PYTHONPATH": f"{_ROOT}:{directory / 'plugin'}",
             "BENCHMARK_PROBE_FILE": str(self._sights),
+            decoder_probe.VARIABLE: str(self._decodes),
+            small_codec.VARIABLE: str(checkpoint),
         }
         options = ServerOptions(
-            model=model,
-            samples_dir=directory / "speakers",
+            model=checkpoint,
+            samples_dir=samples_dir or directory / "speakers",
             log_path=directory / "server.log",
             environ={**environ, **inside},
-            arguments=("--omni", "--deploy-config", str(_deploy_config(directory))),
+            arguments=(
+                "--omni",
+                "--deploy-config",
+                str(self._deploy_config(directory)),
+            ),
         )
         self._server = ProbedServer(options)
         self.client = SpeechClient(self._server.url)
@@ -59,6 +89,10 @@ class Side:
     def is_ours(self) -> bool:
         return self.name == "ours"
 
+    @property
+    def is_stock(self) -> bool:
+        return self.name == "stock"
+
     def start(self) -> None:
         self._server.start()
 
@@ -66,12 +100,18 @@ class Side:
         self.client.close()
         self._server.stop()
 
-    def restart(self) -> None:
-        """The same storage, the same port, new processes."""
-        self._server.stop()
-        self.client.close()
+    def restart(self, **environ: str) -> None:
+        """The same storage, new processes, and ``environ`` beside what was set."""
+        self.stop()
+        old = self._server.options
+        changed = dataclasses.replace(old, environ={**old.environ, **environ})
+        self._server = ProbedServer(changed)
         self.client = SpeechClient(self._server.url)
         self._server.start()
+
+    def api_rss_bytes(self) -> int:
+        """Resident memory of the API process; its stages are processes of their own."""
+        return machine.rss_bytes(self._server.pid)
 
     def register(self, name: str, sample: bytes, **fields: str) -> None:
         self.client.register(name, sample, **fields).raise_for_status()
@@ -93,17 +133,40 @@ class Side:
 
     def look_inside(self, text: str, **fields: Any) -> dict[str, float]:
         """Speak, and return what the probe saw of it."""
-        self._sights.write_text("")
+        return self._seen_while(self._sights, lambda: self.speak(text, **fields))[0]
+
+    def first_decode_ms(self, text: str, **fields: Any) -> float:
+        """Speak, and return how long the codec decoder's first step took."""
+        seen = self._seen_while(self._decodes, lambda: self.speak(text, **fields))
+        return seen[0]["ms"]
+
+    def _deploy_config(self, directory: Path) -> Path:
+        """The shipped one, with chunks short enough to see when a stream stalls."""
+        shorter = {"extra": {"codec_chunk_frames": CHUNK_FRAMES}}
+        overlay: dict[str, Any] = {
+            "base_config": str(self.model.family.deploy_file),
+            "connectors": {_CONNECTOR: shorter},
+        }
+        if self.is_stock and self.model.stock.stage_0:
+            overlay["stages"] = [{"stage_id": 0, **self.model.stock.stage_0}]
+        path = directory / "deploy.yaml"
+        path.write_text(json.dumps(overlay))  # JSON is YAML
+        return path
+
+    def _seen_while(
+        self, path: Path, act: Callable[[], object]
+    ) -> list[dict[str, float]]:
+        path.write_text("")  # a probe looks while its file exists
         try:
-            self.speak(text, **fields)
+            act()
             until = time.monotonic() + _SIGHT_TIMEOUT_SECONDS
-            while not (line := self._sights.read_text()).endswith("\n"):
+            while not (lines := path.read_text()).endswith("\n"):
                 if time.monotonic() > until:
                     raise RuntimeError(f"{self.name}: the probe saw nothing")
                 time.sleep(0.002)
         finally:
-            self._sights.unlink()
-        return json.loads(line)
+            path.unlink()
+        return [json.loads(line) for line in lines.splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +187,16 @@ class Sides:
 
     def both(self, act: Callable[[Side], None]) -> None:
         """Do it on both at once; for what is not measured."""
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(act, self))
+        at_once(self, act)
 
 
-def open_sides(model: Path, work: Path) -> Sides:
-    off = {"SPEAKER_CACHE_ENABLED": "0"}
-    return Sides(Side("stock", model, work, off), Side("ours", model, work, {}))
+def at_once(sides: Iterable[Side], act: Callable[[Side], None]) -> None:
+    """Do it on all of them at once; all have been tried when this raises."""
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(act, side) for side in sides]:
+            done.result()
 
 
-def _deploy_config(directory: Path) -> Path:
-    """The shipped one, with chunks short enough to see when a stream stalls."""
-    text = QWEN3_TTS_CPU.read_text()
-    changed = text.replace(
-        "codec_chunk_frames: 25", f"codec_chunk_frames: {CHUNK_FRAMES}"
-    )
-    assert changed != text
-    path = directory / "deploy.yaml"
-    path.write_text(changed)
-    return path
+def open_sides(model: Model, work: Path) -> Sides:
+    stock = Side("stock", model, work, STOCK_ENVIRON)
+    return Sides(stock, Side("ours", model, work, {}))

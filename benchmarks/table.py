@@ -7,16 +7,26 @@ from rich.table import Table
 
 from benchmarks.rows import STOCK, Row, Summary
 
-_HEADINGS = ("scenario", "what", "unit", "ours", "against", "ratio", "target", "met")
+_HEADINGS = (
+    "scenario",
+    "model",
+    "what",
+    "unit",
+    "ours",
+    "against",
+    "ratio",
+    "target",
+    "met",
+)
+_NUM_LEFT = 4  # columns of text
 
 
 def rich_table(rows: Sequence[Row]) -> Table:
     caption = "median (distance between quartiles); against: stock unless named"
     table = Table(box=box.SIMPLE_HEAD, caption=caption, pad_edge=False)
     for heading in _HEADINGS:
-        table.add_column(
-            heading, justify="left" if heading in _HEADINGS[:3] else "right"
-        )
+        justify = "left" if heading in _HEADINGS[:_NUM_LEFT] else "right"
+        table.add_column(heading, justify=justify)
     last = None
     for row in rows:
         if last not in (None, row.scenario):
@@ -27,7 +37,9 @@ def rich_table(rows: Sequence[Row]) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    lines = [_HEADINGS, ("---",) * 3 + ("---:",) * 5, *map(cells, rows)]
+    num_right = len(_HEADINGS) - _NUM_LEFT
+    rule = ("---",) * _NUM_LEFT + ("---:",) * num_right
+    lines = [_HEADINGS, rule, *map(cells, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -37,7 +49,8 @@ def cells(row: Row) -> tuple[str, ...]:
     target = "" if row.target is None else str(row.target)
     what = f"{row.what} ({row.note})" if row.note else row.what
     ours, reference = _summary(row.ours), _reference(row)
-    return row.scenario, what, row.unit, ours, reference, ratio, target, met
+    head = (row.scenario, row.model, what, row.unit)
+    return *head, ours, reference, ratio, target, met
 
 
 def number(value: float) -> str:

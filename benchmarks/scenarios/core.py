@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.bench import Bench
 from benchmarks.clips import SAMPLE_RATE_HZ
+from benchmarks.many_voices import speaker_name, write_rows
 from benchmarks.rows import AtMost, RatioAtMost, Row, Summary, percentile
 from benchmarks.timing import each_us, per_call_us
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -18,14 +19,12 @@ from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.encodings.key import EncodingKey, Segment
 from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.encodings.wiring import open_cache, open_disk
-from vllm_tts_cache.registry import rows as registry_rows
-from vllm_tts_cache.registry.record import NewSpeaker
 from vllm_tts_cache.registry.registry import Registry
-from vllm_tts_cache.registry.sqlite import Database
 
 NAME = "core"
 ENCODING_KIB = (1, 10, 100)
 NUM_SPEAKERS = (100, 10_000, 100_000)
+QUICK_NUM_SPEAKERS = NUM_SPEAKERS[:2]
 KEY_SECONDS = 30
 NUM_PROCESSES = 10
 
@@ -38,7 +37,7 @@ def run(bench: Bench) -> list[Row]:
         found = [*_memory(directory, bench), *_disk(directory, bench)]
         bench.step(f"{NAME}: content address")
         found.append(_key())
-        for num_speakers in NUM_SPEAKERS:
+        for num_speakers in bench.pick(full=NUM_SPEAKERS, quick=QUICK_NUM_SPEAKERS):
             bench.step(f"{NAME}: {num_speakers} speakers")
             found += _lookup(directory / f"{num_speakers}", num_speakers, bench)
         bench.step(f"{NAME}: loading")
@@ -116,13 +115,9 @@ def _key() -> Row:
 
 def _lookup(directory: Path, num_speakers: int, bench: Bench) -> list[Row]:
     path = directory / "registry.sqlite3"
-    database = Database(path)
-    with database.write() as db:  # one transaction; registering one by one syncs each
-        for number in range(num_speakers):
-            registry_rows.replace(db, _speaker(number))
-    database.close()
+    write_rows(path, num_speakers)
     order = np.random.default_rng(0).integers(num_speakers, size=1 << 16)
-    names = iter([_speaker_name(int(number)) for number in order])
+    names = iter([speaker_name(int(number)) for number in order])
     with Registry(path, max_speakers=0, policy="overwrite") as registry:
 
         def look_up() -> None:
@@ -182,18 +177,3 @@ def _encoding(kib: int) -> Encoding:
 def _encoding_key(number: int) -> EncodingKey:
     address = hashlib.sha256(str(number).encode()).hexdigest()
     return EncodingKey(audio_sha256=address, encoder_fingerprint="f" * 64)
-
-
-def _speaker(number: int) -> NewSpeaker:
-    return NewSpeaker(
-        name=_speaker_name(number),
-        consent="consent-1",
-        ref_text="What is said in the reference.",
-        audio_sha256=hashlib.sha256(str(number).encode()).hexdigest(),
-        num_samples=10 * SAMPLE_RATE_HZ,
-        sample_rate_hz=SAMPLE_RATE_HZ,
-    )
-
-
-def _speaker_name(number: int) -> str:
-    return f"Speaker {number:06d}"

@@ -6,13 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import float32_encoders, results, table
+from benchmarks import (
+    churn_process,
+    estimate,
+    fresh_process,
+    plots,
+    results,
+    server_plugins,
+    start_process,
+    table,
+)
+from benchmarks.__main__ import ROUNDS, main
 from benchmarks.bench import Bench
 from benchmarks.clips import SAMPLE_RATE_HZ, clip
-from benchmarks.rows import AtMost, RatioAtMost, Row, Summary, percentile
-from benchmarks.runner import SCENARIOS
+from benchmarks.estimate import Seconds
+from benchmarks.many_voices import speaker_name, write_ours, write_stock
+from benchmarks.models import FISH_SPEECH, MODELS, QUICK_MODELS, QWEN3_TTS
+from benchmarks.rows import AtLeast, AtMost, RatioAtMost, Row, Summary, percentile
+from benchmarks.runner import SCENARIOS, Plan, of_model
+from benchmarks.sides import open_sides
 from benchmarks.timing import each_us, per_call_us
 from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.storage import open_storage
+from vllm_tts_cache.registry.stock_import import import_stock_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +68,12 @@ def test_a_limit_is_met_up_to_and_including_it():
     assert row([0], target=AtMost(0)).is_met is True
 
 
+def test_a_floor_is_met_down_to_and_including_it():
+    assert row([85.0], target=AtLeast(85)).is_met is True
+    assert row([84.9], target=AtLeast(85)).is_met is False
+    assert ">= 85" in table.cells(row([85.0], target=AtLeast(85)))
+
+
 def test_a_ratio_is_of_medians_and_judged_against_its_reference():
     twice = row([2, 4, 6], [1, 2, 3], target=RatioAtMost(1.5))
     assert twice.ratio == 2.0
@@ -83,10 +106,11 @@ def test_numbers_keep_the_digits_that_count(value, shown):
 
 
 def test_a_missed_target_stays_in_the_table():
-    text = table.markdown([row([3, 3], [1, 1], target=RatioAtMost(2.0), note="n")])
+    missed = row([3, 3], [1, 1], target=RatioAtMost(2.0), note="n", model="m")
+    text = table.markdown([missed])
     heading, rule, line = text.splitlines()
     assert heading.count("|") == rule.count("|") == line.count("|")
-    assert line == "| s | w (n) | ms | 3.00 (0) | 1.00 (0) | 3.00 | <= 2x | NO |"
+    assert line == "| s | m | w (n) | ms | 3.00 (0) | 1.00 (0) | 3.00 | <= 2x | NO |"
 
 
 def test_another_reference_than_stock_is_named():
@@ -151,13 +175,21 @@ def test_clips_are_what_the_server_accepts_and_unlike_each_other():
     assert decode(first).warnings == ()
 
 
-def test_the_servers_find_the_float32_plugin_and_no_other_process_does(tmp_path):
-    float32_encoders.write_metadata(tmp_path)
+def test_the_servers_find_their_plugins_and_no_other_process_does(tmp_path):
+    modules = [
+        module
+        for model in MODELS
+        for module in (*model.server_plugins, *model.stock.server_plugins)
+    ]
+    assert len(set(modules)) == 3
+    server_plugins.announce(tmp_path, modules)
     program = (
-        "import sys; from importlib.metadata import entry_points as e;"
-        "print([p.value for p in e(group='vllm_omni.general_plugins')]);"
+        "import sys; from importlib.metadata import entry_points;"
+        "found = entry_points(group='vllm_omni.general_plugins');"
+        "ours = [e for e in found if e.value.startswith('benchmarks.')];"
+        "print([e.value for e in ours]);"
         # In a process that is no worker there is nothing to do, nor to import.
-        "from benchmarks import float32_encoders as f; f.register();"
+        "[e.load()() for e in ours];"
         "print('host imported:', any(m.startswith('vllm_omni') for m in sys.modules))"
     )
     seen = subprocess.run(
@@ -167,10 +199,158 @@ def test_the_servers_find_the_float32_plugin_and_no_other_process_does(tmp_path)
         text=True,
         check=True,
     )
-    assert "benchmarks.float32_encoders:register" in seen.stdout
+    assert str([f"{module}:register" for module in modules]) in seen.stdout
     assert "host imported: False" in seen.stdout
 
 
-def test_scenarios_have_names_of_their_own():
+def test_scenarios_have_names_of_their_own_and_say_how_long_they_take():
     names = [scenario.name for scenario in SCENARIOS]
-    assert len(set(names)) == len(names) == 5
+    assert len(set(names)) == len(names) == 9
+    assert all(scenario.full.total(ROUNDS) > 0 for scenario in SCENARIOS)
+
+
+def plan_of(*, is_quick, models=(QWEN3_TTS,)):
+    scenarios = [s for s in SCENARIOS if s.quick or not is_quick]
+    return Plan(
+        scenarios=scenarios,
+        models=models,
+        num_rounds=1,
+        is_quick=is_quick,
+        work=Path(),
+    )
+
+
+def test_every_model_adds_its_servers_and_what_runs_beside_them():
+    one, two = (plan_of(is_quick=False, models=MODELS[:n]) for n in (1, 2))
+    ((_, added),) = [pair for pair in two.served if pair not in one.served]
+    more = [estimate.SERVERS, *(scenario.full for scenario in added)]
+    assert two.parts() == [*one.parts(), *more]
+
+
+def test_a_scenario_runs_only_where_it_says_something():
+    beside = {
+        model.name: [scenario.name for scenario in scenarios]
+        for model, scenarios in plan_of(is_quick=False, models=MODELS).served
+    }
+    qwen, fish = beside[QWEN3_TTS.name], beside[FISH_SPEECH.name]
+    assert {"concurrent_cold", "cold_bystander"} == set(qwen) - set(fish)
+    assert {"kv_prefix"} == set(fish) - set(qwen)
+    # It leaves ours with another setting.
+    assert qwen[-1] == fish[-1] == "first_request"
+
+
+def test_a_model_that_no_scenario_serves_starts_no_server():
+    cold = [s for s in SCENARIOS if s.name == "cold_bystander"]
+    plan = Plan(
+        scenarios=cold, models=[FISH_SPEECH], num_rounds=1, is_quick=False, work=Path()
+    )
+    assert (plan.served, plan.parts()) == ([], [])
+
+
+def test_what_stock_was_changed_by_is_said_beside_its_figures_only():
+    note = FISH_SPEECH.stock.note
+    rows = [row([1], [2], note="n"), row([1]), row([1], [2], versus="ours, first")]
+    shown = [of_model(one, FISH_SPEECH) for one in rows]
+    assert [one.note for one in shown] == [f"n; {note}", "", ""]
+    assert {one.model for one in shown} == {FISH_SPEECH.name}
+    assert of_model(rows[0], QWEN3_TTS).note == "n"
+
+
+def test_stock_and_ours_differ_in_what_the_table_says_they_do(tmp_path):
+    FISH_SPEECH.family.write_checkpoint(tmp_path / "checkpoint-fish-speech")
+    folders = [
+        tmp_path / f"fish-speech-{s.name}" for s in open_sides(FISH_SPEECH, tmp_path)
+    ]
+    stock, ours = (json.loads((f / "deploy.yaml").read_text()) for f in folders)
+    assert stock.pop("stages") == [{"stage_id": 0, "enable_prefix_caching": False}]
+    assert stock == ours
+    announced = [
+        next(f.glob("plugin/*.dist-info/entry_points.txt")).read_text() for f in folders
+    ]
+    assert ["small_codec" in text for text in announced] == [True, False]
+
+
+def test_a_quick_run_is_meant_to_take_less_than_five_minutes():
+    parts = plan_of(is_quick=True, models=QUICK_MODELS).parts()
+    assert sum(part.total(2) for part in parts) <= 300
+    assert estimate.in_words([Seconds(60), Seconds(30, 30)], 7).startswith(
+        "about 5 min"
+    )
+
+
+def drawn(rows, folder):
+    result = results.save(run_of(rows), folder)
+    return plots.draw(result, folder / "plots")
+
+
+def test_every_scenario_is_drawn_to_the_same_small_picture(tmp_path):
+    samples = [[v * (i + 1) for v in (1.0, 2.0, 4.0)] for i in range(12)]
+    rows = [
+        row(s, [3 * v for v in s], what=f"w{i}", target=AtMost(5), scenario=name)
+        for i, s in enumerate(samples)
+        for name in ("first", "second")
+    ]
+    # Nothing measured, far apart, another reference, another unit, a ratio.
+    rows += [
+        row([0.0], scenario="second", unit="encodes", target=AtMost(0)),
+        row([1e-3], [1e6], scenario="second", target=RatioAtMost(1.0)),
+        row([90.0], [0.0], scenario="second", unit="%", target=AtLeast(85)),
+        row([1.0], [2.0], scenario="second", versus="plain read"),
+    ]
+    (tmp_path / "again").mkdir()
+    once, again = drawn(rows, tmp_path), drawn(rows, tmp_path / "again")
+    assert [path.name for path in once] == ["first.png", "second.png"]
+    assert [p.read_bytes() for p in once] == [p.read_bytes() for p in again]
+    assert all(100 < path.stat().st_size < 60_000 for path in once)
+
+
+def test_another_figure_is_another_picture(tmp_path):
+    (tmp_path / "b").mkdir()
+    (a,) = drawn([row([1.0, 2.0], [3.0])], tmp_path)
+    (b,) = drawn([row([1.5, 2.0], [3.0])], tmp_path / "b")
+    assert a.read_bytes() != b.read_bytes()
+
+
+def test_drawing_starts_no_measurement(tmp_path, capsys):
+    result = results.save(run_of([row([1.0])]), tmp_path)
+    out = tmp_path / "pictures"
+    assert main(["--plots", str(result), "--plots-out", str(out)]) == 0
+    assert [path.name for path in out.iterdir()] == ["s.png"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [result.name, "pictures"]
+
+
+def test_churn_stays_within_its_budget_and_leaves_nothing(tmp_path):
+    budget = 4 * 1024**2
+    found = fresh_process.run(churn_process.__name__, tmp_path / "d", 300, budget)
+    assert 0 < found["largest_memory_bytes"] <= budget
+    assert found["evictions"] > 0
+    assert found["in_place_encodes"] == 0
+    assert {what: n for what, n in found["left"].items() if n > 0} == {}
+
+
+def test_a_failed_process_is_an_error_that_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="num_operations"):
+        fresh_process.run(churn_process.__name__, tmp_path)
+
+
+def test_synthetic_voices_are_found_listed_and_recovered(tmp_path):
+    write_ours(tmp_path / "many", 250)
+    given = ("ours", tmp_path / "many", "--follow", "--starts", 2)
+    found = fresh_process.run(start_process.__name__, *given)
+    assert len(found["start_ms"]) == 2 and found["page_ms"] > 0
+    storage = open_storage(Settings(samples_dir=tmp_path / "many"))
+    assert storage.registry.count() == 250
+    assert storage.registry.get(speaker_name(249)) is not None
+    assert len(list(storage.audio.iter_registered())) == 250  # recovery took none
+    storage.registry.close()
+
+
+def test_synthetic_voices_of_stock_are_what_stock_writes(tmp_path):
+    write_stock(tmp_path / "stock", 3)
+    storage = open_storage(Settings(samples_dir=tmp_path / "ours"))
+    report = import_stock_directory(
+        tmp_path / "stock", storage.registry, lambda *_: "0" * 64
+    )
+    assert report.imported == [speaker_name(n) for n in range(3)]
+    assert report.skipped == []
+    storage.registry.close()

@@ -1,0 +1,153 @@
+"""The first request for a voice: after an upload, a restart, an eviction."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from benchmarks.bench import Bench
+from benchmarks.clips import clip
+from benchmarks.rows import AtMost, RatioAtMost, Row, Summary
+from benchmarks.scenarios.ttfa import ttfa_ms
+from benchmarks.sides import Side
+
+NAME = "first_request"
+SECONDS = 10
+NUM_WARM_UPS = 2
+READY_TIMEOUT_SECONDS = 60.0
+
+# Encodings that a worker keeps in memory after the restart: fewer than the voices
+# that take turns, so that every one has been evicted when its turn comes.
+MAX_ENTRIES = 8
+NUM_VOICES_IN_TURN = 10
+
+
+def run(bench: Bench) -> list[Row]:
+    """A quick run leaves out what needs a restart."""
+    found = _after_upload(bench)
+    if not bench.is_quick:
+        found += _after_restart(bench)
+    return found
+
+
+def _after_upload(bench: Bench) -> list[Row]:
+    first: dict[str, list[float]] = {}
+    warm: dict[str, list[float]] = {}
+    num_encodes = []
+    for number, side in bench.sides.in_turns(bench.num_rounds):
+        bench.step(f"{NAME}: after upload, round {number + 1}, {side.name}")
+        for _ in range(bench.pick(full=4, quick=1)):
+            voice = _upload(bench, side)
+            before = _total_encodes(side)
+            once, again = _pair(bench, side, voice)
+            first.setdefault(side.name, []).append(once)
+            warm.setdefault(side.name, []).append(again)
+            if side.is_ours:
+                num_encodes.append(_total_encodes(side) - before)
+    row = Row(
+        scenario=NAME,
+        what=f"after upload, {bench.fullest_mode}, {SECONDS} s reference",
+        unit="ms",
+        ours=Summary.of(first["ours"]),
+        reference=Summary.of(first["stock"]),
+    )
+    second = _rows(bench, "after upload", first["ours"], warm["ours"], num_encodes)
+    return [row, *second]
+
+
+def _after_restart(bench: Bench) -> list[Row]:
+    side = bench.sides.ours
+    bench.step(f"{NAME}: restarting ours")
+    voices = [_upload(bench, side) for _ in range(4 * bench.num_rounds + NUM_WARM_UPS)]
+    side.restart(SPEAKER_CACHE_MAX_ENTRIES=str(MAX_ENTRIES))
+    # The server's own first requests are slow whoever speaks.
+    for voice in voices[:NUM_WARM_UPS]:
+        _pair(bench, side, voice)
+    bench.step(f"{NAME}: after restart")
+    pairs = [_pair(bench, side, voice) for voice in voices[NUM_WARM_UPS:]]
+    first, warm = zip(*pairs, strict=True)
+    restart = _rows(bench, "after restart", first, warm, [_total_encodes(side)])
+    if bench.model.shares_kv:
+        # A worker reads no encoding for a voice whose prefix is still in the KV.
+        return restart
+    return restart + _after_eviction(bench, side, voices[-NUM_VOICES_IN_TURN:])
+
+
+def _after_eviction(bench: Bench, side: Side, voices: Sequence[str]) -> list[Row]:
+    bench.step(f"{NAME}: after eviction from memory")
+    before, encodes = _disk_hits(side), _total_encodes(side)
+    pairs = [
+        _pair(bench, side, voice)
+        for _ in range(2 * bench.num_rounds // 5 + 1)
+        for voice in voices
+    ]
+    if _disk_hits(side) - before < len(pairs):
+        raise RuntimeError("the voices had not been evicted from memory")
+    first, warm = zip(*pairs, strict=True)
+    num_encodes = _total_encodes(side) - encodes
+    return _rows(bench, "after eviction from memory", first, warm, [num_encodes])
+
+
+def _rows(
+    bench: Bench,
+    when: str,
+    first: Sequence[float],
+    warm: Sequence[float],
+    num_encodes: list[int],
+) -> list[Row]:
+    shares_kv = bench.model.shares_kv
+    return [
+        Row(
+            scenario=NAME,
+            what=f"{when}, against the voice's second request",
+            unit="ms",
+            ours=Summary.of(first),
+            reference=Summary.of(warm),
+            versus="ours, second",
+            target=None if shares_kv else RatioAtMost(1.05),
+            note="the second finds the prefix in the KV" if shares_kv else "",
+        ),
+        Row(
+            scenario=NAME,
+            what=f"encodes in requests {when}",
+            unit="encodes",
+            ours=Summary.of([sum(num_encodes)]),
+            target=AtMost(0),
+        ),
+    ]
+
+
+def _upload(bench: Bench, side: Side) -> str:
+    """A new voice; on ours, when its background precompute has ended."""
+    voice = f"first-{bench.number()}"
+    sample = clip(SECONDS, bench.number())
+    fields = bench.model.modes[bench.fullest_mode]
+    side.register(voice, sample, **{**fields, "precompute": "true"})
+    if side.is_ours:
+        _wait_until(lambda: _status(side, voice) == "ready", voice)
+    return voice
+
+
+def _status(side: Side, voice: str) -> str:
+    answer = side.client.http.get(f"/v1/audio/voices/{voice}/cache")
+    return answer.raise_for_status().json()["cache_status"]
+
+
+def _wait_until(is_done: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + READY_TIMEOUT_SECONDS
+    while not is_done():
+        if time.monotonic() > until:
+            raise RuntimeError(f"{what} was not ready in {READY_TIMEOUT_SECONDS} s")
+        time.sleep(0.02)
+
+
+def _pair(bench: Bench, side: Side, voice: str) -> tuple[float, float]:
+    """The first request's time to first audio, and the second's."""
+    once = ttfa_ms(side, bench.short_text(), voice)
+    return once, ttfa_ms(side, bench.short_text(), voice)
+
+
+def _total_encodes(side: Side) -> int:
+    return sum(side.client.encodes().values()) if side.is_ours else 0
+
+
+def _disk_hits(side: Side) -> int:
+    return sum(worker["hits"]["disk"] for worker in side.client.stats()["workers"])

@@ -1,0 +1,133 @@
+"""What a request for a voice that is known does not do, counted in the server."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks import server_plugins
+from tests.e2e import warm_request_probe
+from vllm_tts_cache.testing.client import SpeechClient
+from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
+from vllm_tts_cache.testing.server import Server, ServerOptions
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
+]
+
+ROOT = Path(__file__).parents[2]
+SHORT, LONG = 3.0, 25.0
+MESSAGE_MAX_BYTES = {QWEN3_TTS.name: 4096, FISH_SPEECH.name: 8192}
+# Of a prompt in context, for every frame of the reference: a placeholder, or a real
+# token id, which has five bytes.
+BYTES_PER_SECOND = {QWEN3_TTS.name: 2 * 12.5, FISH_SPEECH.name: 5 * 21.6}
+NUM_REQUESTS = 3
+
+
+@dataclass
+class Probed:
+    """A server that says what its processes do."""
+
+    client: SpeechClient
+    log: Path
+
+    def seen(self, act):
+        """What happened meanwhile, as (process, kind, what)."""
+        already = self.log.stat().st_size
+        act()
+        lines = self.log.read_bytes()[already:].splitlines()
+        return [tuple(json.loads(line).values()) for line in lines]
+
+    def speak(self, **fields):
+        spoken = self.client.speak("Hello there.", **fields)
+        assert spoken.status == 200 and spoken.audio
+        return spoken
+
+
+@pytest.fixture(scope="module")
+def probed(family, checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("probed")
+    log = folder / "seen.jsonl"
+    server_plugins.announce(folder / "plugin", [warm_request_probe.__name__])
+    options = ServerOptions(
+        model=checkpoint,
+        samples_dir=folder / "speakers",
+        log_path=folder / "server.log",
+        environ={
+            "PYTHONPATH": f"{ROOT}:{folder / 'plugin'}",
+            warm_request_probe.VARIABLE: str(log),
+        },
+        arguments=family.arguments,
+    )
+    with Server(options) as server:
+        probed = Probed(SpeechClient(server.url), log)
+        yield probed
+        probed.client.close()
+
+
+@pytest.fixture(scope="module")
+def voices(probed, make_clip):
+    """Seconds of reference -> a voice that is warm, as is the server.
+
+    It has been spoken with: where the API process needs a voice's codes, it reads
+    them for the first request and keeps them in memory.
+    """
+    names = {SHORT: "short", LONG: "long"}
+    for seconds, name in names.items():
+        probed.client.register(name, make_clip(seconds), ref_text="Hello there.")
+        probed.client.precompute(name).raise_for_status()
+        for _ in range(NUM_REQUESTS):
+            probed.speak(voice=name)
+    return names
+
+
+def kinds(seen, kind):
+    return [what for _, seen_kind, what in seen if seen_kind == kind]
+
+
+def is_transport(path):
+    """Whether the host passes chunks from stage to stage through it."""
+    return path.startswith("/dev/shm/")
+
+
+def test_the_probe_sees_what_a_cold_request_does(probed, voices, family, make_clip):
+    probed.client.register("cold", make_clip(), ref_text="Hello there.")
+    before = probed.client.encodes()
+    seen = probed.seen(lambda: probed.speak(voice="cold"))
+    after = probed.client.encodes()
+    assert {name: after[name] - before[name] for name in after} == dict.fromkeys(
+        family.encoders, 1
+    )
+    assert "tts_cache_prepare" in kinds(seen, "rpc")
+    assert any("/speakers/audio/" in path for path in kinds(seen, "open"))
+    assert kinds(seen, "message")
+
+
+def test_a_warm_request_encodes_nothing_calls_no_worker_and_opens_no_file(
+    probed, voices
+):
+    def speak():
+        for name in voices.values():
+            for _ in range(NUM_REQUESTS):
+                assert probed.speak(voice=name).cache == "hit"
+
+    before = probed.client.encodes()
+    seen = probed.seen(speak)
+    assert probed.client.encodes() == before
+    assert kinds(seen, "rpc") == []
+    assert [path for path in kinds(seen, "open") if not is_transport(path)] == []
+
+
+def test_a_warm_requests_message_is_small_and_flat_in_the_references_length(
+    probed, voices, family
+):
+    sizes = {}
+    for seconds, name in voices.items():
+        seen = probed.seen(lambda name=name: probed.speak(voice=name))
+        sizes[seconds] = max(kinds(seen, "message"))  # a stage may get one each
+    assert max(sizes.values()) <= MESSAGE_MAX_BYTES[family.name]
+    grown = sizes[LONG] - sizes[SHORT]
+    assert grown <= BYTES_PER_SECOND[family.name] * (LONG - SHORT)
