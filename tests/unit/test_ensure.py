@@ -188,6 +188,8 @@ async def test_the_status_follows_the_encodings(rig):
     rig.encoders[0].gate.set()
     await flight
     assert await rig.ensurer.status(need) == ("ready", None)
+    while rig.speakers.stats()["in_flight"]:  # the file is there a moment earlier
+        await asyncio.sleep(0.001)
     rig.speakers.forget([need.ref.audio_sha256])
     assert await rig.ensurer.status(need) == ("pending", None)
 
