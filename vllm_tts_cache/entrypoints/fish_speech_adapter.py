@@ -4,7 +4,6 @@ import asyncio
 from functools import cached_property
 from typing import Any
 
-from vllm.inputs import tokens_input
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdapter
 
@@ -12,7 +11,7 @@ from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_s
 from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
-from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
+from vllm_tts_cache.families.speaker_ref import SpeakerRef
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"
@@ -68,13 +67,7 @@ class CachedFishSpeechAdapter(FishSpeechAdapter):
         await speaker.ensure(service.ensurer, FAMILY.encoders[CloneMode.IN_CONTEXT])
         voice = await self._voice(ref, request.ref_text)
         built = await asyncio.to_thread(self._builder.speak, voice, request.input)
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=built.token_ids)}
-        prompt["additional_information"] = {
-            FIELD: ref.to_wire(),
-            fish_prompt.FIELD: built.reference.to_wire(),
-        }
-        prompt["cache_salt"] = built.salt
-        return prompt
+        return built.to_engine(ref)
 
     async def _voice(self, ref: SpeakerRef, ref_text: str) -> fish_prompt.VoicePart:
         service = self.ctx.server.speakers

@@ -3,11 +3,8 @@
 from functools import cached_property
 from typing import Any
 
-from vllm.inputs import tokens_input
-
 from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
-from vllm_tts_cache.families.speaker_ref import FIELD
 from vllm_tts_cache.offline.workers import OfflineWorkers, PreparedSpeaker
 
 
@@ -39,13 +36,7 @@ class FishSpeechPrompts:
         fish_prompt.checked_text("ref_text", speaker.ref_text)
         key, encoding = self._workers.encoding(speaker.ref, CODEC)
         built = self._builder.clone(text, speaker.ref_text, key, encoding["codes"])
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=built.token_ids)}
-        prompt["additional_information"] = {
-            FIELD: speaker.ref.to_wire(),
-            fish_prompt.FIELD: built.reference.to_wire(),
-        }
-        prompt["cache_salt"] = built.salt
-        return prompt
+        return built.to_engine(speaker.ref)
 
     @cached_property
     def _builder(self) -> fish_prompt.PromptBuilder:

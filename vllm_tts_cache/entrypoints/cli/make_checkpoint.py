@@ -27,7 +27,7 @@ examples:
   # encoding a reference costs what it does in production
   vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real
 
-  # for `vllm-tts-cache encode`; the plugin does not serve this family yet
+  # Fish Speech; its slow AR and its codec are tiny
   vllm-tts-cache make-checkpoint --family fish-speech --out ./tiny-fish-speech
 """
 _QWEN3_TTS, _FISH_SPEECH = "qwen3-tts", "fish-speech"

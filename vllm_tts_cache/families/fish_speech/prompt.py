@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.inputs import tokens_input
 from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
     normalize_fish_speech_text,
@@ -20,6 +21,8 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
 from vllm_tts_cache.encodings.key import EncodingKey
 from vllm_tts_cache.encodings.value import Array
 from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families import speaker_ref
+from vllm_tts_cache.families.speaker_ref import SpeakerRef
 
 FIELD = "tts_cache_reference_frames"  # in the host's additional_information
 
@@ -69,6 +72,16 @@ class ClonePrompt:
     token_ids: list[int]
     reference: ReferenceFrames
     salt: str
+
+    def to_engine(self, ref: SpeakerRef) -> dict[str, Any]:
+        """Return the host's prompt; ``ref`` says whose codes stand in it."""
+        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=self.token_ids)}
+        prompt["additional_information"] = {
+            speaker_ref.FIELD: ref.to_wire(),
+            FIELD: self.reference.to_wire(),
+        }
+        prompt["cache_salt"] = self.salt
+        return prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
