@@ -12,7 +12,7 @@ from vllm_tts_cache.testing.client import data_url
 
 NAME = "cold_bystander"
 QUICK_COLD_SECONDS = 6
-NUM_STREAMS = 2
+NUM_STREAMS = 3
 STREAM_SENTENCES = 40
 BETWEEN_SECONDS = 0.3
 
@@ -35,7 +35,7 @@ def _round(bench: Bench, side: Side, samples: Samples) -> None:
         text = bench.text(STREAM_SENTENCES)
         return {"input": text, "voice": f"bystander-{stream}"}
 
-    num_cold = bench.pick(full=3, quick=1)
+    num_cold = bench.pick(full=2, quick=1)
     bodies = [lambda stream=stream: body(stream) for stream in range(NUM_STREAMS)]
     with RunningStreams(side, bodies) as streams:
         quiet_began = time.perf_counter()

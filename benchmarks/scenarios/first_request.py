@@ -34,7 +34,7 @@ def _after_upload(bench: Bench) -> list[Row]:
     num_encodes = []
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: after upload, round {number + 1}, {side.name}")
-        for _ in range(bench.pick(full=4, quick=1)):
+        for _ in range(bench.pick(full=3, quick=1)):
             voice = _upload(bench, side)
             before = _total_encodes(side)
             once, again = _pair(bench, side, voice)
@@ -56,7 +56,7 @@ def _after_upload(bench: Bench) -> list[Row]:
 def _after_restart(bench: Bench) -> list[Row]:
     side = bench.sides.ours
     bench.step(f"{NAME}: restarting ours")
-    voices = [_upload(bench, side) for _ in range(4 * bench.num_rounds + NUM_WARM_UPS)]
+    voices = [_upload(bench, side) for _ in range(3 * bench.num_rounds + NUM_WARM_UPS)]
     side.restart(SPEAKER_CACHE_MAX_ENTRIES=str(MAX_ENTRIES))
     # The server's own first requests are slow whoever speaks.
     for voice in voices[:NUM_WARM_UPS]:

@@ -45,7 +45,7 @@ def run(bench: Bench) -> list[Row]:
     seen: Seen = defaultdict(list)
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
-        for _ in range(3):
+        for _ in range(2):
             _speak_twice(bench, side, seen)
     return _rows(seen)
 

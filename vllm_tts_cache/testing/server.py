@@ -18,7 +18,7 @@ from vllm_tts_cache import stage_configs
 from vllm_tts_cache.errors import ServerFaultError
 
 HOST = "127.0.0.1"
-START_TIMEOUT_SECONDS = 300.0
+START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
 STOP_TIMEOUT_SECONDS = 30.0
 MODEL_NAME = "tts"
 
@@ -88,17 +88,23 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._wait_until_healthy(report)
+        try:
+            self._wait_until_healthy(report)
+        except BaseException:  # an interrupt too: nobody else would stop it
+            self.kill()
+            raise
         return self
 
     def stop(self) -> None:
         """Ask it to end, as Ctrl-C does; end the whole group if it does not."""
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_TIMEOUT_SECONDS)
-        self.kill()
+        try:
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_SECONDS)
+        finally:  # whoever is interrupted while waiting still ends it
+            self.kill()
 
     def kill(self) -> None:
         """SIGKILL every process of the group: a power cut, seen from the storage."""
@@ -148,7 +154,6 @@ class Server:
             waited = time.monotonic() - began
             ended = self._process.poll() is not None
             if ended or waited > START_TIMEOUT_SECONDS:
-                self.kill()
                 what = "ended" if ended else "was not healthy in time"
                 raise ServerFaultError(
                     f"The server {what}; see {self.options.log_path}"
