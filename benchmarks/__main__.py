@@ -29,7 +29,10 @@ differences; they are not for publication.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; 0 whatever the figures are, because a target that is missed is a result."""
+    """Run; 0 whatever the figures are, because a target that is missed is a result.
+
+    1 if a scenario could not be measured.
+    """
     given = _parser().parse_args(arguments)
     if given.plots is not None:
         return _draw(given.plots, given.plots_out)
@@ -57,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "rounds": plan.num_rounds,
             "scenarios": [scenario.name for scenario in plan.scenarios],
             "seconds": outcome.seconds,
+            "failed": outcome.failures,
             "codec_chunk_frames": CHUNK_FRAMES,
             "models": [model.name for model in plan.models],
             "checkpoints": "random weights",
@@ -69,9 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     path = results.save(run, given.out)
     _show(run, path, as_markdown=given.markdown)
-    if _is_whole(plan):
+    for failure in outcome.failures:
+        print(f"not measured: {failure}", file=sys.stderr)
+    if _is_whole(plan) and not outcome.failures:
         _draw(path, given.plots_out)
-    return 0
+    return 1 if outcome.failures else 0
 
 
 def _is_whole(plan: runner.Plan) -> bool:

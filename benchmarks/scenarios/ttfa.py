@@ -45,7 +45,7 @@ def _warm_up(bench: Bench, side: Side) -> None:
 
 
 def _round(bench: Bench, side: Side, at_once: int, samples: Samples) -> None:
-    num_requests = bench.pick(full=4, quick=3)
+    num_requests = bench.pick(full=4, quick=2)
     with ThreadPoolExecutor(at_once) as pool:
         for _ in range(num_requests // at_once):
             for mode in bench.modes:
