@@ -20,11 +20,11 @@ _TABLE_WIDTH = 200
 
 _QUICK = """\
 --quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
-leaves out: Fish Speech, unless --model names it; registry_scale and kv_prefix; clones
-in context (but in cold_bystander); references of 10 s; several streams at once; 8 clips
-at once; restart and eviction; 100,000 rows in core. Its clips are shorter, its rounds 2
-and its churn a twentieth. Its figures show that the benchmark works, and large
-differences; they are not for publication.
+leaves out: Fish Speech, unless --model names it; registry_scale, float32_price and
+kv_prefix; clones in context (but in cold_bystander); references of 10 s; several
+streams at once; 8 clips at once; restart and eviction; 100,000 rows in core. Its clips
+are shorter, its rounds 2 and its churn a twentieth. Its figures show that the benchmark
+works, and large differences; they are not for publication.
 """
 
 

@@ -28,6 +28,7 @@ from benchmarks.scenarios import (
     concurrent_cold,
     core,
     first_request,
+    float32_price,
     kv_prefix,
     registry_scale,
     ttfa,
@@ -72,6 +73,13 @@ SCENARIOS = (
         needs_servers=False,
         full=Seconds(90),
         quick=Seconds(6),
+    ),
+    Scenario(
+        name=float32_price.NAME,
+        run=float32_price.run,
+        needs_servers=False,
+        full=Seconds(30, 12),
+        quick=None,
     ),
     Scenario(
         name=registry_scale.NAME,

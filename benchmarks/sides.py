@@ -109,9 +109,14 @@ class Side:
         self.client = SpeechClient(self._server.url)
         self._server.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the API process; its stages are its children."""
+        return self._server.pid
+
     def api_rss_bytes(self) -> int:
         """Resident memory of the API process; its stages are processes of their own."""
-        return machine.rss_bytes(self._server.pid)
+        return machine.rss_bytes(self.pid)
 
     def register(self, name: str, sample: bytes, **fields: str) -> None:
         self.client.register(name, sample, **fields).raise_for_status()

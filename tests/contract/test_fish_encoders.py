@@ -14,6 +14,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
     precompute_freqs_cis,
 )
 
+from tests.codec_names import old_names
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
@@ -242,15 +243,6 @@ def test_a_rate_with_hardly_a_common_period_is_resampled_without_a_huge_kernel()
 
 
 # What codec.pth may look like
-
-
-def old_names(tensors):
-    return {
-        name.replace(".parametrizations.weight.original0", ".weight_g").replace(
-            ".parametrizations.weight.original1", ".weight_v"
-        ): tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def new_names(tensors):

@@ -11,6 +11,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
     precompute_freqs_cis,
 )
 
+from tests.codec_names import old_names
 from tests.real_talker import fish_codec_decoder
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.fish_speech.codec import build_codec, read_sizes
@@ -134,15 +135,6 @@ def test_only_what_decoding_needs_is_kept(decoder, codec_file):
     assert not any("parametrizations" in name for name in kept)
     num_kept = sum(parameter.numel() for parameter in decoder._codec.parameters())
     assert num_kept < 0.8 * sum(t.numel() for t in codec_file.tensors.values())
-
-
-def old_names(tensors):
-    return {
-        name.replace(".parametrizations.weight.original0", ".weight_g").replace(
-            ".parametrizations.weight.original1", ".weight_v"
-        ): tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def training_names(tensors):

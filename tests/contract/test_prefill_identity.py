@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.in_process_workers import InProcessEngine, ref_of, worker
+from tests.other_runner import OtherRunner
 from tests.real_talker import qwen3_talker
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -253,6 +254,43 @@ async def test_a_request_without_encodings_is_padded_and_ends_alone(talker):
         assert logits[0].isfinite().sum() > 1
     finally:
         talker._failed_requests._ids.clear()
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+async def test_the_other_runner_prefills_the_same(talker, adapter, audio, chunk):
+    """MRV2, the default on a GPU: two clones and one that fails, in one batch."""
+    prompts = [
+        await prepared(
+            adapter,
+            audio,
+            in_context=in_context,
+            non_streaming=True,
+            language=None,
+            text=TEXTS[0],
+        )
+        for in_context in (False, True)
+    ]
+    lost = {**prompts[0]["additional_information"], FIELD: ["0" * 64, "registered"]}
+    prompts.append({**prompts[0], "additional_information": lost})
+    runner = OtherRunner(talker)
+    for index, prompt in enumerate(prompts):
+        ids = torch.tensor(prompt["prompt_token_ids"])
+        runner.add(index, f"mrv2-{index}", ids, prompt["additional_information"])
+    try:
+        found = runner.prefill(chunk)
+        assert "mrv2-2" in talker._failed_requests
+        assert "mrv2-1" not in talker._failed_requests
+    finally:
+        talker._failed_requests._ids.clear()
+    for index, prompt in enumerate(prompts[:2]):
+        num_tokens = len(prompt["prompt_token_ids"])
+        info = prompt["additional_information"]
+        expected, left = prefill(talker.preprocess, num_tokens, info)
+        assert_same(found[index], expected)
+        for part, name in (("embed", "prefill"), ("hidden_states", "trailing_text")):
+            assert_same(runner.left_by(index)[part][name], left[part][name])
+    pad = talker._tts_pad_embed.reshape(-1).to(torch.bfloat16)
+    assert torch.equal(found[2], pad.expand(len(found[2]), -1))
 
 
 def boundary_lengths(rate_hz):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
-from vllm_tts_cache.testing.server import QWEN3_TTS_CPU
+from vllm_tts_cache.testing.families import QWEN3_TTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -44,7 +44,7 @@ def test_a_batch_job_encodes_each_clip_once_and_never_while_it_speaks(
 def speak(checkpoint: Path, work: Path, clips: list[Path]) -> Path:
     out = work / "out"
     command = [sys.executable, str(EXAMPLE), "--model", str(checkpoint)]
-    command += ["--deploy-config", str(QWEN3_TTS_CPU), "--out", str(out)]
+    command += ["--deploy-config", str(QWEN3_TTS.deploy_file), "--out", str(out)]
     command += ["--text", "The tide is out.", *map(str, clips)]
     samples = {"SPEAKER_SAMPLES_DIR": str(work / "speakers")}
     done = subprocess.run(

@@ -11,6 +11,7 @@ from benchmarks import (
     estimate,
     fresh_process,
     plots,
+    profiles,
     results,
     server_plugins,
     start_process,
@@ -23,7 +24,7 @@ from benchmarks.estimate import Seconds
 from benchmarks.many_voices import speaker_name, write_ours, write_stock
 from benchmarks.models import FISH_SPEECH, MODELS, QUICK_MODELS, QWEN3_TTS
 from benchmarks.rows import AtLeast, AtMost, RatioAtMost, Row, Summary, percentile
-from benchmarks.runner import SCENARIOS, Plan, of_model
+from benchmarks.runner import SCENARIOS, Plan, Scenario, of_model, run
 from benchmarks.sides import open_sides
 from benchmarks.timing import each_us, per_call_us
 from vllm_tts_cache.audio.decode import decode
@@ -205,7 +206,7 @@ def test_the_servers_find_their_plugins_and_no_other_process_does(tmp_path):
 
 def test_scenarios_have_names_of_their_own_and_say_how_long_they_take():
     names = [scenario.name for scenario in SCENARIOS]
-    assert len(set(names)) == len(names) == 9
+    assert len(set(names)) == len(names) == 10
     assert all(scenario.full.total(ROUNDS) > 0 for scenario in SCENARIOS)
 
 
@@ -237,6 +238,54 @@ def test_a_scenario_runs_only_where_it_says_something():
     assert {"kv_prefix"} == set(fish) - set(qwen)
     # It leaves ours with another setting.
     assert qwen[-1] == fish[-1] == "first_request"
+
+
+def test_a_scenario_that_fails_costs_only_its_own_rows(tmp_path, capsys):
+    def fail(_bench):
+        raise RuntimeError("no audio")
+
+    def scenario(name, measure):
+        return Scenario(
+            name=name, run=measure, needs_servers=False, full=Seconds(1), quick=None
+        )
+
+    good = row([1.0])
+    outcome = run(
+        Plan(
+            scenarios=[scenario("bad", fail), scenario("good", lambda _: [good])],
+            models=(),
+            num_rounds=1,
+            is_quick=False,
+            work=tmp_path,
+        )
+    )
+    assert outcome.rows == [good]
+    assert outcome.failures == ["bad: no audio"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+STACKS = """\
+process 12:"vllm serve";main (threading.py:1);run (vllm_omni/api.py:3);read (io.py:9) 5
+process 12:"vllm serve";main (threading.py:1);find (vllm_tts_cache/a/service.py:115) 2
+process 12:"vllm serve";run (vllm_omni/api.py:7);<lambda> (vllm/u.py:1);poll (x.py) 1
+process 12:"vllm serve";main (threading.py:1);select (selectors.py:468) 4
+process 99:"stage";go (vllm/core.py:5);forward (vllm_omni/m/qwen3_tts_talker.py:8) 7
+process 100:"stage";go (vllm/core.py:5);conv (torch/nn.py:2) 3
+"""
+
+
+def test_a_profile_counts_a_sample_for_the_innermost_function_of_known_owners():
+    found = profiles.read(STACKS)
+    assert found == {
+        "API": {
+            ("vLLM-Omni", "run (api.py)"): 5,
+            ("ours", "find (a/service.py)"): 2,
+            ("vLLM", "<lambda> (u.py)"): 1,
+            ("libraries", "event loop, HTTP, threads of libraries"): 4,
+        },
+        "talker": {("vLLM-Omni", "forward (m/qwen3_tts_talker.py)"): 7},
+        "other stages": {("vLLM", "go (core.py)"): 3},
+    }
 
 
 def test_a_model_that_no_scenario_serves_starts_no_server():

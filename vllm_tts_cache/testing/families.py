@@ -48,9 +48,18 @@ class ServedFamily:
         return {"family": self.name, **dataclasses.asdict(self.options)}
 
     def write_checkpoint(
-        self, out: Path, report: Callable[[str], None] = lambda _step: None
+        self,
+        out: Path,
+        report: Callable[[str], None] = lambda _step: None,
+        *,
+        force: bool = True,
     ) -> Path:
-        """Write the tiny checkpoint, in place of one that was written before.
+        """Write the tiny checkpoint.
+
+        Args:
+            out: A directory that is absent or empty.
+            report: Called with what is being written.
+            force: Replace a checkpoint that was written there before.
 
         Raises: ConfigError, StorageError.
         """
@@ -62,7 +71,7 @@ class ServedFamily:
                 )
 
                 return write_qwen3_tts_checkpoint(
-                    out, options, force=True, report=report
+                    out, options, force=force, report=report
                 )
             case FishSpeechOptions() as options:
                 from vllm_tts_cache.testing.fish_speech.write import (
@@ -70,7 +79,7 @@ class ServedFamily:
                 )
 
                 return write_fish_speech_checkpoint(
-                    out, options, force=True, report=report
+                    out, options, force=force, report=report
                 )
 
 

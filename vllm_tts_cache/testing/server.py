@@ -14,15 +14,13 @@ from types import TracebackType
 
 import httpx
 
-from vllm_tts_cache import stage_configs
 from vllm_tts_cache.errors import ServerFaultError
+from vllm_tts_cache.testing.families import QWEN3_TTS
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
 STOP_TIMEOUT_SECONDS = 30.0
 MODEL_NAME = "tts"
-
-QWEN3_TTS_CPU = Path(stage_configs.__file__).with_name("qwen3_tts_cpu.yaml")
 
 # One thread a stage: two stages share two cores, and a thread of one that waits for
 # a core of the other costs more than it computes. Workers inside the stages' own
@@ -53,7 +51,7 @@ class ServerOptions:
     log_path: Path
     port: int | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ("--omni", "--deploy-config", str(QWEN3_TTS_CPU))
+    arguments: tuple[str, ...] = QWEN3_TTS.arguments
 
 
 class Server:

@@ -1,7 +1,7 @@
 """``vllm-tts-cache make-checkpoint``: test equipment, random weights."""
 
 import argparse
-from collections.abc import Callable
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,13 @@ from rich.console import Console
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.testing.encoder_size import ENCODER_SIZES
-from vllm_tts_cache.testing.fish_speech import options as fish_speech
-from vllm_tts_cache.testing.qwen3_tts import options as qwen3_tts
+from vllm_tts_cache.testing.families import (
+    FAMILIES,
+    FISH_SPEECH,
+    QWEN3_TTS,
+    ServedFamily,
+)
+from vllm_tts_cache.testing.qwen3_tts.options import CheckpointOptions
 
 _console = Console(stderr=True)
 
@@ -30,7 +35,6 @@ examples:
   # Fish Speech; its slow AR and its codec are tiny
   vllm-tts-cache make-checkpoint --family fish-speech --out ./tiny-fish-speech
 """
-_QWEN3_TTS, _FISH_SPEECH = "qwen3-tts", "fish-speech"
 
 
 def add_parser(
@@ -44,10 +48,10 @@ def add_parser(
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = qwen3_tts.CheckpointOptions()
+    defaults = CheckpointOptions()
     add = parser.add_argument
-    families = (_QWEN3_TTS, _FISH_SPEECH)
-    add("--family", choices=families, default=_QWEN3_TTS, help="(%(default)s)")
+    families = (QWEN3_TTS.name, FISH_SPEECH.name)
+    add("--family", choices=families, default=QWEN3_TTS.name, help="(%(default)s)")
     add("--out", type=Path, required=True, metavar="DIR", help="absent or empty")
     add(
         "--encoders",
@@ -59,7 +63,7 @@ def add_parser(
     add("--force", action="store_true", help="replace a checkpoint of this command")
     # Absent unless given, so that another family can say that it has no such option.
     only = parser.add_argument_group(
-        f"of {_QWEN3_TTS} only", argument_default=argparse.SUPPRESS
+        f"of {QWEN3_TTS.name} only", argument_default=argparse.SUPPRESS
     )
     only.add_argument(
         "--sensitive",
@@ -84,45 +88,24 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: The directory must not be overwritten, or an option is wrong.
         StorageError: The checkpoint cannot be written.
     """
-    write = {_QWEN3_TTS: _write_qwen3_tts, _FISH_SPEECH: _write_fish_speech}
+    family = FAMILIES[arguments.family]
+    family = dataclasses.replace(family, options=_options(arguments, family))
     with _console.status("starting") as status:
-        path = write[arguments.family](
-            arguments, lambda step: status.update(f"writing the {step}")
+        path = family.write_checkpoint(
+            arguments.out,
+            lambda step: status.update(f"writing the {step}"),
+            force=arguments.force,
         )
     _console.print(f"Random weights, not a model: {path}", soft_wrap=True)
     return 0
 
 
-def _write_qwen3_tts(
-    arguments: argparse.Namespace, report: Callable[[str], None]
-) -> Path:
-    from vllm_tts_cache.testing.qwen3_tts.write import write_qwen3_tts_checkpoint
-
-    options = qwen3_tts.CheckpointOptions(
-        encoders=arguments.encoders, seed=arguments.seed, **_qwen3_tts_only(arguments)
-    )
-    return write_qwen3_tts_checkpoint(
-        arguments.out, options, force=arguments.force, report=report
-    )
-
-
-def _write_fish_speech(
-    arguments: argparse.Namespace, report: Callable[[str], None]
-) -> Path:
-    from vllm_tts_cache.testing.fish_speech.write import write_fish_speech_checkpoint
-
-    for name in _qwen3_tts_only(arguments):
-        raise ConfigError(
-            f"--{name.replace('_', '-')} is an option of --family {_QWEN3_TTS} only"
-        )
-    options = fish_speech.CheckpointOptions(
-        encoders=arguments.encoders, seed=arguments.seed
-    )
-    return write_fish_speech_checkpoint(
-        arguments.out, options, force=arguments.force, report=report
-    )
-
-
-def _qwen3_tts_only(arguments: argparse.Namespace) -> dict[str, Any]:
+def _options(arguments: argparse.Namespace, family: ServedFamily) -> Any:
     given = vars(arguments)
-    return {name: given[name] for name in ("sensitive", "eos_logit") if name in given}
+    only = {name: given[name] for name in ("sensitive", "eos_logit") if name in given}
+    if only and family is not QWEN3_TTS:
+        name = next(iter(only)).replace("_", "-")
+        raise ConfigError(f"--{name} is an option of --family {QWEN3_TTS.name} only")
+    return dataclasses.replace(
+        family.options, encoders=arguments.encoders, seed=arguments.seed, **only
+    )
