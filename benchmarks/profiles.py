@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.bench import Bench
@@ -27,11 +28,13 @@ from benchmarks.sides import Side, open_sides
 from vllm_tts_cache.testing.client import data_url
 
 SAMPLES_PER_SECOND = 250
-NUM_WARM, NUM_COLD, NUM_WARM_UPS = 30, 3, 3
+NUM_WARM, NUM_COLD, NUM_WARM_UPS = 20, 3, 2
 WARM_SECONDS, COLD_SECONDS = 29.99, 10
 VOICE = "profiled"
 _OWNERS = {"vllm_tts_cache/": "ours", "vllm_omni/": "vLLM-Omni", "vllm/": "vLLM"}
 _FRAME = re.compile(r"(?P<function>.+) \((?P<path>[^:()]+)(:\d+)?\)$")
+_PROCESS = re.compile(r"process \d+:")
+_TALKERS = ("qwen3_tts_talker", "fish_speech_slow_ar")
 _ROOT = Path(__file__).parents[1]
 
 # process -> (owner, function) -> samples
@@ -104,25 +107,26 @@ def _recording(py_spy: str, pid: int, path: Path) -> Iterator[None]:
 
 
 def read(stacks: str) -> Profile:
-    """Add up the samples of py-spy's raw format, outermost frame first."""
+    """Add up the samples of py-spy's raw format, outermost frame first.
+
+    A process of its own stands before the frames, behind those that started it.
+    """
     found: Profile = defaultdict(Counter)
     roles: dict[str, str] = {}
     for line in stacks.splitlines():
         stack, _, count = line.rpartition(" ")
-        process, *frames = stack.split(";")
-        if "qwen3_tts_talker" in stack or "fish_speech_slow_ar" in stack:
+        frames = stack.split(";")
+        processes = list(takewhile(_PROCESS.match, frames))
+        process = ";".join(processes)
+        if len(processes) < 2:
+            roles[process] = "API"
+        elif any(name in stack for name in _TALKERS):
             roles[process] = "talker"
         found[process][_owner(frames)] += int(count)
-    first = min(found, key=_pid, default="")
-    roles[first] = "API"
     named: Profile = defaultdict(Counter)
     for process, counts in found.items():
         named[roles.get(process, "other stages")] += counts
     return named
-
-
-def _pid(process: str) -> int:
-    return int((re.findall(r"\d+", process) or ["0"])[0])
 
 
 def _owner(frames: Sequence[str]) -> tuple[str, str]:

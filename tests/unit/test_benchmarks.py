@@ -264,13 +264,14 @@ def test_a_scenario_that_fails_costs_only_its_own_rows(tmp_path, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-STACKS = """\
-process 12:"vllm serve";main (threading.py:1);run (vllm_omni/api.py:3);read (io.py:9) 5
-process 12:"vllm serve";main (threading.py:1);find (vllm_tts_cache/a/service.py:115) 2
-process 12:"vllm serve";run (vllm_omni/api.py:7);<lambda> (vllm/u.py:1);poll (x.py) 1
-process 12:"vllm serve";main (threading.py:1);select (selectors.py:468) 4
-process 99:"stage";go (vllm/core.py:5);forward (vllm_omni/m/qwen3_tts_talker.py:8) 7
-process 100:"stage";go (vllm/core.py:5);conv (torch/nn.py:2) 3
+API, STAGE = 'process 12:"vllm serve"', 'process 12:"vllm serve";process {}:"stage"'
+STACKS = f"""\
+{API};main (threading.py:1);run (vllm_omni/api.py:3);read (io.py:9) 5
+{API};main (threading.py:1);find (vllm_tts_cache/a/service.py:115) 2
+{API};run (vllm_omni/api.py:7);<lambda> (vllm/u.py:1);poll (x.py) 1
+{API};main (threading.py:1);select (selectors.py:468) 4
+{STAGE.format(99)};go (vllm/core.py:5);forward (vllm_omni/m/qwen3_tts_talker.py:8) 7
+{STAGE.format(100)};go (vllm/core.py:5);conv (torch/nn.py:2) 3
 """
 
 
