@@ -3,11 +3,13 @@
 import pytest
 import torch
 from vllm import _custom_ops as ops
+from vllm import envs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from vllm_tts_cache.platforms.cpu_attention import single_queries
+from vllm_tts_cache.platforms.cpu_worker import use_invariant_attention
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 64, 32
 DTYPE = torch.bfloat16
@@ -17,6 +19,10 @@ LENGTH = 900  # beyond what one tile of the kernel holds, on any processor seen
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
     current_platform.import_kernels()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "1")  # vLLM's default; put back after
+        use_invariant_attention()
+        yield
 
 
 def batch(spans):
@@ -72,7 +78,7 @@ def attend(tokens):
             causal=True,
             sliding_window_size=-1,
             isa=isa,
-            enable_kv_split=True,
+            enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,  # as the host builds it
         )
         ops.cpu_attention_with_kv_cache(
             query=given,

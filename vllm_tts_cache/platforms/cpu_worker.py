@@ -4,6 +4,7 @@ Cooperative inheritance: ``CPU*ModelRunner -> _CPURunner -> CPUModelRunner ->
 GPU{AR,Generation}ModelRunner -> OmniGPUModelRunner -> ... -> GPUModelRunner``.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -20,6 +21,16 @@ from vllm_omni.worker.mixins import OmniWorkerMixin
 INVARIANT_ATTENTION = (
     "vllm_tts_cache.platforms.cpu_attention.InvariantCPUAttentionBackend"
 )
+
+
+def use_invariant_attention() -> None:
+    """Have this process compute attention that does not depend on the batch.
+
+    vLLM splits the keys of a few queries among threads, so that on more than one
+    thread a lone query would get other bits than the same one among many.
+    """
+    os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"  # noqa: TID251  vLLM reads it there
+    register_backend(AttentionBackendEnum.CPU_ATTN, INVARIANT_ATTENTION)
 
 
 class _CPURunner(CPUModelRunner):
@@ -103,7 +114,7 @@ class CPUARWorker(_CPUWorker):
 
     def init_device(self) -> None:
         """Choose the attention before the model, which looks it up, is built."""
-        register_backend(AttentionBackendEnum.CPU_ATTN, INVARIANT_ATTENTION)
+        use_invariant_attention()
         super().init_device()
 
 
