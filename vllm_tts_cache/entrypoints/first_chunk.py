@@ -1,6 +1,5 @@
 """A stream answers its status when its first audio is there."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,9 +16,6 @@ async def after_first_chunk(response: StreamingResponse) -> Response:
     Raises: Whatever the stream raises before its first chunk.
     """
     chunks: Any = response.body_iterator
-    # The first step hands the request to the engine, some milliseconds of the host's
-    # on the event loop, right after as many to prepare it: others go in between.
-    await asyncio.sleep(0)
     try:
         first = await anext(chunks, None)
     except BaseException:

@@ -184,6 +184,11 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         """Pass outputs on; with the first one the encodings are no longer needed."""
         needed = True
         try:
+            # The first step hands the request to the engine, some milliseconds of the
+            # host's on the event loop, right after as many to prepare it: others go
+            # in between. Not before this generator has begun: one that is cancelled
+            # before would never leave.
+            await asyncio.sleep(0)
             async for output in outputs:
                 if needed:
                     self.speakers.running.leave(sha)
