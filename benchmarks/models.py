@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.clips import TRANSCRIPT
 from vllm_tts_cache.testing import families
-from vllm_tts_cache.testing.directories import MARKER
 from vllm_tts_cache.testing.families import ServedFamily
 
 
@@ -79,11 +78,7 @@ class Model:
 
     def checkpoint(self, work: Path) -> Path:
         """The checkpoint's directory, written unless an equal one is there."""
-        path = work / f"checkpoint-{self.name}"
-        marker = path / MARKER
-        if not marker.exists() or json.loads(marker.read_text()) != self.family.marker:
-            self.family.write_checkpoint(path)
-        return path
+        return self.family.ensure_checkpoint(work / f"checkpoint-{self.name}")
 
 
 DECODER_PROBE = "benchmarks.decoder_probe"

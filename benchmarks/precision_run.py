@@ -1,7 +1,6 @@
 """Which networks, variants and clips a precision run measures, one after another."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from benchmarks.precision_networks import Network, network_of
 from benchmarks.precision_report import Measurement
 from benchmarks.precision_variants import VARIANTS, Meter
 from vllm_tts_cache.families.load import load_reference_encoders
-from vllm_tts_cache.testing.directories import MARKER
 from vllm_tts_cache.testing.encoder_size import EncoderSize
 from vllm_tts_cache.testing.families import ServedFamily
 
@@ -109,9 +107,5 @@ def _checkpoint(family: ServedFamily, size: EncoderSize, work: Path) -> Path:
     """Its directory, written unless an equal one is there."""
     options = dataclasses.replace(family.options, encoders=size)
     family = dataclasses.replace(family, options=options)
-    path = work / f"{family.name}-{size}"
-    marker = path / MARKER
-    if not marker.exists() or json.loads(marker.read_text()) != family.marker:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        family.write_checkpoint(path)
-    return path
+    work.mkdir(parents=True, exist_ok=True)
+    return family.ensure_checkpoint(work / f"{family.name}-{size}")

@@ -5,7 +5,7 @@ import asyncio
 from vllm_tts_cache.encodings.cache import EncodingCache
 from vllm_tts_cache.encodings.key import EncodingKey, Segment
 from vllm_tts_cache.encodings.value import Encoding
-from vllm_tts_cache.entrypoints.ensure import Ensurer
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.workers import Workers, encoding_of
 from vllm_tts_cache.families.speaker_ref import SpeakerRef
 
@@ -23,10 +23,9 @@ class EncodingSource:
 
         Raises: WorkerRPCError.
         """
-        fingerprint = (await self._ensurer.fingerprints())[encoder_name]
-        return EncodingKey(
-            audio_sha256=ref.audio_sha256, encoder_fingerprint=fingerprint
-        )
+        need = EncodingNeed(ref=ref, encoder_names=(encoder_name,))
+        (key,) = await self._ensurer.keys(need)
+        return key
 
     async def get(
         self, key: EncodingKey, segment: Segment, encoder_name: str

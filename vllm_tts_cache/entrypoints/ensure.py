@@ -62,7 +62,7 @@ class Ensurer:
 
         Nothing is remembered: what is removed meanwhile is encoded again.
         """
-        keys = await self._keys(need)
+        keys = await self.keys(need)
         return await self._looks.run(lambda: all(map(self._is_on_disk, keys)))
 
     async def ensure(self, need: EncodingNeed) -> bool:
@@ -164,7 +164,11 @@ class Ensurer:
             for name in need.encoder_names
         ]
 
-    async def _keys(self, need: EncodingNeed) -> list[EncodingKey]:
+    async def keys(self, need: EncodingNeed) -> list[EncodingKey]:
+        """Return the keys under which the workers' encoders keep the encodings.
+
+        Raises: WorkerRPCError.
+        """
         fingerprints = await self.fingerprints()
         return [
             EncodingKey(

@@ -1,6 +1,7 @@
 """The families that the trial commands, tests and benchmarks can serve on a CPU."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.families import fish_speech, qwen3_tts
 from vllm_tts_cache.families.base import Family
+from vllm_tts_cache.testing.directories import MARKER
 from vllm_tts_cache.testing.fish_speech.options import (
     CheckpointOptions as FishSpeechOptions,
 )
@@ -47,6 +49,17 @@ class ServedFamily:
         """What a checkpoint with these options says of itself."""
         return {"family": self.name, **dataclasses.asdict(self.options)}
 
+    def ensure_checkpoint(
+        self, path: Path, report: Callable[[str], None] = lambda _step: None
+    ) -> Path:
+        """Write the tiny checkpoint unless an equal one is there.
+
+        Raises: ConfigError, StorageError.
+        """
+        if _written_options(path) != self.marker:
+            self.write_checkpoint(path, report)
+        return path
+
     def write_checkpoint(
         self,
         out: Path,
@@ -81,6 +94,13 @@ class ServedFamily:
                 return write_fish_speech_checkpoint(
                     out, options, force=force, report=report
                 )
+
+
+def _written_options(path: Path) -> object:
+    try:
+        return json.loads((path / MARKER).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 _DEPLOY_FILES = Path(stage_configs.__file__).parent

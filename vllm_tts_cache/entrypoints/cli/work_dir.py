@@ -1,13 +1,11 @@
 """Directories that the trial commands may fill and empty, and what they put there."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.testing.directories import MARKER
 from vllm_tts_cache.testing.families import ServedFamily
 
 _OURS = ".vllm-tts-cache-work"
@@ -53,14 +51,4 @@ def tiny_checkpoint(
 
     Raises: ConfigError, StorageError.
     """
-    path = work / f"tiny-{family.name}"
-    if _written_options(path) != family.marker:
-        family.write_checkpoint(path, report)
-    return path
-
-
-def _written_options(path: Path) -> object:
-    try:
-        return json.loads((path / MARKER).read_text())
-    except (OSError, ValueError):
-        return None
+    return family.ensure_checkpoint(work / f"tiny-{family.name}", report)
