@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.in_process import RepeatingEncoder, noise, worker_speakers
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings.flights import FileFlights
-from vllm_tts_cache.encodings.wiring import open_cache
 from vllm_tts_cache.entrypoints.running import RunningRequests
 from vllm_tts_cache.entrypoints.storage import open_storage
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
-from vllm_tts_cache.registry.record import NewSpeaker
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.flights import FileFlights
+from vllm_tts_cache.store.wiring import open_cache
 
 NUM_AT_ONCE = 8
 NUM_CLIPS = 1_200  # fewer than registrations: names share clips, inline ones too

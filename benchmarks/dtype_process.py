@@ -15,7 +15,7 @@ import torch
 from benchmarks.precision_clips import synthetic_clip
 from benchmarks.precision_networks import Network, network_of
 from vllm_tts_cache.families.load import load_reference_encoders
-from vllm_tts_cache.families.precision import exact_float32
+from vllm_tts_cache.speaker.precision import exact_float32
 
 DTYPES = (torch.float32, torch.bfloat16)
 SECONDS = 3

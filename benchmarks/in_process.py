@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.wiring import open_audio
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings.cache import EncodingCache
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.cache import EncodingCache
+from vllm_tts_cache.store.encoding import Encoding
 
 SAMPLE_RATE_HZ = 8_000
 

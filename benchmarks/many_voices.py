@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.clips import SAMPLE_RATE_HZ, TRANSCRIPT
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue import rows
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.sqlite import Database
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.registry import rows
-from vllm_tts_cache.registry.record import NewSpeaker
-from vllm_tts_cache.registry.sqlite import Database
+from vllm_tts_cache.store.audio_wiring import open_audio
 
 STOCK_CLIP_SECONDS = 3
 

@@ -20,13 +20,13 @@ from benchmarks.precision_differences import (
     embedding_difference,
 )
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.families.base import ReferenceEncoder
 from vllm_tts_cache.families.fish_speech import codec_encoder as fish_speech
 from vllm_tts_cache.families.fish_speech.codec import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 from vllm_tts_cache.families.fish_speech.resample import resample as fish_resample
 from vllm_tts_cache.families.qwen3_tts import codec_encoder as qwen3_codec
 from vllm_tts_cache.families.qwen3_tts import speaker_encoder as qwen3_speaker
 from vllm_tts_cache.families.qwen3_tts.resample import resample as qwen3_resample
+from vllm_tts_cache.speaker.family import ReferenceEncoder
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

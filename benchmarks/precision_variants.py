@@ -20,7 +20,7 @@ from benchmarks import machine
 from benchmarks.precision_clips import Clip, synthetic
 from benchmarks.precision_networks import Network, Values, differences
 from benchmarks.precision_report import Measurement
-from vllm_tts_cache.families.precision import exact_float32
+from vllm_tts_cache.speaker.precision import exact_float32
 
 # Milliseconds: elapsed, and of CPU.
 _Times = tuple[float, float]

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings.value import Encoding
-from vllm_tts_cache.encodings.wiring import open_cache
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
 from vllm_tts_cache.model_executor import rpc
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.wiring import open_cache
 
 METHODS = {method.__name__: method for method in rpc.METHODS}
 

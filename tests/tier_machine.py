@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
-from vllm_tts_cache.encodings.key import EncodingKey, Segment
-from vllm_tts_cache.encodings.tiers.base import Budget
+from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.store.tiers.base import Budget
 
 AUDIOS, ENCODERS = range(4), range(2)
 PAYLOADS = {

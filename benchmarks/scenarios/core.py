@@ -15,11 +15,11 @@ from benchmarks.many_voices import speaker_name, write_rows
 from benchmarks.rows import AtMost, RatioAtMost, Row, Summary, percentile
 from benchmarks.timing import each_us, per_call_us
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.registry import Registry
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.encodings.key import EncodingKey, Segment
-from vllm_tts_cache.encodings.value import Encoding
-from vllm_tts_cache.encodings.wiring import open_cache, open_disk
-from vllm_tts_cache.registry.registry import Registry
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.store.wiring import open_cache, open_disk
 
 NAME = "core"
 ENCODING_KIB = (1, 10, 100)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.entrypoints.storage import open_storage
-from vllm_tts_cache.registry.record import NewSpeaker
 
 AUDIO = ReferenceAudio.of(np.sin(np.arange(24_000, dtype=np.float32) / 20), 24_000)
 

@@ -13,8 +13,8 @@ from tests.real_scheduler import (
     new_request,
     new_scheduler,
 )
-from vllm_tts_cache.families.speaker_ref import FIELD
 from vllm_tts_cache.model_executor import scheduler as ours
+from vllm_tts_cache.speaker.ref import FIELD
 
 NUM_TOKENS = 5 * BLOCK_SIZE + 3
 PROMPT = [11] * NUM_TOKENS

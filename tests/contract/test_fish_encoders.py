@@ -18,7 +18,6 @@ from tests.codec_names import old_names
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.fish_speech import CODEC, FAMILY, resample
 from vllm_tts_cache.families.fish_speech.codec import (
     RELEASED,
@@ -27,6 +26,7 @@ from vllm_tts_cache.families.fish_speech.codec import (
 )
 from vllm_tts_cache.families.fish_speech.codec_encoder import CodecEncoder
 from vllm_tts_cache.families.fish_speech.load import load_reference_encoders
+from vllm_tts_cache.speaker.family import CloneMode
 from vllm_tts_cache.testing.fish_speech.options import CheckpointOptions
 from vllm_tts_cache.testing.fish_speech.write import write_fish_speech_checkpoint
 

@@ -18,17 +18,17 @@ from vllm_omni.worker_v2.model_states import intermediate_buffer
 from tests.in_process_workers import ref_of
 from tests.real_talker import fish_slow_ar
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.families.fish_speech import CODEC
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder, ReferenceFrames
-from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
 from vllm_tts_cache.model_executor.fish_speech import CachedFishSpeechSlowAR
 from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
 from vllm_tts_cache.testing.clips import SPEECH
 
 TEXT = "The keeper counts the ships, and then counts them again."

@@ -9,7 +9,6 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
 )
 
-from vllm_tts_cache.encodings.key import EncodingKey
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.fish_speech.prompt import (
     FIELD,
@@ -18,6 +17,7 @@ from vllm_tts_cache.families.fish_speech.prompt import (
     checked_text,
     salt_of,
 )
+from vllm_tts_cache.store.keys import EncodingKey
 
 KEY = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="f" * 64)
 OTHER_KEYS = [

@@ -17,16 +17,16 @@ from tests.other_runner import OtherRunner
 from tests.real_talker import qwen3_talker
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.encodings.wiring import open_disk
 from vllm_tts_cache.entrypoints.ensure import Ensurer
 from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_speaker
 from vllm_tts_cache.entrypoints.resolve import Clip
 from vllm_tts_cache.entrypoints.workers import Workers
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
-from vllm_tts_cache.families.speaker_ref import FIELD
+from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.wiring import open_disk
 from vllm_tts_cache.testing.clips import SPEECH
 
 TEXTS = ("Hi.", "A longer sentence, which has more tokens than the short one. " * 6)

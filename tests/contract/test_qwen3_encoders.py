@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.speaker.family import CloneMode
 
 CPU = torch.device("cpu")
 ARRAY = {"speaker": "speaker_embedding", "codec": "codes"}

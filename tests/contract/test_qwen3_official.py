@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.encodings.value import Array
-from vllm_tts_cache.families.base import ReferenceEncoder
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.speaker.family import ReferenceEncoder
+from vllm_tts_cache.store.encoding import Array
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE.parents[1] / "scripts"

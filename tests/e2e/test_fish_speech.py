@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 import pytest
 
-from vllm_tts_cache.encodings.key import EncodingKey, Segment
-from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey, Segment
 from vllm_tts_cache.testing.client import SpeechClient, data_url
 from vllm_tts_cache.testing.families import FISH_SPEECH
 
@@ -136,7 +136,7 @@ def test_voices_that_differ_in_residual_codes_only_share_no_block(
 def store_crafted(directory, of_sha, for_sha, *, fingerprint):
     """Give ``for_sha`` the codes of ``of_sha``, but other residual ones."""
     from vllm_tts_cache.config import load_settings
-    from vllm_tts_cache.encodings.wiring import open_disk
+    from vllm_tts_cache.store.wiring import open_disk
 
     disk = open_disk(load_settings({"SPEAKER_SAMPLES_DIR": str(directory)}))
     keys = [

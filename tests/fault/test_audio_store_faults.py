@@ -14,13 +14,13 @@ import pytest
 import safetensors.numpy
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.store import AudioStore
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.errors import (
     SourceCorruptError,
     StorageError,
     StorageFullError,
 )
+from vllm_tts_cache.store.audio_store import AudioStore
 
 INLINE, REGISTERED = Segment.INLINE, Segment.REGISTERED
 
@@ -174,8 +174,8 @@ def test_kill_between_write_and_rename_leaves_only_a_partial(tmp_path):
         import os, pathlib, signal
         import numpy as np
         from vllm_tts_cache.audio.reference import ReferenceAudio
-        from vllm_tts_cache.audio.segment import Segment
-        from vllm_tts_cache.audio.store import AudioStore
+        from vllm_tts_cache.catalogue.segment import Segment
+        from vllm_tts_cache.store.audio_store import AudioStore
         pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         audio = ReferenceAudio.of(np.full(64, 0.001, np.float32), 24_000)
         AudioStore(pathlib.Path({str(tmp_path)!r}), 1000).put(audio, Segment.INLINE)
@@ -236,8 +236,8 @@ def test_writers_of_one_audio_in_many_processes_leave_one_file(tmp_path):
         import pathlib
         import numpy as np
         from vllm_tts_cache.audio.reference import ReferenceAudio
-        from vllm_tts_cache.audio.segment import Segment
-        from vllm_tts_cache.audio.store import AudioStore
+        from vllm_tts_cache.catalogue.segment import Segment
+        from vllm_tts_cache.store.audio_store import AudioStore
         store = AudioStore(pathlib.Path({str(tmp_path)!r}), 1 << 20)
         for number in range(1, 40):
             samples = np.full(64, number / 1000, np.float32)
@@ -255,7 +255,7 @@ def test_writers_of_one_audio_in_many_processes_leave_one_file(tmp_path):
 
 def test_nothing_here_loads_torch():
     code = (
-        "import sys, vllm_tts_cache.audio.decode, vllm_tts_cache.audio.store;"
+        "import sys, vllm_tts_cache.audio.decode, vllm_tts_cache.store.audio_store;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.store import AudioStore
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.errors import SourceCorruptError
+from vllm_tts_cache.store.audio_store import AudioStore
 
 INLINE, REGISTERED = Segment.INLINE, Segment.REGISTERED
 

@@ -28,9 +28,9 @@ from benchmarks.runner import SCENARIOS, Plan, Scenario, of_model, run
 from benchmarks.sides import open_sides
 from benchmarks.timing import each_us, per_call_us
 from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.catalogue.stock_import import import_stock_directory
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.storage import open_storage
-from vllm_tts_cache.registry.stock_import import import_stock_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,7 +1,7 @@
 import pytest
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.entrypoints.clone_request import (
     as_clone,
     clone_mode,
@@ -10,8 +10,8 @@ from vllm_tts_cache.entrypoints.clone_request import (
 from vllm_tts_cache.entrypoints.resolve import Clip
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families import fish_speech, qwen3_tts
-from vllm_tts_cache.families.base import CloneMode
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
+from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.ref import SpeakerRef
 
 QWEN, FISH = qwen3_tts.FAMILY, fish_speech.FAMILY
 X_VECTOR, IN_CONTEXT = CloneMode.X_VECTOR, CloneMode.IN_CONTEXT

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.encodings.key import Segment
-from vllm_tts_cache.encodings.wiring import open_cache
 from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.store.keys import Segment
+from vllm_tts_cache.store.wiring import open_cache
 
 POLICY = "VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from tests.encoding_samples import assert_same, make_key
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor import encode_queue
 from vllm_tts_cache.model_executor.encode_queue import EncodeJob, EncodeQueue
+from vllm_tts_cache.store.encoding import Encoding
 
 CPU = torch.device("cpu")
 WAIT = 10.0

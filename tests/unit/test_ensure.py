@@ -13,13 +13,13 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings.wiring import open_disk
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer, need_of
 from vllm_tts_cache.entrypoints.workers import UnsupportedModelError, Workers
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.wiring import open_disk
 
 NAMES = ("speaker", "codec")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.encoding_samples import make_encoding, make_key
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.model_executor import politeness
 from vllm_tts_cache.model_executor.encode_queue import EncodeJob, EncodeQueue
 

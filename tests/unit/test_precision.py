@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from vllm_tts_cache.families.precision import exact_float32
+from vllm_tts_cache.speaker.precision import exact_float32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

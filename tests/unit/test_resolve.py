@@ -13,13 +13,13 @@ from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
 from tests.audio_clips import sndfile_bytes, voiced
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import resolve
 from vllm_tts_cache.entrypoints.resolve import Clip, InlineClips, single_url
 from vllm_tts_cache.entrypoints.storage import open_storage
 from vllm_tts_cache.errors import InvalidAudioError
-from vllm_tts_cache.registry.record import NewSpeaker
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

@@ -7,12 +7,12 @@ import pytest
 
 from tests.encoding_samples import make_encoding
 from tests.in_process_workers import clip
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings.key import EncodingKey
 from vllm_tts_cache.entrypoints.storage import open_storage
 from vllm_tts_cache.errors import SpeakerExistsError, SpeakerLimitError, StorageError
-from vllm_tts_cache.registry.record import NewSpeaker
+from vllm_tts_cache.store.keys import EncodingKey
 
 
 @pytest.fixture

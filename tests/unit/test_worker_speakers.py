@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from tests.in_process_workers import SpectrumEncoder, clip, ref_of, worker_speakers
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings import serde
-from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.wiring import open_disk
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.wiring import open_disk
 
 NAMES = ("speaker", "codec")
 READY = dict.fromkeys(NAMES, "ready")

@@ -10,8 +10,7 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.workers import (
     UnsupportedModelError,
@@ -19,6 +18,7 @@ from vllm_tts_cache.entrypoints.workers import (
     checked_answers,
 )
 from vllm_tts_cache.errors import StorageError, WorkerRPCError
+from vllm_tts_cache.store.audio_wiring import open_audio
 
 OURS = {"rank": 0, "states": {}}
 

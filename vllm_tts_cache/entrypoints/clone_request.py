@@ -5,7 +5,7 @@ from typing import Any
 from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker
 from vllm_tts_cache.entrypoints.resolve import Clip
 from vllm_tts_cache.errors import InvalidSpeakerError
-from vllm_tts_cache.families.base import CloneMode, Family
+from vllm_tts_cache.speaker.family import CloneMode, Family
 
 # What the host's validation accepts as inline audio; nothing is ever read from it.
 _ELSEWHERE = "data:,"

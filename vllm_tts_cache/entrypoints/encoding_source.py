@@ -2,12 +2,12 @@
 
 import asyncio
 
-from vllm_tts_cache.encodings.cache import EncodingCache
-from vllm_tts_cache.encodings.key import EncodingKey, Segment
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.workers import Workers, encoding_of
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.cache import EncodingCache
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey, Segment
 
 
 class EncodingSource:

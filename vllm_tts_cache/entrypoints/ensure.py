@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_tts_cache.encodings.key import EncodingKey, Segment
-from vllm_tts_cache.encodings.tiers.disk import DiskTier
 from vllm_tts_cache.entrypoints.quick_looks import QuickLooks
 from vllm_tts_cache.entrypoints.workers import Workers
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError, StorageError
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.store.tiers.disk import DiskTier
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

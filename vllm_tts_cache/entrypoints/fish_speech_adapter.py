@@ -8,10 +8,10 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdapter
 
 from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_speaker
-from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
+from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.ref import SpeakerRef
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.storage import Storage
-from vllm_tts_cache.registry.record import SpeakerRecord
 
 
 class HostView(Mapping[str, dict[str, Any]]):

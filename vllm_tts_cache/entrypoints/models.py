@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_tts_cache.audio.levels import AudioWarning
-from vllm_tts_cache.registry.record import SpeakerRecord
+from vllm_tts_cache.catalogue.record import SpeakerRecord
 
 
 def voice(record: SpeakerRecord) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
 
 from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_speaker
-from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
-from vllm_tts_cache.families.speaker_ref import FIELD
+from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.ref import FIELD
 
 
 class CachedQwen3TTSAdapter(Qwen3TTSAdapter):

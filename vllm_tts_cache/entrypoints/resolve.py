@@ -13,11 +13,11 @@ from vllm.multimodal.media.base import MediaIO
 from vllm_tts_cache.audio.decode import decode, decode_data_url, decode_path
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.entrypoints.storage import Storage
 from vllm_tts_cache.errors import InvalidAudioError, TTSCacheError
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
-from vllm_tts_cache.registry.record import SpeakerRecord
+from vllm_tts_cache.speaker.ref import SpeakerRef
 
 MAX_REMEMBERED_CLIPS = 1024
 

@@ -6,6 +6,8 @@ from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints import http_errors, models
 from vllm_tts_cache.entrypoints.embedding_form import parse_embedding
 from vllm_tts_cache.entrypoints.guarded_route import GuardedRoute
@@ -16,8 +18,6 @@ from vllm_tts_cache.errors import (
     InvalidSpeakerError,
     ServerFaultError,
 )
-from vllm_tts_cache.registry.names import fold
-from vllm_tts_cache.registry.record import SpeakerRecord
 
 router = APIRouter(route_class=GuardedRoute)
 

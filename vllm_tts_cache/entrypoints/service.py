@@ -8,7 +8,8 @@ from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.entrypoints.encoding_source import EncodingSource
 from vllm_tts_cache.entrypoints.ensure import (
     CacheStatus,
@@ -22,8 +23,7 @@ from vllm_tts_cache.entrypoints.running import RunningRequests
 from vllm_tts_cache.entrypoints.storage import Storage
 from vllm_tts_cache.entrypoints.workers import UnsupportedModelError, Workers
 from vllm_tts_cache.errors import SpeakerNotFoundError, StorageError, TTSCacheError
-from vllm_tts_cache.families.base import Family
-from vllm_tts_cache.registry.record import NewSpeaker, SpeakerRecord
+from vllm_tts_cache.speaker.family import Family
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

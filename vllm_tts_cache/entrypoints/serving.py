@@ -9,6 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 from vllm.multimodal.media import MediaConnector
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 
+from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import http_errors
 from vllm_tts_cache.entrypoints.clone_request import (
@@ -35,8 +36,7 @@ from vllm_tts_cache.errors import (
     SpeakerRequestError,
     TTSCacheError,
 )
-from vllm_tts_cache.families.base import Family
-from vllm_tts_cache.registry.record import SpeakerRecord
+from vllm_tts_cache.speaker.family import Family
 
 _DEFAULT_VOICE = "default"
 

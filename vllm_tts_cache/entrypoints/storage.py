@@ -7,17 +7,17 @@ from pathlib import Path
 from filelock import FileLock
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.store import AudioStore
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.record import NewSpeaker, Registered
+from vllm_tts_cache.catalogue.registry import Registry
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.stock_import import import_stock_directory
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings.tiers.disk import DiskTier
-from vllm_tts_cache.encodings.wiring import open_disk
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.registry.record import NewSpeaker, Registered
-from vllm_tts_cache.registry.registry import Registry
-from vllm_tts_cache.registry.stock_import import import_stock_directory
+from vllm_tts_cache.store.audio_store import AudioStore
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.tiers.disk import DiskTier
+from vllm_tts_cache.store.wiring import open_disk
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

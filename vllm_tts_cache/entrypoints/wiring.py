@@ -4,8 +4,6 @@ import threading
 from collections.abc import Callable
 
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.encodings.cache import EncodingCache
-from vllm_tts_cache.encodings.flights import FileFlights
 from vllm_tts_cache.entrypoints.encoding_source import EncodingSource
 from vllm_tts_cache.entrypoints.ensure import Ensurer
 from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
@@ -13,7 +11,9 @@ from vllm_tts_cache.entrypoints.service import SpeakerService, logger
 from vllm_tts_cache.entrypoints.storage import Storage, open_storage
 from vllm_tts_cache.entrypoints.workers import EngineClient, Workers
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.base import Family
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.store.cache import EncodingCache
+from vllm_tts_cache.store.flights import FileFlights
 
 # Of what prompts begin with, per process: about 5,000 voices of 30 s on Fish Speech.
 PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024

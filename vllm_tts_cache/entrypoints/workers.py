@@ -3,10 +3,10 @@
 from concurrent import futures
 from typing import Any, Protocol
 
-from vllm_tts_cache.encodings import serde
-from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.errors import EncodeError, EncodingCorruptError, WorkerRPCError
+from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
 
 TALKER_STAGE = 0
 # An RPC returns between two decode steps; a worker that takes this long is stuck.

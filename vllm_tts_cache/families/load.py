@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.families.base import ReferenceEncoder
-from vllm_tts_cache.families.checkpoint import read_json
+from vllm_tts_cache.speaker.checkpoint import read_json
+from vllm_tts_cache.speaker.family import ReferenceEncoder
 
 
 def load_reference_encoders(

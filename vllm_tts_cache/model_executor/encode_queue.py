@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.model_executor.politeness import Politeness
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

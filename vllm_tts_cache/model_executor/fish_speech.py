@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as host
 
-from vllm_tts_cache.encodings.value import Array
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.fish_speech import CODEC
 from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
-from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
 from vllm_tts_cache.model_executor.failed_requests import (
     DoubtfulPrefixes,
     FailedRequests,
@@ -20,6 +18,8 @@ from vllm_tts_cache.model_executor.failed_requests import (
 )
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.model_executor.wiring import load_worker_speakers
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.store.encoding import Array
 
 # Of a request whose waveform is to be encoded by the host; our adapter sends none.
 _HOSTS_OWN_CLONE = "fish_structured_voice_clone"

@@ -9,15 +9,15 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
 )
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.base import CloneMode
 from vllm_tts_cache.families.qwen3_tts import CODEC, FAMILY, SPEAKER
-from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
 from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
     request_id_of,
 )
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.model_executor.wiring import load_worker_speakers
+from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
 
 class CachedQwen3TTSTalker(Qwen3TTSTalkerForConditionalGeneration):

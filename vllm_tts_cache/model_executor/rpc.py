@@ -9,8 +9,8 @@ A worker without a speaker side answers ``{"unsupported": reason}``.
 from typing import Any
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.speaker_ref import FIELD, SpeakerRef
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
 
 def tts_cache_describe(self: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ reason: a 500 with text, while its neighbours go on.
 
 from typing import Any
 
-from vllm_tts_cache.families.speaker_ref import FIELD
+from vllm_tts_cache.speaker.ref import FIELD
 
 # The last id of Qwen3-TTS's codec vocabulary, where the talker masks every id from 2048
 # up but its end of speech; and a text id of Fish Speech, which masks all of those. So

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.store import AudioStore
-from vllm_tts_cache.encodings import serde
-from vllm_tts_cache.encodings.cache import EncodingCache
-from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.value import Encoding
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
-from vllm_tts_cache.families.base import ReferenceEncoder
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
 from vllm_tts_cache.model_executor.encode_queue import EncodeJob, EncodeQueue
+from vllm_tts_cache.speaker.family import ReferenceEncoder
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.audio_store import AudioStore
+from vllm_tts_cache.store.cache import EncodingCache
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

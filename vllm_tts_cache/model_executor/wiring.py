@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 
-from vllm_tts_cache.audio.wiring import open_audio
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.encodings.wiring import open_cache
 from vllm_tts_cache.families.load import load_reference_encoders
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.store.wiring import open_cache
 
 # Encoding in place holds up every stream of the worker, so it does not get the
 # patience of a request that waits outside the engine.

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.audio.segment import Segment
-from vllm_tts_cache.audio.wiring import open_audio
+from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.errors import (
     ConfigError,
     EncodeTimeoutError,
     InvalidAudioError,
 )
-from vllm_tts_cache.families.base import CloneMode, Family
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
 from vllm_tts_cache.offline.fish_speech import FishSpeechPrompts
 from vllm_tts_cache.offline.qwen3_tts import Qwen3TTSPrompts
 from vllm_tts_cache.offline.workers import (
@@ -24,6 +21,9 @@ from vllm_tts_cache.offline.workers import (
     OfflineWorkers,
     PreparedSpeaker,
 )
+from vllm_tts_cache.speaker.family import CloneMode, Family
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.audio_wiring import open_audio
 
 # An RPC takes the worker off decoding; nothing decodes while a list is prepared.
 _POLL_SECONDS = 0.05

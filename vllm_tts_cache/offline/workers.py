@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.entrypoints.workers import (
     TALKER_STAGE,
     TIMEOUT_SECONDS,
@@ -13,7 +11,9 @@ from vllm_tts_cache.entrypoints.workers import (
     encoding_of,
 )
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
 
 
 class OfflineEngine(Protocol):

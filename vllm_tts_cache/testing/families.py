@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.families import fish_speech, qwen3_tts
-from vllm_tts_cache.families.base import Family
+from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.testing.directories import MARKER
 from vllm_tts_cache.testing.fish_speech.options import (
     CheckpointOptions as FishSpeechOptions,

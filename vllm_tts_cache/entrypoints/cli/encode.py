@@ -20,8 +20,8 @@ from vllm_tts_cache.errors import (
     EncodeError,
     InvalidAudioError,
 )
-from vllm_tts_cache.families.base import ReferenceEncoder
 from vllm_tts_cache.files import publish
+from vllm_tts_cache.speaker.family import ReferenceEncoder
 
 _console = Console(stderr=True)
 

@@ -12,7 +12,7 @@ the codes are is defined by the host's own encoder on the CPU in float32:
 
 from types import MappingProxyType
 
-from vllm_tts_cache.families.base import CloneMode, Family
+from vllm_tts_cache.speaker.family import CloneMode, Family
 
 CODEC = "codec"
 

@@ -12,9 +12,7 @@ from torch.nn.functional import pad
 from vllm_omni.model_executor.models.fish_speech.dac_modules import DAC
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.families.fingerprint import encoder_fingerprint
 from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.codec import (
     NUM_CODEBOOKS,
@@ -28,7 +26,9 @@ from vllm_tts_cache.families.fish_speech.codec_halves import (
     fix_weight_norms,
 )
 from vllm_tts_cache.families.fish_speech.resample import RESAMPLER, resample
-from vllm_tts_cache.families.precision import exact_float32
+from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
+from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.
 REVISION = 1

@@ -13,9 +13,9 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
     precompute_freqs_cis,
 )
 
-from vllm_tts_cache.families.checkpoint import assign_float32, check_tensors
 from vllm_tts_cache.families.fish_speech.codec import CodecSizes, build_codec
 from vllm_tts_cache.families.fish_speech.codec_file import in_the_spelling_of
+from vllm_tts_cache.speaker.checkpoint import assign_float32, check_tensors
 
 _ROTARY, _MASK = "freqs_cis", "causal_mask"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from vllm_tts_cache.families.base import ReferenceEncoder
 from vllm_tts_cache.families.fish_speech.codec_encoder import load_codec_encoder
+from vllm_tts_cache.speaker.family import ReferenceEncoder
 
 
 def load_reference_encoders(

@@ -18,11 +18,11 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     normalize_fish_speech_text,
 )
 
-from vllm_tts_cache.encodings.key import EncodingKey
-from vllm_tts_cache.encodings.value import Array
 from vllm_tts_cache.errors import InvalidSpeakerError
-from vllm_tts_cache.families import speaker_ref
-from vllm_tts_cache.families.speaker_ref import SpeakerRef
+from vllm_tts_cache.speaker import ref as speaker_ref
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.encoding import Array
+from vllm_tts_cache.store.keys import EncodingKey
 
 FIELD = "tts_cache_reference_frames"  # in the host's additional_information
 

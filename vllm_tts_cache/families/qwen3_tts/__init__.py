@@ -13,7 +13,7 @@ float32, not by the host's approximation of it: ``tests/contract`` runs both.
 
 from types import MappingProxyType
 
-from vllm_tts_cache.families.base import CloneMode, Family
+from vllm_tts_cache.speaker.family import CloneMode, Family
 
 SPEAKER = "speaker"
 CODEC = "codec"

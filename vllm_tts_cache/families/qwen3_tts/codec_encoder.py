@@ -15,13 +15,13 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
 )
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.checkpoint import assign_float32, read_json, read_tensors
-from vllm_tts_cache.families.precision import exact_float32
 from vllm_tts_cache.families.qwen3_tts import CODEC
 from vllm_tts_cache.families.qwen3_tts.fingerprint import fingerprint
 from vllm_tts_cache.families.qwen3_tts.resample import resample
+from vllm_tts_cache.speaker.checkpoint import assign_float32, read_json, read_tensors
+from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.store.encoding import Encoding
 
 # Longer than any audio: the official package's transformers, 4.57, knows no window
 # here, and with one at least as long as the input this one's attention is the same,

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vllm_tts_cache.families.fingerprint import encoder_fingerprint
 from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.resample import RESAMPLER
+from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 
 # Raise it with any change here that changes what an encoder computes.
 REVISION = 1

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.families.base import ReferenceEncoder
-from vllm_tts_cache.families.checkpoint import read_json
 from vllm_tts_cache.families.qwen3_tts.codec_encoder import load_codec_encoder
 from vllm_tts_cache.families.qwen3_tts.speaker_encoder import load_speaker_encoder
+from vllm_tts_cache.speaker.checkpoint import read_json
+from vllm_tts_cache.speaker.family import ReferenceEncoder
 
 # What the config must say for these two encoders to be the right ones.
 _EXPECTED = {

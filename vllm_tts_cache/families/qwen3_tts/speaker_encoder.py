@@ -18,14 +18,14 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
 )
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.encodings.value import Encoding
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.checkpoint import assign_float32, read_tensors
-from vllm_tts_cache.families.precision import exact_float32
 from vllm_tts_cache.families.qwen3_tts import SPEAKER
 from vllm_tts_cache.families.qwen3_tts.fingerprint import fingerprint
 from vllm_tts_cache.families.qwen3_tts.mel import mel_filters
 from vllm_tts_cache.families.qwen3_tts.resample import resample
+from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
+from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.store.encoding import Encoding
 
 SAMPLE_RATE_HZ = 24_000
 

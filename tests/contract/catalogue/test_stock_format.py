@@ -1,0 +1,103 @@
+"""What stock vLLM-Omni writes, written by stock itself, is what the import reads."""
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from vllm_tts_cache.catalogue.registry import Registry
+from vllm_tts_cache.catalogue.stock_import import import_stock_directory
+
+RATE = 16000
+
+
+@pytest.fixture(scope="module")
+def serving_class():
+    # Here, so that collecting the tests does not wait for the host.
+    from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
+
+    return OmniOpenAIServingSpeech
+
+
+@pytest.fixture
+def serving(serving_class, tmp_path, monkeypatch):
+    """Stock's serving object with its speaker storage only; no engine."""
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path))
+    serving = object.__new__(serving_class)
+    serving._adapter = None
+    serving._init_speaker_storage()
+    return serving
+
+
+@pytest.fixture
+def registry(tmp_path):
+    path = tmp_path / "voices.sqlite3"
+    with Registry(path, max_speakers=0, policy="overwrite") as registry:
+        yield registry
+        assert registry.verify() == []
+
+
+def upload_file(samples: np.ndarray):
+    from starlette.datastructures import Headers, UploadFile
+
+    content = io.BytesIO()
+    soundfile.write(content, samples, RATE, format="WAV", subtype="FLOAT")
+    content.seek(0)
+    headers = Headers({"content-type": "audio/wav"})
+    return UploadFile(content, filename="Ana María.wav", headers=headers)
+
+
+def test_an_upload_to_stock_is_imported_whole(serving, registry, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    stereo = rng.uniform(-0.5, 0.5, (RATE * 2, 2)).astype(np.float32)
+    clips = {}
+
+    def store(samples: np.ndarray, sample_rate_hz: int) -> str:
+        clips["one"] = (samples, sample_rate_hz)
+        return "one"
+
+    answer = asyncio.run(
+        serving.upload_voice(
+            upload_file(stereo),
+            "consent 7",
+            "Ana María",
+            ref_text="¿qué tal?",
+            speaker_description="warm",
+        )
+    )
+    report = import_stock_directory(tmp_path, registry, store)
+    assert (report.imported, report.skipped) == (["Ana María"], [])
+    record = registry.get("ana maría")
+    assert record is not None
+    assert (record.name, record.consent) == (answer["name"], answer["consent"])
+    assert (record.ref_text, record.description) == ("¿qué tal?", "warm")
+    assert record.created_at == answer["created_at"]
+    assert (record.mime_type, record.file_size) == ("audio/wav", answer["file_size"])
+    assert record.original_filename == "Ana María.wav"
+    samples, rate = clips["one"]
+    assert (rate, record.seconds) == (RATE, 2.0)
+    assert np.array_equal(samples, stereo.mean(axis=1))
+
+
+def test_an_embedding_upload_to_stock_is_imported_whole(serving, registry, tmp_path):
+    values = [0.5, -1.25, 0.1]
+    upload = serving.upload_voice_embedding(json.dumps(values), "yes", "Bob")
+    answer = asyncio.run(upload)
+    report = import_stock_directory(tmp_path, registry, lambda samples, rate: "none")
+    assert (report.imported, report.skipped) == (["Bob"], [])
+    record = registry.get("bob")
+    assert record is not None
+    assert registry.speaker_embedding(record) == tuple(
+        np.asarray(values, np.float32).tolist()
+    )
+    assert (record.created_at, record.embedding_dim) == (answer["created_at"], 3)
+
+
+def test_stocks_header_has_the_fields_that_the_import_reads(serving_class):
+    fields = {"name": "Ana", "created_at": 7, "ref_text": None, "file_path": "/x"}
+    header = serving_class._speaker_metadata_to_header(fields)
+    assert header == {"name": "Ana", "created_at": "7"}

@@ -1,0 +1,91 @@
+import threading
+
+import pytest
+from hypothesis import settings
+
+from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
+from tests.tier_machine import TierMachine
+from vllm_tts_cache.store.tiers.base import Budget
+from vllm_tts_cache.store.tiers.memory import MemoryTier
+
+
+class MemoryMachine(TierMachine):
+    budgets = {REGISTERED: Budget(1500, 4), INLINE: Budget(900, 3)}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.tier = MemoryTier(self.budgets)
+
+    def teardown(self):
+        for audio in {key.audio_sha256 for keys in self.model.values() for key in keys}:
+            self.tier.forget(audio)
+        assert self.tier.stats().entries == self.tier.stats().bytes == 0
+        assert not self.tier._by_audio, "the index keeps audios that are gone"
+
+
+TestMemoryTierAgainstModel = MemoryMachine.TestCase
+TestMemoryTierAgainstModel.settings = settings(
+    deadline=None, max_examples=100, stateful_step_count=40
+)
+
+
+def test_inline_traffic_never_evicts_a_registered_speaker():
+    tier = MemoryTier({REGISTERED: Budget(100), INLINE: Budget(100)})
+    tier.put(make_key("alice"), sized_encoding(100), REGISTERED)
+    for n in range(50):
+        tier.put(make_key(n), sized_encoding(60), INLINE)
+    assert tier.get(make_key("alice"), REGISTERED) is not None
+    assert tier.stats().segments[INLINE].evictions == 49
+    assert tier.stats().segments[REGISTERED].evictions == 0
+
+
+def test_what_does_not_fit_is_skipped_and_evicts_nothing():
+    tier = MemoryTier({REGISTERED: Budget(100), INLINE: Budget(0)})
+    tier.put(make_key(1), sized_encoding(100), REGISTERED)
+    tier.put(make_key(2), sized_encoding(101), REGISTERED)
+    tier.put(make_key(3), sized_encoding(1), INLINE)
+    assert tier.get(make_key(1), REGISTERED) is not None
+    assert (tier.stats().entries, tier.stats().evictions) == (1, 0)
+
+
+def test_stats_sum_segments_and_count_under_the_segment_asked_for():
+    tier = MemoryTier({REGISTERED: Budget(100, 5), INLINE: Budget(50, None)})
+    tier.put(make_key(1), sized_encoding(10), REGISTERED)
+    tier.get(make_key(1), INLINE)
+    tier.get(make_key(2), REGISTERED)
+    stats = tier.stats()
+    assert (stats.name, stats.entries, stats.bytes) == ("memory", 1, 10)
+    assert (stats.max_bytes, stats.max_entries) == (150, None)
+    assert (stats.hits, stats.misses, stats.evictions) == (1, 1, 0)
+    assert stats.segments[INLINE].hits == stats.segments[REGISTERED].misses == 1
+
+
+def test_counts_hold_when_threads_race():
+    tier = MemoryTier({REGISTERED: Budget(500, 7), INLINE: Budget(300, 3)})
+
+    def work(seed):
+        for n in range(400):
+            audio, segment = (seed * 7 + n) % 11, (REGISTERED, INLINE)[n % 2]
+            tier.put(make_key(audio, n % 2), sized_encoding(40 + audio), segment)
+            tier.get(make_key((audio + 3) % 11, n % 2), REGISTERED)
+            if n % 13 == 0:
+                tier.forget(make_key(audio).audio_sha256)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = tier.stats()
+    assert stats.hits + stats.misses == 1600
+    assert stats.entries == sum(
+        tier.delete(make_key(audio, encoder))
+        for audio in range(11)
+        for encoder in (0, 1)
+    )
+    assert tier.stats().bytes == 0
+
+
+def test_a_negative_budget_is_refused():
+    with pytest.raises(ValueError, match="negative"):
+        Budget(-1)

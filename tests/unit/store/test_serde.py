@@ -1,0 +1,149 @@
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import xxhash
+from safetensors.numpy import load, save
+
+from tests.encoding_samples import assert_same, make_encoding, make_key
+from vllm_tts_cache.errors import EncodingCorruptError
+from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.encoding import Encoding
+
+DTYPES = ["bool", "int8", "uint16", "int32", "int64", "float16", "float32", "complex64"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (2, 3, 4)])
+def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape):
+    given = Encoding({"a": np.ones(shape, dtype), "ü\n": np.zeros(3, dtype)})
+    assert_same(serde.decode(serde.encode(make_key(), given), make_key()), given)
+
+
+def test_nan_payloads_and_negative_zero_survive():
+    bits = np.array([0x7FC12345, 0xFFC00001, 0x80000000], np.uint32)
+    given = Encoding({"x": bits.view(np.float32)})
+    assert_same(serde.decode(serde.encode(make_key(), given), make_key()), given)
+
+
+def test_big_endian_and_strided_arrays_are_stored_by_value():
+    given = Encoding({"x": np.arange(12, dtype=">f4").reshape(3, 4).T})
+    got = serde.decode(serde.encode(make_key(), given), make_key())
+    assert np.array_equal(got["x"], given["x"])
+    assert got["x"].dtype == np.dtype("<f4")
+
+
+def test_any_safetensors_reader_can_read_it():
+    assert np.array_equal(
+        load(serde.encode(make_key(), make_encoding()))["codes"],
+        make_encoding()["codes"],
+    )
+
+
+def test_equal_encodings_give_equal_bytes_in_every_process():
+    script = (
+        "from tests.encoding_samples import make_key, make_encoding\n"
+        "from vllm_tts_cache.store import serde\n"
+        "print(serde.encode(make_key(), make_encoding()).hex())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        for _ in range(3)
+    }
+    assert outputs == {serde.encode(make_key(), make_encoding()).hex()}
+
+
+def test_a_dtype_that_cannot_be_read_back_is_refused():
+    given = Encoding({"x": np.zeros(3, ml_dtypes.bfloat16)})
+    with pytest.raises(TypeError, match="'x' is bfloat16"):
+        serde.encode(make_key(), given)
+
+
+@pytest.mark.parametrize("other", [make_key(1, 0), make_key(0, 1)])
+def test_a_file_of_another_key_is_corrupt(other):
+    with pytest.raises(EncodingCorruptError, match="another key"):
+        serde.decode(serde.encode(make_key(), make_encoding()), other)
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [b"", b"RIFF....WAVE", b"\xff" * 64, save({"x": np.zeros(2)}), save({})],
+    ids=["empty", "wav", "huge header", "no metadata", "no arrays"],
+)
+def test_what_is_not_an_encoding_is_corrupt(blob):
+    with pytest.raises(EncodingCorruptError):
+        serde.decode(blob, make_key())
+
+
+def test_every_flipped_bit_and_byte_is_caught():
+    # The header is padded, with spaces that JSON does not care for.
+    good = serde.encode(make_key(), Encoding({"x": np.arange(5, dtype=np.uint8)}))
+    assert b"}} " in good
+    for offset in range(len(good)):
+        for mask in (1, 2, 4, 8, 16, 32, 64, 128, 0x29, 0xFF):
+            bad = bytearray(good)
+            bad[offset] ^= mask
+            with pytest.raises(EncodingCorruptError):
+                serde.decode(bytes(bad), make_key())
+
+
+def test_every_truncation_and_any_extra_byte_is_caught():
+    good = serde.encode(make_key(), make_encoding())
+    for blob in [good[:n] for n in range(len(good))] + [good + b"\0"]:
+        with pytest.raises(EncodingCorruptError):
+            serde.decode(blob, make_key())
+
+
+def test_decoded_arrays_cannot_be_written_to_nor_made_so():
+    got = serde.decode(serde.encode(make_key(), make_encoding()), make_key())
+    with pytest.raises(ValueError, match="read-only"):
+        got["codes"][0] = 1
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        got["codes"].flags.writeable = True
+
+
+def test_decoding_copies_nothing():
+    blob = serde.encode(make_key(), make_encoding())
+    got = serde.decode(blob, make_key())
+    assert all(array.base is blob for array in got.arrays.values())
+
+
+def test_every_array_starts_where_its_dtype_may():
+    given = Encoding(
+        {"a": np.ones(3, np.uint8), "b": np.ones(1), "c": np.ones(1, "f2")}
+    )
+    got = serde.decode(serde.encode(make_key(), given), make_key())
+    assert all(array.flags.aligned for array in got.arrays.values())
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b'"shape":[5]', b'"shape":[9]'),
+        (b'"shape":[5]', b'"shape":"5"'),
+        (b'"dtype":"U8"', b'"dtype":"F4"'),
+        (b'"data_offsets"', b'"data-offsets"'),
+        (b'"x":{', b'"x":['),
+    ],
+)
+def test_a_header_that_its_checksum_fits_is_still_not_trusted(good, bad):
+    blob = serde.encode(make_key(), Encoding({"x": np.arange(5, dtype=np.uint8)}))
+    assert good in blob
+    with pytest.raises(EncodingCorruptError, match="not an encoding"):
+        serde.decode(with_checksum(blob.replace(good, bad)), make_key())
+
+
+def with_checksum(blob):
+    """The checksum as docs/formats.md describes it."""
+    begin = blob.index(b'"xxh3_128":"') + len(b'"xxh3_128":"')
+    rest = blob[:begin] + blob[begin + 32 :]
+    return blob[:begin] + xxhash.xxh3_128_hexdigest(rest).encode() + blob[begin + 32 :]
+
+
+def test_the_checksum_is_what_the_documentation_says():
+    blob = serde.encode(make_key(), make_encoding())
+    assert with_checksum(blob) == blob

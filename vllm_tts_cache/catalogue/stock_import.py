@@ -1,0 +1,185 @@
+"""Taking over the voices that stock vLLM-Omni 0.30 left in a directory.
+
+Each file is looked at once, so a start with nothing new opens none of them. The files
+stay where they are: going back to stock must find them.
+"""
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+from filelock import FileLock
+
+from vllm_tts_cache.catalogue.imports import ImportedFile
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.registry import Registry
+from vllm_tts_cache.catalogue.stock_file import (
+    Samples,
+    StockFileError,
+    StockVoice,
+    described,
+    read_header,
+    read_tensors,
+)
+from vllm_tts_cache.errors import SpeakerRequestError
+from vllm_tts_cache.files import storage_errors
+
+StoreAudio = Callable[[Samples, int], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """What an import did with the files it had not looked at before.
+
+    Attributes:
+        imported: Names of the voices that are registered now, as given.
+        skipped: (file name, why it was not imported).
+    """
+
+    imported: list[str] = field(default_factory=list[str])
+    skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+def import_stock_directory(
+    directory: Path, registry: Registry, store_audio: StoreAudio
+) -> ImportReport:
+    """Register the voices in stock's files that were not looked at before.
+
+    Of several files with one voice name the newest counts. A registered voice that is
+    as new is not overwritten, a deleted one does not return, and the registry's limit
+    does not apply. Processes that import at once take turns; those that come later
+    find nothing to do.
+
+    Args:
+        directory: ``SPEAKER_SAMPLES_DIR``; only its top level is looked at.
+        registry: Where the voices go.
+        store_audio: Publishes mono float32 samples ``(num_samples,)`` at a rate in Hz
+            and returns their ``audio_sha256``.
+
+    Raises:
+        StorageError: The directory, the registry or the audio's store failed. What
+            was imported so far stays; the next import goes on from there.
+    """
+    report = ImportReport()
+    with storage_errors(directory), FileLock(f"{registry.path}.import.lock"):
+        files = _new_files(directory, registry, report)
+        for generations in _by_voice(directory, files, registry, report):
+            *older, newest = generations
+            _import(directory, newest, registry, store_audio, report)
+            _skip_older(older, newest, registry, report)
+    return report
+
+
+def _new_files(
+    directory: Path, registry: Registry, report: ImportReport
+) -> list[ImportedFile]:
+    known = registry.imported_files()
+    files: list[ImportedFile] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.name.endswith(".safetensors"):
+                continue
+            with _reported(entry.name, report):
+                file = described(entry)
+                if known.get(file.file_name) != (file.mtime_ns, file.size):
+                    files.append(file)
+    return files
+
+
+def _by_voice(
+    directory: Path,
+    files: list[ImportedFile],
+    registry: Registry,
+    report: ImportReport,
+) -> list[list[StockVoice]]:
+    """The new files of each voice, the newest last; voices in the order of time."""
+    voices: dict[str, list[StockVoice]] = {}
+    for file in sorted(files, key=attrgetter("file_name")):
+        with _reported(file.file_name, report, registry, file):
+            voice = read_header(directory / file.file_name, file)
+            voices.setdefault(voice.file.name_key, []).append(voice)
+    # Sorts are stable, so the file name decides between files of one second.
+    age = attrgetter("file.created_at")
+    ordered = [sorted(generations, key=age) for generations in voices.values()]
+    return sorted(ordered, key=lambda generations: age(generations[-1]))
+
+
+def _import(
+    directory: Path,
+    voice: StockVoice,
+    registry: Registry,
+    store_audio: StoreAudio,
+    report: ImportReport,
+) -> None:
+    file = voice.file
+    with _reported(file.file_name, report, registry, file):
+        # Asked before the audio is stored; asked again where the row is written.
+        refusal = registry.import_refusal(voice.name, file.created_at)
+        if refusal is None:
+            new = _new_speaker(directory / file.file_name, voice, store_audio)
+            refusal = registry.import_speaker(new, file)
+        if refusal is not None:
+            raise StockFileError(refusal)
+        report.imported.append(voice.name)
+
+
+def _skip_older(
+    older: list[StockVoice],
+    newest: StockVoice,
+    registry: Registry,
+    report: ImportReport,
+) -> None:
+    if not older:
+        return
+    reason = f"{newest.file.file_name} is a newer file of this voice"
+    registry.remember_files([voice.file for voice in older])
+    report.skipped.extend((voice.file.file_name, reason) for voice in older)
+
+
+def _new_speaker(path: Path, voice: StockVoice, store_audio: StoreAudio) -> NewSpeaker:
+    samples, embedding = read_tensors(path)
+    audio_sha256: str | None = None
+    if samples is not None:
+        if not voice.sample_rate_hz:
+            raise StockFileError("its header has no sample rate")
+        audio_sha256 = store_audio(samples, voice.sample_rate_hz)
+    metadata = voice.metadata
+    return NewSpeaker(
+        name=voice.name,
+        consent=metadata.get("consent", ""),
+        audio_sha256=audio_sha256,
+        num_samples=0 if samples is None else len(samples),
+        sample_rate_hz=0 if samples is None else voice.sample_rate_hz,
+        embedding=embedding,
+        ref_text=metadata.get("ref_text"),
+        description=metadata.get("speaker_description"),
+        mime_type=metadata.get("mime_type"),
+        original_filename=metadata.get("original_filename"),
+        file_size=voice.file.size if voice.file_size is None else voice.file_size,
+        created_at=voice.file.created_at,
+    )
+
+
+@contextmanager
+def _reported(
+    file_name: str,
+    report: ImportReport,
+    registry: Registry | None = None,
+    file: ImportedFile | None = None,
+) -> Generator[None, None, None]:
+    """Skip and report a file that cannot be used, instead of ending the import.
+
+    One whose content is to blame is remembered; one that could not be read this
+    time is tried again next time.
+    """
+    try:
+        yield
+    except (StockFileError, SpeakerRequestError) as exc:
+        report.skipped.append((file_name, str(exc)))
+        if registry is not None and file is not None:
+            registry.remember_files([file])
+    except OSError as exc:
+        report.skipped.append((file_name, exc.strerror or str(exc)))

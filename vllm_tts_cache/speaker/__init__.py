@@ -1,0 +1,1 @@
+"""What a speaker of any family is: encoders, modes, identities, precision."""

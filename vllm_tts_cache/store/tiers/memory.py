@@ -1,0 +1,156 @@
+"""Encodings in this process's memory, bounded in bytes and in entries."""
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.store.tiers.base import Budget, TierStats, Traffic
+
+# Python 3.11 looks a member of an enum up in Python, which a hit can feel.
+_REGISTERED = Segment.REGISTERED
+
+
+class _Shelf:
+    """One segment's entries, least recently used first."""
+
+    __slots__ = ("budget", "entries", "num_bytes", "traffic")
+
+    def __init__(self, budget: Budget):
+        self.budget = budget
+        self.entries: OrderedDict[EncodingKey, Encoding] = OrderedDict()
+        self.num_bytes = 0
+        self.traffic = Traffic()
+
+    def add(self, key: EncodingKey, encoding: Encoding) -> None:
+        self.entries[key] = encoding
+        self.num_bytes += encoding.num_bytes
+
+    def remove(self, key: EncodingKey) -> Encoding:
+        encoding = self.entries.pop(key)
+        self.num_bytes -= encoding.num_bytes
+        return encoding
+
+    def is_over_budget(self) -> bool:
+        return not self.budget.allows(self.num_bytes, len(self.entries))
+
+
+class MemoryTier:
+    """Least-recently-used encodings per segment.
+
+    Each segment has its own budget, so no amount of inline traffic can push a
+    registered speaker out.
+    """
+
+    name = "memory"
+
+    def __init__(self, budgets: Mapping[Segment, Budget]):
+        self._registered = _Shelf(budgets[Segment.REGISTERED])
+        self._inline = _Shelf(budgets[Segment.INLINE])
+        self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
+        self._lock = threading.Lock()
+
+    def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
+        """Return the encoding and mark it recently used."""
+        with self._lock:
+            # Most of what is asked for is here, and every look costs a hash.
+            encoding = self._registered.entries.get(key)
+            if encoding is not None:
+                self._registered.entries.move_to_end(key)
+            elif (encoding := self._inline.entries.get(key)) is not None:
+                self._inline.entries.move_to_end(key)
+                if segment is _REGISTERED:
+                    self._promote(key)
+            traffic = self._shelf(segment).traffic
+            if encoding is None:
+                traffic.misses += 1
+            else:
+                traffic.hits += 1
+            return encoding
+
+    def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> None:
+        """Keep the encoding, evicting the oldest ones; skip one that cannot fit."""
+        with self._lock:
+            if (shelf := self._holder(key)) is None:
+                self._add(self._shelf(segment), key, encoding)
+                return
+            # One key, one value: what is there already is what was given.
+            shelf.entries.move_to_end(key)
+            if segment is Segment.REGISTERED and shelf is self._inline:
+                self._promote(key)
+
+    def contains(self, key: EncodingKey) -> bool:
+        """Whether the encoding is here; it does not count as a use."""
+        with self._lock:
+            return self._holder(key) is not None
+
+    def promote(self, key: EncodingKey) -> bool:
+        """Move an inline entry to the registered segment, if it fits there."""
+        # Asked before every get, and nearly always in vain: the first look takes no
+        # lock.
+        if key not in self._inline.entries:
+            return False
+        with self._lock:
+            return key in self._inline.entries and self._promote(key)
+
+    def delete(self, key: EncodingKey) -> bool:
+        """Remove the encoding; False if it was not there."""
+        with self._lock:
+            if (shelf := self._holder(key)) is None:
+                return False
+            self._drop(shelf, key)
+            return True
+
+    def forget(self, audio_sha256: str) -> int:
+        """Remove every encoding of one audio, without looking at the others."""
+        with self._lock:
+            keys = self._by_audio.pop(audio_sha256, set())
+            for key in keys:
+                if (shelf := self._holder(key)) is not None:
+                    shelf.remove(key)
+            return len(keys)
+
+    def stats(self) -> TierStats:
+        """Return what is held now and how it was used since the start."""
+        with self._lock:
+            segments = {
+                segment: shelf.traffic.stats(
+                    shelf.budget, shelf.num_bytes, len(shelf.entries)
+                )
+                for segment in Segment
+                for shelf in [self._shelf(segment)]
+            }
+        return TierStats(self.name, segments)
+
+    def _shelf(self, segment: Segment) -> _Shelf:
+        return self._registered if segment is _REGISTERED else self._inline
+
+    def _holder(self, key: EncodingKey) -> _Shelf | None:
+        if key in self._registered.entries:
+            return self._registered
+        return self._inline if key in self._inline.entries else None
+
+    def _add(self, shelf: _Shelf, key: EncodingKey, encoding: Encoding) -> None:
+        if not shelf.budget.allows(encoding.num_bytes, 1):
+            return
+        shelf.add(key, encoding)
+        self._by_audio[key.audio_sha256].add(key)
+        while shelf.is_over_budget():
+            self._drop(shelf, next(iter(shelf.entries)))
+            shelf.traffic.evictions += 1
+
+    def _promote(self, key: EncodingKey) -> bool:
+        encoding = self._inline.entries[key]
+        if not self._registered.budget.allows(encoding.num_bytes, 1):
+            return False
+        self._inline.remove(key)
+        self._add(self._registered, key, encoding)
+        return True
+
+    def _drop(self, shelf: _Shelf, key: EncodingKey) -> None:
+        shelf.remove(key)
+        siblings = self._by_audio[key.audio_sha256]
+        siblings.discard(key)
+        if not siblings:
+            del self._by_audio[key.audio_sha256]
