@@ -18,6 +18,9 @@ from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
+from vllm_tts_cache.platforms.cpu_isa import ask_for_tiles, leave_out_matrices
+from vllm_tts_cache.platforms.cpu_rows import separate_rows
+
 INVARIANT_ATTENTION = (
     "vllm_tts_cache.platforms.cpu_attention.InvariantCPUAttentionBackend"
 )
@@ -29,6 +32,7 @@ def use_invariant_attention() -> None:
     vLLM splits the keys of a few queries among threads, so that on more than one
     thread a lone query would get other bits than the same one among many.
     """
+    ask_for_tiles()
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"  # noqa: TID251  vLLM reads it there
     register_backend(AttentionBackendEnum.CPU_ATTN, INVARIANT_ATTENTION)
 
@@ -70,6 +74,11 @@ class _RewindableGenerator:
 class CPUARModelRunner(_CPURunner, GPUARModelRunner):
     """Runs autoregressive stages on the CPU."""
 
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        """Load the model; then a token's bits depend on no other in its batch."""
+        super().load_model(load_dummy_weights)
+        separate_rows(self.model)
+
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         generators = self.input_batch.generators
         self._states = {row: g.get_state() for row, g in generators.items()}
@@ -99,6 +108,7 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
         # The base class builds the runner that it finds under this name; the second
         # runner (MRV2) needs Triton kernels that do not run on a CPU.
         self.use_v2_model_runner = False
+        leave_out_matrices()
         module: Any = cpu_worker
         module.CPUModelRunner = self.model_runner_cls
         try:

@@ -1,0 +1,166 @@
+"""On the CPU platform what a request gets does not depend on what else is computed.
+
+Run for what the processor has and for less; the junit property `processor` says which.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from vllm import _custom_ops as ops
+from vllm.platforms import current_platform
+
+from vllm_tts_cache.platforms import cpu_isa
+from vllm_tts_cache.platforms.cpu_rows import (
+    BLOCK_SIZES,
+    DensePositions,
+    SeparateRows,
+    choose_block_size,
+    separate_rows,
+)
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_SECONDS = 600
+# The limits of oneDNN and torch, which of vLLM's libraries, and how many threads.
+# With bfloat16 instructions, "as it is" is also all that we use of AMX.
+PROCESSORS = {
+    "as-it-is": ({}, "best", 1),
+    "avx512": ({cpu_isa.MAX_ISA: "AVX512_CORE"}, "best", 1),
+    "avx2": ({cpu_isa.MAX_ISA: "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, "avx2", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_the_whole_slow_ar_gives_a_request_the_same_bits_in_any_batch_and_chunk(
+    fish_speech_checkpoint, tmp_path, processor, record_property
+):
+    limits, kernels, num_threads = PROCESSORS[processor]
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "tests.whole_forward"),
+            *(str(fish_speech_checkpoint), str(tmp_path), "--kernels", kernels),
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            **limits,
+            "OMP_NUM_THREADS": str(num_threads),
+            "SPEAKER_SAMPLES_DIR": str(tmp_path / "samples"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3_000:]
+    told = json.loads(ran.stdout.splitlines()[-1])
+    spoken = told.pop("spoken")
+    record_property("processor", json.dumps(told))
+    heard = {}
+    for way, requests in spoken.items():
+        for name, digest in requests.items():
+            heard.setdefault(name, {}).setdefault(digest, []).append(way)
+    assert {len(ways) for ways in heard.values()} == {1}, (told, heard)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    current_platform.import_kernels()
+
+
+# Of S2 Pro and of Qwen3-TTS 1.7B: queries, keys and values, and what follows them.
+@pytest.mark.parametrize(
+    ("num_inputs", "num_outputs"), [(2_560, 6_144), (4_096, 2_560), (2_048, 2_048)]
+)
+@pytest.mark.parametrize("of_vllm", [True, False], ids=["vllm", "torch"])
+def test_a_row_of_a_real_layer_does_not_depend_on_its_batch(
+    kernels, num_inputs, num_outputs, of_vllm
+):
+    weight = torch.randn(num_outputs, num_inputs).bfloat16()
+    rows = torch.randn(20, num_inputs).bfloat16()
+    if of_vllm:
+        handler = ops.create_onednn_mm(weight.t(), 32)
+        layer = SeparateRows(lambda block: ops.onednn_mm(handler, block, None))
+    else:
+        layer = SeparateRows(lambda block: functional.linear(block, weight))
+    whole = layer(rows)
+    for size in (1, 3, 9):
+        assert torch.equal(torch.cat([layer(part) for part in rows.split(size)]), whole)
+    exact = functional.linear(rows.float(), weight.float())
+    assert torch.allclose(whole.float(), exact, atol=1.0, rtol=0.02)
+
+
+def test_a_layer_keeps_its_shape_its_bias_and_its_values():
+    layer: Any = torch.nn.Linear(16, 512).bfloat16()
+    inputs = torch.randn(3, 5, 16).bfloat16()
+    with torch.no_grad():
+        expected = layer(inputs)
+        separate_rows(layer)
+        separate_rows(layer)
+        ours, empty = layer(inputs), layer(inputs[:, :0])
+    assert torch.allclose(ours.float(), expected.float(), atol=0.02)
+    assert empty.shape == (3, 0, 512)
+    assert not isinstance(layer.forward._multiply, SeparateRows)
+
+
+def test_rows_go_alone_where_their_place_matters():
+    sizes = []
+
+    def multiply(block):
+        sizes.append(len(block))
+        return block.repeat(1, 50) + torch.arange(len(block))[:, None]
+
+    assert choose_block_size(multiply, torch.zeros(1, 4)) == 1
+    assert sizes == list(BLOCK_SIZES)
+
+
+def test_a_size_at_which_a_place_matters_is_passed_over():
+    def multiply(block):
+        uneven = len(block) == BLOCK_SIZES[0]
+        return block.repeat(1, 50) + uneven * torch.arange(len(block))[:, None]
+
+    assert choose_block_size(multiply, torch.zeros(1, 4)) == BLOCK_SIZES[1]
+
+
+def test_each_row_is_turned_by_its_own_position(kernels):
+    """Positions as Fish Speech's fast AR has them: a column of a table."""
+    table = torch.arange(11).expand(4, -1).contiguous()
+    cache = torch.randn(32, 64).bfloat16()
+
+    def rotate(positions, queries):
+        turned = queries.clone()
+        ops.rotary_embedding(positions, turned, queries.clone(), 64, cache, False)
+        return turned
+
+    queries = torch.randn(4, 128).bfloat16()
+    expected = rotate(torch.full((4,), 3), queries)
+    assert torch.equal(DensePositions(rotate)(table[:, 3], queries), expected)
+
+
+def test_a_limit_that_the_user_set_stays(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setenv(cpu_isa.MAX_ISA, "AVX2")
+    cpu_isa.leave_out_matrices()
+    assert os.environ[cpu_isa.MAX_ISA] == "AVX2"
+    monkeypatch.delenv(cpu_isa.MAX_ISA)
+    cpu_isa.leave_out_matrices()
+    assert os.environ[cpu_isa.MAX_ISA] == "AVX512_CORE_BF16"
+
+
+def test_a_processor_without_amx_keeps_all_that_it_has(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.delenv(cpu_isa.MAX_ISA, raising=False)
+    cpu_isa.leave_out_matrices()
+    assert cpu_isa.MAX_ISA not in os.environ
+
+
+def test_seam_torch_asks_for_the_tiles_of_amx():
+    answer = torch.cpu._init_amx()
+    assert answer is torch.cpu._is_amx_tile_supported()

@@ -1,0 +1,29 @@
+"""What this process may use of a processor's matrix instructions (AMX)."""
+
+import os
+
+import torch
+
+MAX_ISA = "ONEDNN_MAX_CPU_ISA"
+_WITHOUT_MATRICES = "AVX512_CORE_BF16"
+
+
+def leave_out_matrices() -> None:
+    """Keep oneDNN from AMX, unless the environment already says how far it may go.
+
+    Its AMX kernels round a row differently in larger batches. oneDNN reads the limit
+    when it is first used, so this comes before the model is built. Processors without
+    AMX keep all that they have.
+    """
+    if torch.cpu._is_amx_tile_supported():
+        os.environ.setdefault(MAX_ISA, _WITHOUT_MATRICES)  # noqa: TID251  oneDNN reads it
+
+
+def ask_for_tiles() -> None:
+    """Ask the kernel for AMX's tile registers, which vLLM's attention uses unasked.
+
+    Linux gives them to a process that asks, and kills one that uses them without
+    (SIGILL). oneDNN asks for its own sake; with the limit above it does not.
+    """
+    if torch.cpu._is_amx_tile_supported() and hasattr(torch.cpu, "_init_amx"):
+        torch.cpu._init_amx()
