@@ -52,10 +52,14 @@ class Settings:
         memory_max_entries: The same, counted in encodings.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.
+        audio_max_bytes: Registered reference audio kept on disk; one more voice is
+            refused.
         inline_audio_max_bytes: Inline reference audio kept on disk.
+        max_waiting_inline: Inline references that may wait for a worker's encoder at
+            once; one more is refused with 503.
+        max_fetches: References fetched from URLs at once; one more is refused with
+            503.
         encode_timeout_seconds: How long a request waits for a cold reference.
-        encode_yield_seconds: How long an encode on a CPU takes only what decoding
-            leaves over; after as long again it is as good as decoding.
         cpu_platform: Register a CPU platform with vLLM-Omni where torch sees no
             accelerator.
     """
@@ -68,9 +72,11 @@ class Settings:
     memory_max_entries: int = 1024
     disk_max_bytes: int = 20 * 1024**3
     inline_share: float = 0.125
+    audio_max_bytes: int = 20 * 1024**3
     inline_audio_max_bytes: int = 1024**3
+    max_waiting_inline: int = 64
+    max_fetches: int = 16
     encode_timeout_seconds: float = 120.0
-    encode_yield_seconds: float = 2.0
     cpu_platform: bool = True
 
     def __post_init__(self) -> None:
@@ -87,9 +93,11 @@ _POSITIVE = (
     "memory_max_bytes",
     "memory_max_entries",
     "disk_max_bytes",
+    "audio_max_bytes",
     "inline_audio_max_bytes",
+    "max_waiting_inline",
+    "max_fetches",
     "encode_timeout_seconds",
-    "encode_yield_seconds",
 )
 
 # variable -> (field, parser); later variables win, so ours override stock's.
@@ -102,9 +110,11 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_CACHE_MAX_ENTRIES": ("memory_max_entries", int),
     "SPEAKER_CACHE_DISK_MAX_BYTES": ("disk_max_bytes", int),
     "SPEAKER_CACHE_INLINE_SHARE": ("inline_share", float),
+    "SPEAKER_CACHE_AUDIO_MAX_BYTES": ("audio_max_bytes", int),
     "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": ("inline_audio_max_bytes", int),
+    "SPEAKER_CACHE_MAX_WAITING_INLINE": ("max_waiting_inline", int),
+    "SPEAKER_CACHE_MAX_FETCHES": ("max_fetches", int),
     "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("encode_timeout_seconds", float),
-    "SPEAKER_CACHE_ENCODE_YIELD_SECONDS": ("encode_yield_seconds", float),
     "SPEAKER_CACHE_CPU_PLATFORM": ("cpu_platform", _boolean),
 }
 

@@ -5,8 +5,6 @@ import pytest
 
 from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.store.keys import Segment
-from vllm_tts_cache.store.wiring import open_cache
 
 POLICY = "VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
 
@@ -30,9 +28,11 @@ def test_every_variable_sets_its_field():
             "SPEAKER_CACHE_MAX_ENTRIES": "2",
             "SPEAKER_CACHE_DISK_MAX_BYTES": "3",
             "SPEAKER_CACHE_INLINE_SHARE": "0.5",
+            "SPEAKER_CACHE_AUDIO_MAX_BYTES": "7",
             "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": "4",
+            "SPEAKER_CACHE_MAX_WAITING_INLINE": "8",
+            "SPEAKER_CACHE_MAX_FETCHES": "9",
             "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": "5.5",
-            "SPEAKER_CACHE_ENCODE_YIELD_SECONDS": "2.5",
             "SPEAKER_CACHE_CPU_PLATFORM": "no",
         }
     )
@@ -45,9 +45,11 @@ def test_every_variable_sets_its_field():
         memory_max_entries=2,
         disk_max_bytes=3,
         inline_share=0.5,
+        audio_max_bytes=7,
         inline_audio_max_bytes=4,
+        max_waiting_inline=8,
+        max_fetches=9,
         encode_timeout_seconds=5.5,
-        encode_yield_seconds=2.5,
         cpu_platform=False,
     )
 
@@ -92,12 +94,14 @@ def test_the_hosts_registration_policy_is_honoured(policy):
         ("SPEAKER_CACHE_INLINE_SHARE", "1"),
         ("SPEAKER_CACHE_INLINE_SHARE", "-0.1"),
         ("SPEAKER_CACHE_INLINE_SHARE", "nan"),
+        ("SPEAKER_CACHE_AUDIO_MAX_BYTES", "0"),
         ("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", "0"),
+        ("SPEAKER_CACHE_MAX_WAITING_INLINE", "0"),
+        ("SPEAKER_CACHE_MAX_FETCHES", "-1"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "0"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "soon"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "nan"),
         ("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "inf"),
-        ("SPEAKER_CACHE_ENCODE_YIELD_SECONDS", "0"),
         ("SPEAKER_CACHE_CPU_PLATFORM", "2"),
     ],
 )
@@ -117,23 +121,3 @@ def test_a_misspelt_variable_is_refused_with_the_known_ones():
 
 def test_other_variables_are_nobodys_business():
     assert load_settings({"SPEAKER_SOMETHING": "x", "PATH": "/bin"}) == Settings()
-
-
-@pytest.mark.parametrize("share", [0.0, 0.125, 0.5])
-def test_the_segments_of_a_tier_share_its_one_budget(tmp_path, share):
-    cache = open_cache(
-        Settings(
-            samples_dir=tmp_path,
-            memory_max_bytes=1001,
-            memory_max_entries=11,
-            disk_max_bytes=2003,
-            inline_share=share,
-        )
-    )
-    memory, disk = cache.snapshot().tiers
-    for tier, max_bytes in ((memory, 1001), (disk, 2003)):
-        parts = {segment: tier.segments[segment] for segment in Segment}
-        assert sum(part.max_bytes for part in parts.values()) == max_bytes
-        assert parts[Segment.INLINE].max_bytes == int(max_bytes * share)
-    assert sum(memory.segments[segment].max_entries or 0 for segment in Segment) == 11
-    assert memory.segments[Segment.INLINE].max_entries == int(11 * share)

@@ -1,0 +1,104 @@
+import logging
+import threading
+
+import pytest
+
+from vllm_tts_cache.throttled_log import INTERVAL_SECONDS, ThrottledLog
+
+logger = logging.getLogger("tests.throttled")
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog, monkeypatch):
+    """Hear the logger itself: once vLLM is imported, not all of it reaches the root."""
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+
+
+@pytest.fixture
+def log():
+    """A log whose clock stands still until ``log.wait`` moves it."""
+
+    class Clocked(ThrottledLog):
+        now = 1000.0
+
+        def __init__(self):
+            super().__init__(logger, lambda: self.now)
+
+        def wait(self, seconds):
+            self.now += seconds
+
+    return Clocked()
+
+
+def test_a_thousand_warnings_of_one_cause_are_one_line(log, caplog):
+    for n in range(1000):
+        log.warn_of("disk", "Reading %d: %s", n, OSError("full"))
+    assert caplog.messages == ["Reading 0: full"]
+
+
+def test_after_a_minute_the_next_line_counts_what_was_left_out(log, caplog):
+    for n in range(4):
+        log.warn_of("disk", "Reading %d", n)
+    log.wait(INTERVAL_SECONDS - 0.1)
+    log.warn_of("disk", "Reading %d", 4)
+    log.wait(0.1)
+    log.warn_of("disk", "Reading %d", 5)
+    log.wait(INTERVAL_SECONDS)
+    log.warn_of("disk", "Reading %d", 6)
+    assert caplog.messages == [
+        "Reading 0",
+        "Reading 5 (4 more like this were not logged)",
+        "Reading 6",
+    ]
+
+
+def test_causes_do_not_silence_each_other(log, caplog):
+    log.warn_of("disk", "Reading")
+    log.warn_of("worker", "Asking")
+    assert caplog.messages == ["Reading", "Asking"]
+
+
+def test_a_message_without_values_may_hold_a_percent_sign(log, caplog):
+    log.warn_of("disk", "100% full")
+    log.warn_of("disk", "100% full")
+    log.wait(INTERVAL_SECONDS)
+    log.warn_of("disk", "100% full")
+    assert caplog.messages == [
+        "100% full",
+        "100% full (1 more like this were not logged)",
+    ]
+
+
+def test_a_line_shows_where_the_warning_was_raised(log, caplog):
+    log.warn_of("disk", "Reading")
+    assert caplog.records[0].filename == "test_throttled_log.py"
+
+
+def test_many_causes_take_bounded_memory(log, caplog):
+    for n in range(10_000):
+        log.warn_of(f"voice {n}", "Reading")
+    assert len(log._causes) <= 256
+
+
+def test_threads_that_fail_together_write_one_line_and_lose_no_count(log, caplog):
+    together = threading.Barrier(8)
+
+    def fail():
+        together.wait()
+        for _ in range(200):
+            log.warn_of("disk", "Reading")
+
+    threads = [threading.Thread(target=fail) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.wait(INTERVAL_SECONDS)
+    log.warn_of("disk", "Reading")
+    assert caplog.messages == [
+        "Reading",
+        "Reading (1599 more like this were not logged)",
+    ]
