@@ -1,4 +1,7 @@
-"""Whatever bytes come, the only error is the one that names the audio as unusable."""
+"""Whatever bytes come, the only error is the one that names the audio as unusable.
+
+What does decode is stored and comes back bit for bit, damaged as it may be.
+"""
 
 import base64
 from functools import cache
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
 from vllm_tts_cache.audio.decode import decode, decode_data_url
 from vllm_tts_cache.errors import InvalidAudioError
+from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
 
 SEEDS = {
     "wav": lambda: sndfile_bytes(voiced(8_000, 1.2, 2), 8_000, "WAV", "PCM_24"),
@@ -42,6 +46,8 @@ def decodes_or_is_refused(data):
     except InvalidAudioError:
         return
     assert 1.0 <= audio.seconds <= 30.0
+    stored = from_encoding(to_encoding(audio, data), audio.audio_sha256)
+    assert stored.samples.tobytes() == audio.samples.tobytes()
 
 
 @fuzz

@@ -33,10 +33,17 @@ _DATA_URL_HEAD_CHARS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedAudio:
-    """A usable reference audio and what a listener would mind about it."""
+    """A usable reference audio and what a listener would mind about it.
+
+    Attributes:
+        audio: What encoders read.
+        warnings: What a listener would mind.
+        source: The file that it was decoded from; None for samples that never were one.
+    """
 
     audio: ReferenceAudio
     warnings: tuple[AudioWarning, ...]
+    source: bytes | None = None
 
 
 def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
@@ -56,7 +63,7 @@ def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
         raise InvalidAudioError("it holds samples that are not finite (NaN, Inf).")
     level = active_level_dbfs(mono, sample_rate_hz)
     warnings = check_level(level, clipped_share(at_full_scale))
-    return DecodedAudio(ReferenceAudio.of(mono, sample_rate_hz), warnings)
+    return DecodedAudio(ReferenceAudio.of(mono, sample_rate_hz), warnings, data)
 
 
 def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
