@@ -13,6 +13,18 @@ _SEPARATORS = ("/", "\\")
 _DOT_SEGMENTS = (".", "..")
 # Control characters and line or paragraph separators forge lines in logs.
 _FORGING = ("Cc", "Zl", "Zp")
+# What OpenAI clients send when their user has chosen no voice: whoever registered it
+# would speak for all of them.
+_PLACEHOLDER = "default"
+# Invisible, though Unicode files them under letters, marks and symbols: fillers,
+# the grapheme joiner, variation selectors, the empty Braille pattern.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
+_ZERO_WIDTH_NON_JOINER, _ZERO_WIDTH_JOINER = "\u200c", "\u200d"
+_PRESENTATION = ("\ufe0e", "\ufe0f")  # as text, as emoji
+_VIRAMA = 9  # the canonical combining class of what suppresses an Indic vowel
 
 
 def fold(name: str) -> str:
@@ -26,13 +38,39 @@ def fold(name: str) -> str:
 
 
 def clean(name: str) -> str:
-    """The name to show: as given, without the white space around it.
+    """Return the name to show: as given, without the white space around it.
+
+    For a name that somebody accepted earlier; a new one passes `clean_new`.
 
     Raises:
         InvalidSpeakerError: It cannot be the name of a speaker.
     """
     name = name.strip()
     if (reason := _why_invalid(name)) is not None:
+        raise InvalidSpeakerError("name", reason)
+    return name
+
+
+def clean_new(name: str) -> str:
+    """Clean a name that is registered now, and refuse what could pass for another.
+
+    Looking up and deleting take any name, so that what was registered before these
+    rules can still be used and removed.
+
+    Raises:
+        InvalidSpeakerError: It cannot be the name of a speaker, is the placeholder
+            ``default``, or holds characters that nobody sees.
+    """
+    name = clean(name)
+    if fold(name) == _PLACEHOLDER:
+        reason = (
+            f"{name!r} is what OpenAI clients send for no voice at all; choose another"
+        )
+        raise InvalidSpeakerError("name", reason)
+    if (unseen := _first_unseen(name)) is not None:
+        reason = (
+            f"it contains the invisible character U+{ord(unseen):04X}; leave it out"
+        )
         raise InvalidSpeakerError("name", reason)
     return name
 
@@ -57,3 +95,38 @@ def _why_invalid(name: str) -> str | None:
     if all(category[0] in "CZ" for category in categories):
         return "it has no visible character"
     return None
+
+
+def _first_unseen(name: str) -> str | None:
+    """Return the first character that cannot be seen and changes nothing that can."""
+    for at, character in enumerate(name):
+        invisible = unicodedata.category(character) == "Cf" or _INVISIBLE.match(
+            character
+        )
+        if invisible and not _shapes_neighbours(name, at):
+            return character
+    return None
+
+
+def _shapes_neighbours(name: str, at: int) -> bool:
+    """Whether the character at ``at`` stands where it belongs to a visible sign.
+
+    Emoji are put together with the zero-width joiner and variation selectors, Indic
+    conjuncts with either joiner behind a virama (RFC 5892, appendix A).
+    """
+    character, before, after = name[at], name[:at][-1:], name[at + 1 :][:1]
+    if not before:
+        return False
+    if character in _PRESENTATION:
+        return unicodedata.category(before)[0] == "S"
+    if character not in (_ZERO_WIDTH_NON_JOINER, _ZERO_WIDTH_JOINER):
+        return False
+    if unicodedata.combining(before) == _VIRAMA:
+        return True
+    joins_emoji = _is_emoji_part(before) and unicodedata.category(after or " ") == "So"
+    return character == _ZERO_WIDTH_JOINER and joins_emoji
+
+
+def _is_emoji_part(character: str) -> bool:
+    # Skin tones are modifier symbols, Sk.
+    return character in _PRESENTATION or unicodedata.category(character) in ("So", "Sk")

@@ -2,15 +2,39 @@
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from typing import NamedTuple
 
-from vllm_tts_cache.catalogue.names import clean, fold, is_storable
+from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 DEFAULT_TENANT = "default"
 MAX_EMBEDDING_DIM = 4096
 
-_TEXT_FIELDS = ("consent", "ref_text", "description", "mime_type", "original_filename")
+
+class TextLimit(NamedTuple):
+    """The bound of one text of a registration.
+
+    Attributes:
+        field: The form field that it comes in.
+        what: The text, as a message begins.
+        max_chars: Unicode characters at most.
+    """
+
+    field: str
+    what: str
+    max_chars: int
+
+
+# A list of voices holds all of them, and a transcript is paid for with every request:
+# 2,000 characters are two minutes of speech, and no clip is longer than 30 s.
+TEXT_LIMITS = {
+    "consent": TextLimit("consent", "it", 512),
+    "ref_text": TextLimit("ref_text", "it", 2000),
+    "description": TextLimit("speaker_description", "it", 2000),
+    "original_filename": TextLimit("audio_sample", "its file name", 255),
+    "mime_type": TextLimit("audio_sample", "its media type", 127),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +85,8 @@ class NewSpeaker:
     Attributes:
         embedding: Finite values, kept as float32; at most ``MAX_EMBEDDING_DIM``.
         created_at: Unix seconds; None for the time of registration.
+        taken_over: Accepted earlier, by stock vLLM-Omni or an older version: it may
+            break rules that are newer than it is.
         (The others are those of `SpeakerRecord`.)
 
     Raises:
@@ -80,12 +106,13 @@ class NewSpeaker:
     original_filename: str | None = None
     file_size: int | None = None
     created_at: float | None = None
+    taken_over: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", clean(self.name))
-        for field in _TEXT_FIELDS:
-            if not is_storable(getattr(self, field) or ""):
-                raise InvalidSpeakerError(field, "it contains an unpaired surrogate")
+    def __post_init__(self, taken_over: bool) -> None:
+        name = clean(self.name) if taken_over else clean_new(self.name)
+        object.__setattr__(self, "name", name)
+        for attribute in TEXT_LIMITS:
+            check_text(attribute, getattr(self, attribute), any_length=taken_over)
         if (self.audio_sha256 is None) == (self.embedding is None):
             reason = "give either reference audio or an embedding"
             raise InvalidSpeakerError("speaker", reason)
@@ -100,12 +127,28 @@ class NewSpeaker:
         return fold(self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
-    """The new record, and the one whose name it took over."""
+def check_text(attribute: str, text: str | None, *, any_length: bool = False) -> None:
+    """Refuse a text that cannot be stored or is too long.
 
-    record: SpeakerRecord
-    replaced: SpeakerRecord | None
+    A route calls it with what it is about to spend time on; `NewSpeaker` calls it for
+    all of them.
+
+    Args:
+        attribute: A key of ``TEXT_LIMITS``.
+        text: None passes.
+        any_length: Whether it may have any length.
+
+    Raises:
+        InvalidSpeakerError: The message names the form field.
+    """
+    field, what, max_chars = TEXT_LIMITS[attribute]
+    if text is None:
+        return
+    if len(text) > max_chars and not any_length:
+        reason = f"{what} has {len(text)} characters, at most {max_chars} are allowed"
+        raise InvalidSpeakerError(field, reason)
+    if not is_storable(text):
+        raise InvalidSpeakerError(field, f"{what} contains an unpaired surrogate")
 
 
 def pack_embedding(embedding: tuple[float, ...]) -> bytes:

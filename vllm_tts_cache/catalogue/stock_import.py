@@ -1,7 +1,8 @@
 """Taking over the voices that stock vLLM-Omni 0.30 left in a directory.
 
 Each file is looked at once, so a start with nothing new opens none of them. The files
-stay where they are: going back to stock must find them.
+stay where they are, because going back to stock must find them, until their voice is
+deleted.
 """
 
 import os
@@ -11,13 +12,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from filelock import FileLock
-
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.catalogue import Catalogue
+from vllm_tts_cache.catalogue.database import opening_lock
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.record import NewSpeaker
-from vllm_tts_cache.catalogue.registry import Registry
 from vllm_tts_cache.catalogue.stock_file import (
-    Samples,
     StockFileError,
     StockVoice,
     described,
@@ -27,7 +27,8 @@ from vllm_tts_cache.catalogue.stock_file import (
 from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.files import storage_errors
 
-StoreAudio = Callable[[Samples, int], str]
+# Stores the audio and registers the voice in one go; None, or why it did not.
+Register = Callable[[NewSpeaker, ReferenceAudio | None, ImportedFile], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,39 +45,38 @@ class ImportReport:
 
 
 def import_stock_directory(
-    directory: Path, registry: Registry, store_audio: StoreAudio
+    directory: Path, catalogue: Catalogue, register: Register
 ) -> ImportReport:
     """Register the voices in stock's files that were not looked at before.
 
     Of several files with one voice name the newest counts. A registered voice that is
-    as new is not overwritten, a deleted one does not return, and the registry's limit
+    as new is not overwritten, a deleted one does not return, and the store's limit
     does not apply. Processes that import at once take turns; those that come later
     find nothing to do.
 
     Args:
         directory: ``SPEAKER_SAMPLES_DIR``; only its top level is looked at.
-        registry: Where the voices go.
-        store_audio: Publishes mono float32 samples ``(num_samples,)`` at a rate in Hz
-            and returns their ``audio_sha256``.
+        catalogue: Which files were looked at.
+        register: Makes a voice of a file.
 
     Raises:
-        StorageError: The directory, the registry or the audio's store failed. What
+        StorageError: The directory, the catalogue or the store failed. What
             was imported so far stays; the next import goes on from there.
     """
     report = ImportReport()
-    with storage_errors(directory), FileLock(f"{registry.path}.import.lock"):
-        files = _new_files(directory, registry, report)
-        for generations in _by_voice(directory, files, registry, report):
+    with storage_errors(directory), opening_lock(catalogue.path):
+        files = _new_files(directory, catalogue, report)
+        for generations in _by_voice(directory, files, catalogue, report):
             *older, newest = generations
-            _import(directory, newest, registry, store_audio, report)
-            _skip_older(older, newest, registry, report)
+            _import(directory, newest, catalogue, register, report)
+            _skip_older(older, newest, catalogue, report)
     return report
 
 
 def _new_files(
-    directory: Path, registry: Registry, report: ImportReport
+    directory: Path, catalogue: Catalogue, report: ImportReport
 ) -> list[ImportedFile]:
-    known = registry.imported_files()
+    known = catalogue.imported_files()
     files: list[ImportedFile] = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -92,13 +92,13 @@ def _new_files(
 def _by_voice(
     directory: Path,
     files: list[ImportedFile],
-    registry: Registry,
+    catalogue: Catalogue,
     report: ImportReport,
 ) -> list[list[StockVoice]]:
     """The new files of each voice, the newest last; voices in the order of time."""
     voices: dict[str, list[StockVoice]] = {}
     for file in sorted(files, key=attrgetter("file_name")):
-        with _reported(file.file_name, report, registry, file):
+        with _reported(file.file_name, report, catalogue, file):
             voice = read_header(directory / file.file_name, file)
             voices.setdefault(voice.file.name_key, []).append(voice)
     # Sorts are stable, so the file name decides between files of one second.
@@ -110,17 +110,17 @@ def _by_voice(
 def _import(
     directory: Path,
     voice: StockVoice,
-    registry: Registry,
-    store_audio: StoreAudio,
+    catalogue: Catalogue,
+    register: Register,
     report: ImportReport,
 ) -> None:
     file = voice.file
-    with _reported(file.file_name, report, registry, file):
-        # Asked before the audio is stored; asked again where the row is written.
-        refusal = registry.import_refusal(voice.name, file.created_at)
+    with _reported(file.file_name, report, catalogue, file):
+        # Asked before the audio is read; asked again where the row is written.
+        refusal = catalogue.import_refusal(voice.name, file.created_at)
         if refusal is None:
-            new = _new_speaker(directory / file.file_name, voice, store_audio)
-            refusal = registry.import_speaker(new, file)
+            new, audio = _read(directory / file.file_name, voice)
+            refusal = register(new, audio, file)
         if refusal is not None:
             raise StockFileError(refusal)
         report.imported.append(voice.name)
@@ -129,30 +129,30 @@ def _import(
 def _skip_older(
     older: list[StockVoice],
     newest: StockVoice,
-    registry: Registry,
+    catalogue: Catalogue,
     report: ImportReport,
 ) -> None:
     if not older:
         return
     reason = f"{newest.file.file_name} is a newer file of this voice"
-    registry.remember_files([voice.file for voice in older])
+    catalogue.remember_files([voice.file for voice in older])
     report.skipped.extend((voice.file.file_name, reason) for voice in older)
 
 
-def _new_speaker(path: Path, voice: StockVoice, store_audio: StoreAudio) -> NewSpeaker:
+def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | None]:
     samples, embedding = read_tensors(path)
-    audio_sha256: str | None = None
+    audio: ReferenceAudio | None = None
     if samples is not None:
         if not voice.sample_rate_hz:
             raise StockFileError("its header has no sample rate")
-        audio_sha256 = store_audio(samples, voice.sample_rate_hz)
+        audio = ReferenceAudio.of(samples, voice.sample_rate_hz)
     metadata = voice.metadata
-    return NewSpeaker(
+    new = NewSpeaker(
         name=voice.name,
         consent=metadata.get("consent", ""),
-        audio_sha256=audio_sha256,
-        num_samples=0 if samples is None else len(samples),
-        sample_rate_hz=0 if samples is None else voice.sample_rate_hz,
+        audio_sha256=None if audio is None else audio.audio_sha256,
+        num_samples=0 if audio is None else audio.num_samples,
+        sample_rate_hz=0 if audio is None else audio.sample_rate_hz,
         embedding=embedding,
         ref_text=metadata.get("ref_text"),
         description=metadata.get("speaker_description"),
@@ -160,14 +160,16 @@ def _new_speaker(path: Path, voice: StockVoice, store_audio: StoreAudio) -> NewS
         original_filename=metadata.get("original_filename"),
         file_size=voice.file.size if voice.file_size is None else voice.file_size,
         created_at=voice.file.created_at,
+        taken_over=True,
     )
+    return new, audio
 
 
 @contextmanager
 def _reported(
     file_name: str,
     report: ImportReport,
-    registry: Registry | None = None,
+    catalogue: Catalogue | None = None,
     file: ImportedFile | None = None,
 ) -> Generator[None, None, None]:
     """Skip and report a file that cannot be used, instead of ending the import.
@@ -179,7 +181,7 @@ def _reported(
         yield
     except (StockFileError, SpeakerRequestError) as exc:
         report.skipped.append((file_name, str(exc)))
-        if registry is not None and file is not None:
-            registry.remember_files([file])
+        if catalogue is not None and file is not None:
+            catalogue.remember_files([file])
     except OSError as exc:
         report.skipped.append((file_name, exc.strerror or str(exc)))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from vllm_tts_cache.catalogue.registry import Registry
-from vllm_tts_cache.catalogue.stock_import import import_stock_directory
+from tests.store_samples import opened
+from vllm_tts_cache.store.opening import import_stock_voices
 
 RATE = 16000
 
@@ -34,11 +34,11 @@ def serving(serving_class, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def registry(tmp_path):
-    path = tmp_path / "voices.sqlite3"
-    with Registry(path, max_speakers=0, policy="overwrite") as registry:
-        yield registry
-        assert registry.verify() == []
+def store(tmp_path):
+    store = opened(tmp_path)
+    yield store
+    assert store.verify() == []
+    store.close()
 
 
 def upload_file(samples: np.ndarray):
@@ -51,15 +51,11 @@ def upload_file(samples: np.ndarray):
     return UploadFile(content, filename="Ana María.wav", headers=headers)
 
 
-def test_an_upload_to_stock_is_imported_whole(serving, registry, tmp_path: Path):
+def test_an_upload_to_stock_is_imported_whole_and_deleted_whole(
+    serving, store, tmp_path: Path
+):
     rng = np.random.default_rng(0)
     stereo = rng.uniform(-0.5, 0.5, (RATE * 2, 2)).astype(np.float32)
-    clips = {}
-
-    def store(samples: np.ndarray, sample_rate_hz: int) -> str:
-        clips["one"] = (samples, sample_rate_hz)
-        return "one"
-
     answer = asyncio.run(
         serving.upload_voice(
             upload_file(stereo),
@@ -69,29 +65,30 @@ def test_an_upload_to_stock_is_imported_whole(serving, registry, tmp_path: Path)
             speaker_description="warm",
         )
     )
-    report = import_stock_directory(tmp_path, registry, store)
+    report = import_stock_voices(store)
     assert (report.imported, report.skipped) == (["Ana María"], [])
-    record = registry.get("ana maría")
-    assert record is not None
+    record = store.find("ana maría").record
     assert (record.name, record.consent) == (answer["name"], answer["consent"])
     assert (record.ref_text, record.description) == ("¿qué tal?", "warm")
     assert record.created_at == answer["created_at"]
     assert (record.mime_type, record.file_size) == ("audio/wav", answer["file_size"])
     assert record.original_filename == "Ana María.wav"
-    samples, rate = clips["one"]
-    assert (rate, record.seconds) == (RATE, 2.0)
-    assert np.array_equal(samples, stereo.mean(axis=1))
+    audio = store.read_audio(record.audio_sha256)
+    assert (audio.sample_rate_hz, record.seconds) == (RATE, 2.0)
+    assert np.array_equal(audio.samples, stereo.mean(axis=1))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    store.remove_files(store.delete("Ana María"))
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_an_embedding_upload_to_stock_is_imported_whole(serving, registry, tmp_path):
+def test_an_embedding_upload_to_stock_is_imported_whole(serving, store):
     values = [0.5, -1.25, 0.1]
     upload = serving.upload_voice_embedding(json.dumps(values), "yes", "Bob")
     answer = asyncio.run(upload)
-    report = import_stock_directory(tmp_path, registry, lambda samples, rate: "none")
+    report = import_stock_voices(store)
     assert (report.imported, report.skipped) == (["Bob"], [])
-    record = registry.get("bob")
-    assert record is not None
-    assert registry.speaker_embedding(record) == tuple(
+    record = store.find("bob").record
+    assert store.catalogue.speaker_embedding(record) == tuple(
         np.asarray(values, np.float32).tolist()
     )
     assert (record.created_at, record.embedding_dim) == (answer["created_at"], 3)

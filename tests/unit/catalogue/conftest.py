@@ -1,28 +1,22 @@
 import pytest
 
-from vllm_tts_cache.catalogue.registry import Registry
-from vllm_tts_cache.config import RegistrationPolicy
+from tests.store_samples import opened
 
 
 @pytest.fixture
-def open_registry(tmp_path):
-    opened: list[Registry] = []
+def open_here(tmp_path):
+    stores = []
 
-    def open_(
-        max_speakers: int = 0,
-        policy: RegistrationPolicy = "overwrite",
-        name="voices.sqlite3",
-    ):
-        registry = Registry(tmp_path / name, max_speakers=max_speakers, policy=policy)
-        opened.append(registry)
-        return registry
+    def open_(**settings):
+        stores.append(opened(tmp_path / "voices", **settings))
+        return stores[-1]
 
     yield open_
-    for registry in opened:
-        assert registry.verify() == []
-        registry.close()
+    for store in stores:
+        assert store.verify() == []
+        store.close()
 
 
 @pytest.fixture
-def registry(open_registry):
-    return open_registry()
+def store(open_here):
+    return open_here()

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_tts_cache.catalogue.names import MAX_NAME_CHARS, clean, fold, is_storable
+from vllm_tts_cache.catalogue.names import (
+    MAX_NAME_CHARS,
+    clean,
+    clean_new,
+    fold,
+    is_storable,
+)
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 MARKS = [chr(code) for code in range(0x300, 0x370)] + [
@@ -46,10 +52,24 @@ def test_folding_any_text_twice_changes_nothing(text):
 
 
 @pytest.mark.parametrize(
-    "name", ["Ana María", "王小明", "नमस्ते", "👩‍🚀", ".hidden", "v1.0#?%&"]
+    "name",
+    [
+        "Ana María",
+        "王小明",
+        "नमस्ते",
+        "👩‍🚀",
+        "👩🏽‍🚀",
+        "❤️",
+        "🏳️‍🌈",
+        "ශ්‍රී",
+        ".hidden",
+        "v1.0#?%&",
+        "default voice",
+    ],
 )
 def test_a_valid_name_is_shown_as_given_without_outer_space(name):
     assert clean(f" {name}\t") == name
+    assert clean_new(f" {name}\t") == name
 
 
 @pytest.mark.parametrize(
@@ -70,9 +90,51 @@ def test_a_valid_name_is_shown_as_given_without_outer_space(name):
     ],
 )
 def test_a_name_that_breaks_urls_or_logs_is_refused(name):
-    with pytest.raises(InvalidSpeakerError) as caught:
-        clean(name)
+    for check in (clean, clean_new):
+        with pytest.raises(InvalidSpeakerError) as caught:
+            check(name)
+        assert caught.value.field == "name"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "admin\u200b",
+        "ad\u200cmin",
+        "ad\u200dmin",
+        "\u200dadmin",
+        "🚀\u200d",
+        "admin\ufe0f",
+        "ad\u00admin",
+        "\u202enimda",
+        "a\u2066b\u2069",
+        "a\u061cb",
+        "\ufeffadmin",
+        "admin\U000e0041",
+        "admin\u034f",
+        "admin\u3164",
+        "admin\u2800",
+    ],
+)
+def test_a_new_name_that_looks_like_another_is_refused_but_an_old_one_stays(name):
+    with pytest.raises(InvalidSpeakerError, match=r"invisible character U\+") as caught:
+        clean_new(name)
     assert caught.value.field == "name"
+    assert clean(name) == name
+
+
+def test_no_invisible_format_character_gets_into_a_new_name():
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code)) == "Cf":
+            with pytest.raises(InvalidSpeakerError):
+                clean_new(f"a{chr(code)}b")
+
+
+@pytest.mark.parametrize("name", ["default", " Default\t", "DEFAULT"])
+def test_the_placeholder_of_clients_without_a_voice_is_no_new_name(name):
+    with pytest.raises(InvalidSpeakerError, match="OpenAI clients"):
+        clean_new(name)
+    assert clean(name) == name.strip()
 
 
 def test_half_a_character_is_not_storable():

@@ -1,51 +1,36 @@
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from vllm_tts_cache.catalogue.record import NewSpeaker
-from vllm_tts_cache.catalogue.stock_import import import_stock_directory
-from vllm_tts_cache.errors import InvalidAudioError, StorageError, StorageFullError
+from tests.store_samples import delete, register, traces, voice
+from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.errors import StorageFullError
+from vllm_tts_cache.store.opening import import_stock_voices
 
 RATE = 24000
 
 
-class AudioShelf:
-    """Takes audio as the import hands it over."""
-
-    def __init__(self):
-        self.clips: dict[str, tuple[np.ndarray, int]] = {}
-
-    def __call__(self, samples: np.ndarray, sample_rate_hz: int) -> str:
-        audio_sha256 = f"clip-{len(self.clips)}"
-        self.clips[audio_sha256] = (samples, sample_rate_hz)
-        return audio_sha256
+@pytest.fixture
+def take_over(store):
+    return lambda: import_stock_voices(store)
 
 
 @pytest.fixture
-def shelf():
-    return AudioShelf()
+def get(store):
+    def get_(name):
+        found = store.find(name)
+        return None if found is None else found.record
+
+    return get_
 
 
 @pytest.fixture
-def stock_directory(tmp_path):
-    directory = tmp_path / "stock"
-    directory.mkdir()
-    return directory
-
-
-@pytest.fixture
-def take_over(stock_directory, registry, shelf):
-    return lambda store=None: import_stock_directory(
-        stock_directory, registry, store or shelf
-    )
-
-
-@pytest.fixture
-def write(stock_directory):
+def write(store):
     """Writes a voice as stock does; fields that are None are left out."""
 
     def write_(name: str, created_at: int = 1000, tensors=None, file_name=None, **more):
@@ -63,19 +48,17 @@ def write(stock_directory):
         header = {k: str(v) for k, v in fields.items() if v is not None}
         if tensors is None:
             tensors = {"audio": np.full(RATE, created_at / 1e6, np.float32)}
-        path = stock_directory / (file_name or f"{name}_c_{created_at}.safetensors")
+        path = store.directory / (file_name or f"{name}_c_{created_at}.safetensors")
         save_file(tensors, path, metadata=header)
         return path
 
     return write_
 
 
-def test_a_voice_is_taken_over_with_all_that_stock_knew(
-    write, take_over, registry, shelf
-):
+def test_a_voice_is_taken_over_with_all_that_stock_knew(write, take_over, get, store):
     path = write("Zoë", ref_text="hallo", speaker_description="warm")
     report = take_over()
-    record = registry.get("zoë")
+    record = get("zoë")
     assert (report.imported, report.skipped) == (["Zoë"], [])
     assert (record.name, record.consent, record.created_at) == (
         "Zoë",
@@ -85,32 +68,32 @@ def test_a_voice_is_taken_over_with_all_that_stock_knew(
     assert (record.ref_text, record.description) == ("hallo", "warm")
     assert (record.mime_type, record.original_filename) == ("audio/wav", "me.wav")
     assert (record.file_size, record.seconds) == (77, 1.0)
-    samples, rate = shelf.clips[record.audio_sha256]
-    assert (samples.shape, samples.dtype, rate) == ((RATE,), np.float32, RATE)
+    audio = store.read_audio(record.audio_sha256)
+    assert audio.sample_rate_hz == RATE
+    assert np.array_equal(audio.samples, np.full(RATE, 1000 / 1e6, np.float32))
     assert path.exists()
 
 
-def test_an_embedding_is_taken_over_exactly(write, take_over, registry, shelf):
+def test_an_embedding_is_taken_over_exactly(write, take_over, get, store):
     values = np.array([0.1, -2.5, 3.0], np.float32)
     write("e", tensors={"speaker_embedding": values[None]}, embedding_source="direct")
     assert take_over().imported == ["e"]
-    record = registry.get("e")
-    assert registry.speaker_embedding(record) == tuple(values.tolist())
+    record = get("e")
+    assert store.catalogue.speaker_embedding(record) == tuple(values.tolist())
     assert (record.embedding_dim, record.audio_sha256) == (3, None)
-    assert shelf.clips == {}
 
 
-def test_channels_are_mixed_to_mono(write, take_over, shelf):
+def test_channels_are_mixed_to_mono(write, take_over, get, store):
     stereo = np.stack([np.ones(RATE), np.zeros(RATE)], axis=1).astype(np.float32)
     write("s", tensors={"audio": stereo})
     take_over()
-    samples, _ = shelf.clips["clip-0"]
-    assert np.array_equal(samples, np.full(RATE, 0.5, np.float32))
+    audio = store.read_audio(get("s").audio_sha256)
+    assert np.array_equal(audio.samples, np.full(RATE, 0.5, np.float32))
 
 
-def test_a_second_import_opens_nothing(write, take_over, stock_directory):
+def test_a_second_import_opens_nothing(write, take_over, store):
     path = write("a")
-    (stock_directory / "foreign.safetensors").write_bytes(b"?")
+    (store.directory / "foreign.safetensors").write_bytes(b"?")
     take_over()
     # Opened again, the voice would be found broken and reported.
     stamp = path.stat()
@@ -120,16 +103,16 @@ def test_a_second_import_opens_nothing(write, take_over, stock_directory):
     assert (report.imported, report.skipped) == ([], [])
 
 
-def test_new_files_are_found_by_the_next_import(write, take_over, registry):
+def test_new_files_are_found_by_the_next_import(write, take_over, get, store):
     write("a")
     take_over()
     write("b")
     assert take_over().imported == ["b"]
-    assert registry.names(limit=9) == ["a", "b"]
+    assert store.catalogue.names(limit=9) == ["a", "b"]
 
 
 def test_the_newest_file_of_a_name_wins_whatever_the_order_of_file_names(
-    write, take_over, registry
+    write, take_over, get, store
 ):
     write("Ana", 3000, file_name="a.safetensors", ref_text="new")
     write("ana", 1000, file_name="z.safetensors", ref_text="old")
@@ -138,71 +121,108 @@ def test_the_newest_file_of_a_name_wins_whatever_the_order_of_file_names(
     report = take_over()
     assert sorted(report.imported) == ["Ana", "bob"]
     assert dict(report.skipped).keys() == {"z.safetensors", "b1.safetensors"}
-    assert registry.get("ana").ref_text == "new"
-    assert registry.get("bob").ref_text == "second"
+    assert get("ana").ref_text == "new"
+    assert get("bob").ref_text == "second"
     assert take_over().skipped == []
 
 
-def test_a_registered_voice_that_is_newer_stays(write, take_over, registry, shelf):
+def test_a_registered_voice_that_is_newer_stays(write, take_over, get, store):
     write("ana", 1000)
-    mine = registry.register(
-        NewSpeaker(name="ANA", consent="", embedding=(1.0,))
-    ).record
+    mine = store.register(voice("ANA", None), None).record
     report = take_over()
     assert (report.imported, len(report.skipped)) == ([], 1)
-    assert registry.get("ana") == mine
-    assert shelf.clips == {}
+    assert get("ana") == mine
+    assert store.catalogue.usage()[Segment.REGISTERED]["audio"].num_files == 0
 
 
 def test_a_newer_file_replaces_the_voice_unless_the_policy_is_immutable(
-    write, take_over, registry, open_registry, stock_directory, shelf
+    write, take_over, get, open_here
 ):
     write("ana", 1000)
     take_over()
-    strict = open_registry(policy="immutable")
+    strict = open_here(registration_policy="immutable", import_stock=False)
     write("ana", 2000)
-    assert import_stock_directory(stock_directory, strict, shelf).imported == []
-    assert registry.get("ana").created_at == 1000
+    assert import_stock_voices(strict).imported == []
+    assert get("ana").created_at == 1000
     write("ana", 3000)
     assert take_over().imported == ["ana"]
-    assert registry.get("ana").created_at == 3000
+    assert get("ana").created_at == 3000
 
 
-def test_a_deleted_voice_never_returns(write, take_over, registry):
+def test_a_deleted_voice_never_returns_and_its_files_are_gone(
+    write, take_over, get, store
+):
     # Stock dates a voice ahead of the clock when several come in one second.
     ahead = int(time.time()) + 30
-    path = write("ana", ahead)
-    write("ana", 900)
+    paths = [write("ana", ahead), write("ana", 900), write("Ana", 901)]
+    other = write("bob")
+    kept = [path.read_bytes() for path in paths]
     take_over()
-    registry.delete("ANA")
-    assert take_over().imported == []
-    os.utime(path)
+    sha = get("ana").audio_sha256
+    delete(store, "ANA")
+    assert [path.exists() for path in [*paths, other]] == [False] * 3 + [True]
+    for text in (sha, "ana_c_", "Ana_c_"):
+        assert traces(store.directory, text) == []
+    paths[0].write_bytes(kept[0])  # out of a backup
     write("ana", 900, file_name="copy.safetensors")
-    report = take_over()
-    assert (report.imported, len(report.skipped)) == ([], 2)
-    assert registry.get("ana") is None
+    assert (take_over().imported, get("ana")) == ([], None)
     write("ana", ahead + 60)
     assert take_over().imported == ["ana"]
 
 
-def test_a_name_that_another_tenant_deletes_is_still_taken_over(
-    write, take_over, registry
+def test_the_file_of_a_deleted_voice_that_changes_before_it_goes_stays_deleted(
+    write, take_over, get, store
 ):
-    write("ana", 1000)
+    path = write("ana", 1000)
     take_over()
-    new = NewSpeaker(name="ana", consent="", embedding=(1.0,), tenant="other")
-    registry.register(new)
-    registry.delete("ana", "other")
+    deletion = store.delete("ana")
+    os.utime(path)
+    assert (take_over().imported, get("ana")) == ([], None)
+    store.remove_files(deletion)
+    assert not path.exists()
+
+
+def test_what_stock_wrote_since_under_the_name_of_a_deleted_file_is_kept(
+    write, take_over, get, store
+):
+    path = write("ana", 1000)
+    take_over()
+    deletion = store.delete("ana")
+    write("bob", 2000, file_name=path.name)
+    store.remove_files(deletion)
+    assert path.exists()
+    assert take_over().imported == ["bob"]
+
+
+def test_deleting_a_voice_that_replaced_an_imported_one_removes_stocks_file(
+    write, take_over, store
+):
+    path = write("ana", 1000)
+    take_over()
+    done = register(store, "ana", 1)
+    store.remove_files(done.deletion)
+    assert path.exists()  # going back to stock finds its voice
+    delete(store, "ana")
+    assert not path.exists()
+
+
+def test_a_name_that_another_tenant_deletes_is_still_taken_over(
+    write, take_over, store
+):
+    path = write("ana", 1000)
+    take_over()
+    store.register(voice("ana", None, tenant="other"), None)
+    store.remove_files(store.delete("ana", "other"))
+    assert path.exists()
     write("ana", 2000)
     assert take_over().imported == ["ana"]
 
 
-def test_the_limit_does_not_apply(write, open_registry, stock_directory, shelf):
-    registry = open_registry(max_speakers=1)
+def test_the_limits_do_not_apply(write, open_here):
     for name in "abc":
         write(name)
-    report = import_stock_directory(stock_directory, registry, shelf)
-    assert report.imported == ["a", "b", "c"]
+    small = open_here(max_uploaded=1, audio_max_bytes=1, import_stock=False)
+    assert import_stock_voices(small).imported == ["a", "b", "c"]
 
 
 def garbage(directory):
@@ -249,9 +269,9 @@ def empty(directory):
     ],
 )
 def test_a_foreign_file_is_reported_once_and_hides_no_voice(
-    make, write, take_over, stock_directory
+    make, write, take_over, store
 ):
-    make(stock_directory)
+    make(store.directory)
     write("ana")
     report = take_over()
     assert report.imported == ["ana"]
@@ -274,17 +294,15 @@ def test_a_foreign_file_is_reported_once_and_hides_no_voice(
     ],
 )
 def test_a_voice_that_cannot_be_used_is_reported_with_its_reason(
-    write, take_over, registry, more, reason
+    write, take_over, store, more, reason
 ):
     write(**({"name": "x"} | more))
     ((_, why),) = take_over().skipped
     assert reason in why
-    assert registry.count() == 0
+    assert store.catalogue.count() == 0
 
 
-def test_a_truncated_voice_is_tried_again_when_it_is_complete(
-    write, take_over, stock_directory
-):
+def test_a_truncated_voice_is_tried_again_when_it_is_complete(write, take_over):
     path = write("ana")
     data = path.read_bytes()
     path.write_bytes(data[:-100])
@@ -293,68 +311,75 @@ def test_a_truncated_voice_is_tried_again_when_it_is_complete(
     assert take_over().imported == ["ana"]
 
 
-def test_a_date_that_is_no_number_is_taken_from_the_file(write, take_over, registry):
+def test_a_date_that_is_no_number_is_taken_from_the_file(write, take_over, get, store):
     path = write(
         "ana", created_at="yesterday", tensors={"audio": np.ones(9, np.float32)}
     )
     take_over()
-    assert registry.get("ana").created_at == pytest.approx(path.stat().st_mtime)
+    assert get("ana").created_at == pytest.approx(path.stat().st_mtime)
 
 
-def test_names_that_are_no_files_are_reported(take_over, stock_directory):
-    (stock_directory / "directory.safetensors").mkdir()
-    (stock_directory / "nowhere.safetensors").symlink_to("nowhere")
-    (stock_directory / os.fsdecode(b"\xff.safetensors")).touch()
+def test_names_that_are_no_files_are_reported(take_over, store):
+    (store.directory / "directory.safetensors").mkdir()
+    (store.directory / "nowhere.safetensors").symlink_to("nowhere")
+    (store.directory / os.fsdecode(b"\xff.safetensors")).touch()
     assert len(take_over().skipped) == 3
 
 
-def test_audio_that_the_store_refuses_is_reported(write, take_over, registry):
-    def refuse(samples, rate) -> str:
-        raise InvalidAudioError("silence")
-
-    write("ana")
-    assert "silence" in take_over(refuse).skipped[0][1]
-    assert registry.count() == 0
-
-
 def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
-    write, take_over, registry, shelf
+    write, take_over, store, monkeypatch
 ):
-    def full_after_one(samples, rate) -> str:
-        if shelf.clips:
-            raise StorageFullError("/")
-        return shelf(samples, rate)
+    for n, name in enumerate("abc"):
+        write(name, 1000 + n)
+    place, placed = store.files.place, []
 
-    for name in "abc":
-        write(name)
-    with pytest.raises(StorageFullError):
-        take_over(full_after_one)
-    assert registry.names(limit=9) == ["a"]
+    def full_after_one(*args):
+        if placed:
+            raise StorageFullError("/")
+        placed.append(args)
+        place(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.files, "place", full_after_one)
+        with pytest.raises(StorageFullError):
+            take_over()
+    assert store.catalogue.names(limit=9) == ["a"]
     assert take_over().imported == ["b", "c"]
 
 
-def test_a_directory_that_is_not_there_is_a_storage_error(take_over, stock_directory):
-    stock_directory.rmdir()
-    with pytest.raises(StorageError, match="stock"):
-        take_over()
-
-
-def test_imports_at_once_take_each_voice_once(
-    write, open_registry, stock_directory, shelf
-):
+def test_imports_at_once_take_each_voice_once(write, open_here):
     for n in range(10):
-        write(f"v{n}")
-    reports = []
-
-    def work() -> None:
-        registry = open_registry()
-        reports.append(import_stock_directory(stock_directory, registry, shelf))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        write(f"v{n}", 1000 + n)
+    stores = [open_here(import_stock=False) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(import_stock_voices, stores))
     imported = [name for report in reports for name in report.imported]
     assert sorted(imported) == [f"v{n}" for n in range(10)]
-    assert len(shelf.clips) == 10
+    assert stores[0].catalogue.usage()[Segment.REGISTERED]["audio"].num_files == 10
+
+
+def test_deleting_another_name_of_the_clip_during_an_import_loses_nothing(
+    write, open_here, store
+):
+    """Two servers: one imports ana's clip, the other deletes bob, who has it too."""
+    other = open_here(import_stock=False)
+    write("bob", 1000)
+    import_stock_voices(store)
+    samples = np.full(RATE, 1000 / 1e6, np.float32)
+    for n in range(20):
+        write(f"ana{n}", 2000, tensors={"audio": samples})
+        with ThreadPoolExecutor(2) as pool:
+            importing = pool.submit(import_stock_voices, store)
+            deleting = pool.submit(deleted, other, "bob")
+            assert importing.result(60).imported == [f"ana{n}"]
+            deleting.result(60)
+        record = store.find(f"ana{n}").record
+        assert store.read_audio(record.audio_sha256) is not None
+        audio = store.read_audio(record.audio_sha256)
+        new = voice("bob", DecodedAudio(audio, ()))
+        store.register(new, DecodedAudio(audio, ()))
+        delete(store, f"ana{n}")
+
+
+def deleted(store, name):
+    store.remove_files(store.delete(name))

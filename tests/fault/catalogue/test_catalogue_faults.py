@@ -1,0 +1,155 @@
+"""The catalogue when its file or its disk fails, or somebody holds it."""
+
+import multiprocessing
+import signal
+import sqlite3
+import time
+
+import pytest
+from sqlalchemy import text
+
+from tests.store_samples import delete, opened, register, voice
+from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.database import BUSY_SECONDS, Database
+from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
+
+FORK = multiprocessing.get_context("fork")
+FILE = "catalogue.sqlite3"
+
+
+@pytest.fixture
+def on_connect(monkeypatch):
+    """Runs a function on every connection that is opened from now on."""
+    connect = sqlite3.connect
+
+    def install(prepare) -> None:
+        def prepared(*args, **kwargs) -> sqlite3.Connection:
+            db = connect(*args, **kwargs)
+            prepare(db)
+            return db
+
+        monkeypatch.setattr(sqlite3, "connect", prepared)
+
+    return install
+
+
+def test_a_schema_newer_than_ours_is_refused_and_left_alone(tmp_path):
+    store = opened(tmp_path)
+    with store.catalogue.database.write() as db:
+        db.execute(schema.schema_version.update().values(version=schema.VERSION + 1))
+    store.close()
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(StorageError, match=r"newer vllm-tts-cache.*Upgrade"):
+        opened(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"RIFF" * 1024, b"\0" * 4096])
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path, content):
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(StorageError, match=r"voice catalogue .*move it away"):
+        opened(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == content
+
+
+def test_a_damaged_page_is_a_storage_error(tmp_path):
+    store = opened(tmp_path)
+    for n in range(100):
+        store.register(voice(f"{n}", None, description="x" * 100), None)
+    store.close()
+    data = bytearray((tmp_path / FILE).read_bytes())
+    data[4096 * 3 :] = b"\xff" * (len(data) - 4096 * 3)
+    (tmp_path / FILE).write_bytes(data)
+    store = opened(tmp_path, import_stock=False)
+    with pytest.raises(StorageError, match=r"malformed.*backup"):
+        for n in range(100):
+            store.find(f"{n}")
+    with pytest.raises(StorageError):
+        store.register(voice("7", None), None)
+    store.close()
+
+
+def test_a_full_disk_changes_nothing(tmp_path, on_connect):
+    on_connect(lambda db: db.execute("PRAGMA max_page_count = 60"))
+    store = opened(tmp_path)
+    registered = []
+    with pytest.raises(StorageFullError) as caught:
+        for n in range(1000):
+            new = voice(f"{n:03d}", None, description="x" * 2000)
+            registered.append(store.register(new, None).record)
+    assert caught.value.path == str(tmp_path / FILE)
+    assert registered
+    with pytest.raises(StorageFullError):
+        register(store, "000", ref_text="x" * 100_000, taken_over=True)
+    assert store.catalogue.list(limit=1000) == registered
+    assert store.verify() == []
+    delete(store, "000")
+    delete(store, "001")
+    register(store, "000", 0)
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_catalogue_that_another_process_holds_is_waited_for(tmp_path):
+    held = FORK.Event()
+    opened(tmp_path).close()
+
+    def hold() -> None:
+        db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        db.execute("BEGIN IMMEDIATE")
+        held.set()
+        signal.sigtimedwait([], 0.5)
+        db.execute("COMMIT")
+        db.close()
+
+    process = FORK.Process(target=hold)
+    process.start()
+    assert held.wait(10)
+    assert BUSY_SECONDS > 5
+    store = opened(tmp_path)
+    register(store, "ana")
+    process.join()
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_catalogue_that_is_held_for_too_long_is_busy_and_reads_go_on(tmp_path):
+    store = opened(tmp_path)
+    register(store, "ana")
+    holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    impatient = Database(tmp_path / FILE, busy_seconds=0.1)
+    with pytest.raises(StorageBusyError) as caught, impatient.write() as db:
+        db.execute(text("SELECT 1"))
+    assert caught.value.retry_after_seconds > 0
+    began = time.monotonic()
+    assert store.find("ana") is not None
+    assert time.monotonic() - began < 1
+    holder.execute("ROLLBACK")
+    holder.close()
+    impatient.close()
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_look_on_the_event_loop_does_not_wait_for_a_locked_file(tmp_path):
+    store = opened(tmp_path)
+    register(store, "ana")
+    store.close()
+    holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    catalogue = Database(tmp_path / FILE)
+    began = time.monotonic()
+    with pytest.raises(StorageBusyError), catalogue.read_at_once() as db:
+        db.execute(text("SELECT count(*) FROM speaker"))
+    assert time.monotonic() - began < 2
+    holder.execute("ROLLBACK")
+    holder.close()
+    catalogue.close()
+
+
+def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        opened(tmp_path / "file" / "voices")

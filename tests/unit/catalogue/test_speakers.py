@@ -1,0 +1,353 @@
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from tests.store_samples import RATE, address, clip, delete, opened, register, voice
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.schema import speaker, stored_file
+from vllm_tts_cache.errors import (
+    InvalidSpeakerError,
+    SpeakerExistsError,
+    SpeakerLimitError,
+    SpeakerNotFoundError,
+    StorageError,
+)
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+
+def vector(store: SpeakerStore, name: str, value: float = 0.5, **fields):
+    return store.register(voice(name, None, embedding=(value,), **fields), None).record
+
+
+def found(store, name, *tenant):
+    result = store.find(name, *tenant)
+    return None if result is None else result.record
+
+
+def test_a_speaker_comes_back_as_it_was_registered(store):
+    before = time.time()
+    fields = {
+        "ref_text": "guten Tag",
+        "description": "warm",
+        "mime_type": "audio/flac",
+        "original_filename": "zoë.flac",
+        "file_size": 1234,
+    }
+    record = register(store, " Zoë ", 0, **fields).record
+    assert found(store, "ZOË") == record
+    assert (record.name, record.name_key, record.tenant) == ("Zoë", "zoë", "default")
+    assert {field: getattr(record, field) for field in fields} == fields
+    assert before <= record.created_at <= time.time()
+    assert (record.seconds, record.embedding_dim) == (2000 / RATE, None)
+    assert record.audio_sha256 == address(0)
+    assert store.catalogue.speaker_embedding(record) is None
+
+
+def test_an_embedding_keeps_its_float32_values(store):
+    values = (0.5, -1.25, 3.0)
+    record = store.register(voice("x", None, embedding=values), None).record
+    assert (record.embedding_dim, record.audio_sha256, record.seconds) == (3, None, 0.0)
+    assert store.catalogue.speaker_embedding(record) == values
+    delete(store, "x")
+    assert store.catalogue.speaker_embedding(record) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"embedding": ()}, "speaker_embedding"),
+        ({"embedding": (float("nan"),)}, "speaker_embedding"),
+        ({"embedding": (1e300,)}, "speaker_embedding"),
+        ({"embedding": (0.0,) * 4097}, "speaker_embedding"),
+        ({}, "speaker"),
+        ({"embedding": (1.0,), "audio_sha256": "a"}, "speaker"),
+        ({"audio_sha256": "a"}, "audio_sample"),
+        ({"embedding": (1.0,), "ref_text": "\ud800"}, "ref_text"),
+        ({"embedding": (1.0,), "name": "a/b"}, "name"),
+        ({"embedding": (1.0,), "name": "a\u200b"}, "name"),
+        ({"embedding": (1.0,), "name": "Default"}, "name"),
+        ({"embedding": (1.0,), "consent": "x" * 513}, "consent"),
+        ({"embedding": (1.0,), "ref_text": "x" * 2001}, "ref_text"),
+        ({"embedding": (1.0,), "description": "x" * 2001}, "speaker_description"),
+        ({"embedding": (1.0,), "description": "\ud800"}, "speaker_description"),
+        ({"embedding": (1.0,), "original_filename": "x" * 256}, "audio_sample"),
+        ({"embedding": (1.0,), "mime_type": "x" * 128}, "audio_sample"),
+    ],
+)
+def test_what_cannot_be_registered_names_its_field(fields, field):
+    with pytest.raises(InvalidSpeakerError) as caught:
+        NewSpeaker(**({"name": "x", "consent": "yes"} | fields))
+    assert caught.value.field == field
+
+
+LONGEST: dict[str, Any] = {
+    "consent": "c" * 512,
+    "ref_text": "王" * 2000,
+    "description": "d" * 2000,
+    "original_filename": "f" * 255,
+    "mime_type": "m" * 127,
+}
+
+
+def test_the_longest_texts_are_registered_as_they_are(store):
+    record = vector(store, "x", **LONGEST)
+    assert {field: getattr(record, field) for field in LONGEST} == LONGEST
+
+
+def test_a_message_says_which_text_is_too_long_and_what_is_allowed():
+    with pytest.raises(InvalidSpeakerError) as caught:
+        voice("x", None, original_filename="f" * 256)
+    assert str(caught.value) == (
+        "Invalid audio_sample: its file name has 256 characters, "
+        "at most 255 are allowed"
+    )
+
+
+def test_what_was_accepted_before_a_rule_is_taken_over_used_and_deleted(store):
+    longer: dict[str, Any] = {field: text + "+" for field, text in LONGEST.items()}
+    for name in ("default", "adm\u200bin"):
+        record = vector(store, name, taken_over=True, **longer)
+        assert found(store, name) == record
+        assert {field: getattr(record, field) for field in longer} == longer
+        delete(store, name)
+        assert store.find(name) is None
+
+
+def test_registering_a_name_again_replaces_it_and_says_what_was_there(store):
+    first = register(store, "Ana", 0)
+    second = register(store, "ANA", 1)
+    assert first.replaced is None
+    assert second.replaced == first.record
+    assert store.catalogue.list(limit=10) == [second.record]
+    store.remove_files(second.deletion)
+
+
+def test_generations_grow_across_names_replacements_and_deletions(store):
+    generations = []
+    for name in ("a", "b", "a", "a"):
+        generations.append(vector(store, name).generation)
+        with suppress(SpeakerNotFoundError):
+            delete(store, "a")
+    assert generations == sorted(set(generations))
+
+
+def test_immutable_keeps_what_is_registered(open_here):
+    store = open_here(registration_policy="immutable")
+    record = register(store, "Ana", 0).record
+    with pytest.raises(SpeakerExistsError, match="'Ana'"):
+        register(store, "ana", 1)
+    assert found(store, "ana") == record
+    assert not store.has_audio(address(1))
+
+
+def test_the_limit_is_for_new_names_only(open_here):
+    store = open_here(max_uploaded=2)
+    vector(store, "a")
+    vector(store, "b", tenant="other")
+    with pytest.raises(SpeakerLimitError):
+        register(store, "c")
+    vector(store, "A", 2.0)
+    delete(store, "a")
+    vector(store, "c")
+
+
+def test_tenants_do_not_see_each_other(store):
+    vector(store, "ana")
+    other = vector(store, "ana", tenant="other")
+    delete(store, "ana")
+    assert store.find("ana") is None
+    assert found(store, "ana", "other") == other
+    assert (store.catalogue.count(), store.catalogue.count("other")) == (0, 1)
+
+
+def test_nobody_is_found_and_deleting_nobody_says_so(store):
+    for name in ("nobody", "\ud800"):
+        assert store.find(name) is None
+        assert store.progress(name) is None
+        with pytest.raises(SpeakerNotFoundError):
+            store.delete(name)
+    with pytest.raises(InvalidSpeakerError):
+        store.catalogue.list(limit=1, search="\ud800")
+
+
+def test_pages_join_to_the_whole_in_the_order_of_folded_names(store):
+    catalogue = store.catalogue
+    for name in ("beta", "Alpha", "ähre", "Gamma", "zeta"):
+        vector(store, name)
+    pages, after = [], ""
+    while page := catalogue.list(limit=2, after=after):
+        pages.append([record.name for record in page])
+        after = page[-1].name
+    assert pages == [["Alpha", "beta"], ["Gamma", "zeta"], ["ähre"]]
+    joined = [name for page in pages for name in page]
+    assert catalogue.names(limit=9) == joined == list(catalogue.iter_names())
+    with pytest.raises(InvalidSpeakerError):
+        catalogue.list(limit=0)
+
+
+def test_search_takes_its_text_literally(store):
+    for name in ("100%", "100x", "a_b", "aXb", "Straße"):
+        vector(store, name)
+    names = store.catalogue.names
+    assert names(limit=9, search="0%") == ["100%"]
+    assert names(limit=9, search="A_B") == ["a_b"]
+    assert names(limit=9, search="SS") == ["Straße"]
+    assert names(limit=9, search="100", after="100%") == ["100x"]
+    assert names(limit=9, search="\0") == []
+
+
+def test_many_names_are_all_iterated(store):
+    fill(store, 2500)
+    assert len(list(store.catalogue.iter_names())) == 2500
+    empty(store)
+
+
+def test_verify_finds_rows_that_cannot_be_right(open_here, tmp_path):
+    store = opened(tmp_path / "other")
+    vector(store, "ana")
+    with store.catalogue.database.write() as db:
+        db.execute(text("UPDATE speaker SET name_key = 'Ana'"))
+        db.execute(text("INSERT INTO usage VALUES ('inline', 1, 5, 5)"))
+    found = "\n".join(store.verify())
+    store.close()
+    assert "'ana' (1): its key is 'Ana'" in found
+    assert "usage of inline, audio" in found
+
+
+def test_reopening_finds_everything(open_here, tmp_path):
+    store = opened(tmp_path / "voices")
+    record = register(store, "ana").record
+    store.close()
+    assert found(open_here(), "ana") == record
+
+
+def test_a_closed_store_says_so_and_leaves_no_log(tmp_path):
+    store = opened(tmp_path)
+    vector(store, "ana")
+    store.close()
+    store.close()
+    with pytest.raises(StorageError, match="is closed"):
+        store.find("ana")
+    assert not (tmp_path / "catalogue.sqlite3-wal").exists()
+
+
+def test_threads_share_a_store(store):
+    def work(thread: int) -> None:
+        for n in range(10):
+            vector(store, f"{thread}-{n}")
+            assert store.find(f"{thread}-{n}") is not None
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.catalogue.count() == 40
+
+
+def test_a_connection_never_crosses_a_fork(store):
+    register(store, "ana")
+    before = open_files(store.catalogue.path)
+    assert before
+    if (child := os.fork()) == 0:
+        inherited = open_files(store.catalogue.path)
+        seen = store.find("ana") is not None
+        register(store, "from the child", 1)
+        os._exit(0 if seen and not inherited else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.find("from the child") is not None
+
+
+def test_lookup_cost_does_not_grow_with_the_catalogue(store):
+    fill(store, 100_000)
+    for name in ("s00000", "s50000", "nobody"):
+        assert median_seconds(lambda name=name: store.find(name)) < 1e-3
+    result = store.find("s50000")
+    assert result.fingerprints == {"e" * 64, "f" * 64}
+    catalogue = store.catalogue
+    record = catalogue.list(limit=1, after="s99997")[0]
+    assert record.name == "s99998"
+    assert median_seconds(lambda: catalogue.list(limit=50, after="s70000")) < 5e-3
+    empty(store)
+
+
+def test_what_is_in_the_directory_is_for_its_owner_only(store):
+    register(store, "ana")
+    store.join()
+    store.keep_inline(clip(1))
+    paths = [store.directory, *store.directory.rglob("*")]
+    names = {path.name for path in paths}
+    assert {"catalogue.sqlite3", "catalogue.sqlite3-wal", "catalogue.sqlite3-shm"} <= (
+        names
+    )
+    open_to_others = [path for path in paths if path.stat().st_mode & 0o077]
+    assert open_to_others == []
+
+
+def test_an_open_database_of_others_is_made_private(tmp_path):
+    path = tmp_path / "catalogue.sqlite3"
+    path.touch(0o644)
+    opened(tmp_path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def median_seconds(call) -> float:
+    def once() -> float:
+        start = time.thread_time()
+        call()
+        return time.thread_time() - start
+
+    return sorted(once() for _ in range(51))[25]
+
+
+def fill(store: SpeakerStore, num_speakers: int) -> None:
+    """Rows only, without files: each with audio and two encodings."""
+    voices = [
+        {
+            "tenant": "default",
+            "name": f"s{n:05d}",
+            "name_key": f"s{n:05d}",
+            "audio_sha256": f"{n:064x}",
+            "num_samples": 1,
+            "sample_rate_hz": 1,
+            "consent": "yes",
+            "created_at": 0.0,
+        }
+        for n in range(num_speakers)
+    ]
+    files = [
+        {
+            "audio_sha256": f"{n:064x}",
+            "kind": kind,
+            "segment": "registered",
+            "is_audio": int(kind == "audio"),
+            "num_bytes": 1,
+            "used_at": n,
+            "created_at": 0.0,
+        }
+        for n in range(num_speakers)
+        for kind in ("audio", "e" * 64, "f" * 64)
+    ]
+    with store.catalogue.database.write() as db:
+        db.execute(speaker.insert(), voices)
+        db.execute(stored_file.insert(), files)
+
+
+def empty(store: SpeakerStore) -> None:
+    with store.catalogue.database.write() as db:
+        db.execute(speaker.delete())
+        db.execute(stored_file.delete())
+
+
+def open_files(path) -> list[str]:
+    links = []
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the handle of the listing itself
+            links.append(str(handle.readlink()))
+    return [link for link in links if link.startswith(str(path))]

@@ -1,0 +1,228 @@
+"""Deletions that are not finished, and who has still to take part in them.
+
+A deletion is finished when its files are gone and every participant has confirmed
+that it remembers nothing. Of a finished one only the hash of the name stays, until
+somebody was told or a day has passed.
+"""
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+
+from vllm_tts_cache.catalogue.schema import confirmation, deletion, participant
+
+KEPT_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """What is being deleted.
+
+    Attributes:
+        id: Its number.
+        audio_sha256: The audio that goes with all its encodings, unless others have
+            it as well; None if there is none, or if the deletion is finished.
+    """
+
+    id: int
+    audio_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionProgress:
+    """How far a deletion is.
+
+    Attributes:
+        files_removed: Whether nothing of it is left on disk.
+        waiting_for: Participants that have not confirmed.
+    """
+
+    deletion: Deletion
+    files_removed: bool
+    waiting_for: int
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing of the voice is left anywhere."""
+        return self.files_removed and self.waiting_for == 0
+
+
+def name_hash(tenant: str, name_key: str) -> str:
+    """What is kept of a deleted voice's name."""
+    return hashlib.sha256(f"{tenant}\0{name_key}".encode()).hexdigest()
+
+
+_COLUMNS = deletion.c.id, deletion.c.audio_sha256
+# Asked several times a second, and nearly always answered by an empty index.
+_TO_CONFIRM = (
+    select(*_COLUMNS)
+    .join_from(confirmation, deletion, confirmation.c.deletion_id == deletion.c.id)
+    .where(
+        confirmation.c.participant_id == bindparam("participant"),
+        deletion.c.files_removed == 1,
+    )
+    .order_by(deletion.c.id)
+)
+
+
+def add(db: Connection, audio_sha256: str | None, hashed: str | None) -> Deletion:
+    """Write down a deletion, for every participant to confirm.
+
+    Without an audio nobody remembers anything, and nobody is asked.
+    """
+    row = {
+        "audio_sha256": audio_sha256,
+        "name_hash": hashed,
+        "requested_at": time.time(),
+        "files_removed": 0,
+    }
+    insert = deletion.insert().values(**row).returning(deletion.c.id)
+    number: int = db.execute(insert).scalar_one()
+    if audio_sha256 is not None:
+        asked = [
+            {"deletion_id": number, "participant_id": id_}
+            for id_ in db.execute(select(participant.c.id)).scalars()
+        ]
+        if asked:
+            db.execute(confirmation.insert(), asked)
+    return Deletion(id=number, audio_sha256=audio_sha256)
+
+
+def get(db: Connection, deletion_id: int) -> DeletionProgress | None:
+    """How far one deletion is; None if nothing is known of it any more."""
+    return next(iter(_progress(db, deletion.c.id == deletion_id)), None)
+
+
+def of_name(db: Connection, hashed: str) -> DeletionProgress | None:
+    """How far the deletion of a name is: the first unfinished one, or the last."""
+    found = _progress(db, deletion.c.name_hash == hashed)
+    unfinished = (progress for progress in found if not progress.is_finished)
+    return next(unfinished, found[-1] if found else None)
+
+
+def unfinished(db: Connection) -> list[Deletion]:
+    """Those whose files are not all gone, oldest first."""
+    query = select(*_COLUMNS).where(deletion.c.files_removed == 0)
+    return [_deletion(*row) for row in db.execute(query.order_by(deletion.c.id))]
+
+
+def num_unfinished(db: Connection) -> int:
+    """How many have files left, or participants that have not confirmed."""
+    waiting = select(confirmation.c.deletion_id)
+    is_open = (deletion.c.files_removed == 0) | deletion.c.id.in_(waiting)
+    return db.execute(select(func.count(deletion.c.id)).where(is_open)).scalar_one()
+
+
+def to_confirm(db: Connection, participant_id: str) -> list[Deletion]:
+    """Those without files that the participant has not confirmed, oldest first."""
+    rows = db.execute(_TO_CONFIRM, {"participant": participant_id})
+    return [_deletion(*row) for row in rows]
+
+
+def confirm(db: Connection, deletion_id: int, participant_id: str) -> None:
+    """The participant remembers nothing of it any more."""
+    db.execute(
+        confirmation.delete().where(
+            confirmation.c.deletion_id == deletion_id,
+            confirmation.c.participant_id == participant_id,
+        )
+    )
+    _finish(db, deletion_id)
+
+
+def files_are_removed(db: Connection, deletion_id: int) -> None:
+    """Nothing of it is left on disk."""
+    where = deletion.c.id == deletion_id
+    db.execute(deletion.update().where(where).values(files_removed=1))
+    _finish(db, deletion_id)
+
+
+def acknowledge(db: Connection, deletion_id: int) -> bool:
+    """Forget a deletion that is finished; False if it is not."""
+    found = get(db, deletion_id)
+    if found is None or not found.is_finished:
+        return False
+    db.execute(deletion.delete().where(deletion.c.id == deletion_id))
+    return True
+
+
+def drop_expired(db: Connection) -> None:
+    """Forget finished deletions of which nobody was told for a day."""
+    waiting = select(confirmation.c.deletion_id)
+    db.execute(
+        deletion.delete().where(
+            deletion.c.files_removed == 1,
+            deletion.c.id.not_in(waiting),
+            deletion.c.requested_at < time.time() - KEPT_SECONDS,
+        )
+    )
+
+
+def drop_finished(db: Connection, hashed: str) -> None:
+    """Forget the finished deletions of a name: another one begins."""
+    for progress in _progress(db, deletion.c.name_hash == hashed):
+        if progress.is_finished:
+            acknowledge(db, progress.deletion.id)
+
+
+def join(db: Connection, participant_id: str) -> None:
+    """Ask the participant about every deletion from now on."""
+    db.execute(participant.insert(), {"id": participant_id, "joined_at": time.time()})
+
+
+def leave(db: Connection, participant_id: str) -> None:
+    """Ask the participant nothing any more."""
+    of_it = confirmation.c.participant_id == participant_id
+    asked = list(db.execute(select(confirmation.c.deletion_id).where(of_it)).scalars())
+    db.execute(confirmation.delete().where(of_it))
+    db.execute(participant.delete().where(participant.c.id == participant_id))
+    for deletion_id in asked:
+        _finish(db, deletion_id)
+
+
+def participants(db: Connection) -> list[str]:
+    """All that have joined and not left; some may be dead."""
+    return list(db.execute(select(participant.c.id)).scalars())
+
+
+def waited_for(db: Connection, deletion_id: int) -> list[str]:
+    """The participants that have not confirmed it."""
+    query = select(confirmation.c.participant_id)
+    where = confirmation.c.deletion_id == deletion_id
+    return list(db.execute(query.where(where)).scalars())
+
+
+def addresses(db: Connection) -> set[str]:
+    """The audio that some deletion has still to finish with."""
+    column = deletion.c.audio_sha256
+    return set(db.execute(select(column).where(column.is_not(None))).scalars())
+
+
+def _finish(db: Connection, deletion_id: int) -> None:
+    """If nothing is left to do, keep no more than the hash of the name."""
+    found = get(db, deletion_id)
+    if found is None or not found.is_finished:
+        return
+    where = deletion.c.id == deletion_id
+    db.execute(deletion.update().where(where).values(audio_sha256=None))
+    db.execute(deletion.delete().where(where, deletion.c.name_hash.is_(None)))
+
+
+def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProgress]:
+    query = select(*_COLUMNS, deletion.c.files_removed).where(where)
+    return [
+        DeletionProgress(
+            deletion=_deletion(number, audio_sha256),
+            files_removed=bool(files_removed),
+            waiting_for=len(waited_for(db, number)),
+        )
+        for number, audio_sha256, files_removed in db.execute(
+            query.order_by(deletion.c.id)
+        ).all()
+    ]
+
+
+def _deletion(number: int, audio_sha256: str | None) -> Deletion:
+    return Deletion(id=number, audio_sha256=audio_sha256)
