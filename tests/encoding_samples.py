@@ -6,7 +6,7 @@ import numpy as np
 
 from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.keys import EncodingKey, Segment
-from vllm_tts_cache.store.tiers.base import Budget
+from vllm_tts_cache.store.stats import Budget
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 ROOMY = {segment: Budget(1 << 20) for segment in Segment}

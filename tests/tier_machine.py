@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
 from vllm_tts_cache.store.keys import EncodingKey, Segment
-from vllm_tts_cache.store.tiers.base import Budget
+from vllm_tts_cache.store.stats import Budget
 
 AUDIOS, ENCODERS = range(4), range(2)
 PAYLOADS = {
@@ -37,7 +37,8 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(key=keys, segment=segments)
     def put(self, key, segment):
-        self.tier.put(key, sized_encoding(PAYLOADS[key]), segment)
+        since = self.tier.num_forgets
+        self.tier.put(key, sized_encoding(PAYLOADS[key]), segment, since=since)
         if (holder := self.holder(key)) is None:
             self.model_add(key, segment)
         elif (holder, segment) == (INLINE, REGISTERED):

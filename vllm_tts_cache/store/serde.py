@@ -49,6 +49,11 @@ def encode(key: EncodingKey, encoding: Encoding) -> bytes:
     return bytes(filled)
 
 
+def is_encoding(blob: bytes) -> bool:
+    """Whether the bytes begin as ours do; they may still be corrupt."""
+    return blob.startswith(_START, _SIZE_BYTES)
+
+
 def decode(blob: bytes, key: EncodingKey) -> Encoding:
     """Verify and parse one stored encoding; its arrays are views of ``blob``.
 
@@ -56,7 +61,7 @@ def decode(blob: bytes, key: EncodingKey) -> Encoding:
         EncodingCorruptError: Not one of ours, stored under the wrong key, or some
             byte differs from what was written.
     """
-    if not blob.startswith(_START, _SIZE_BYTES):
+    if not is_encoding(blob):
         raise EncodingCorruptError(key.digest, "not an encoding")
     if blob[_DIGITS] != _checksum(blob):
         raise EncodingCorruptError(key.digest, "checksum mismatch")

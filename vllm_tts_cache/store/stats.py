@@ -1,60 +1,148 @@
-"""What an encoding cache did, counted and frozen."""
+"""What a cache holds and did, counted and frozen."""
 
-import logging
 import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_tts_cache.store.tiers.base import TierStats
+from vllm_tts_cache.store.keys import Segment
 
-_WARNING_INTERVAL_SECONDS = 60.0
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one segment of a tier may hold; ``max_entries=None`` means bytes only."""
+
+    max_bytes: int
+    max_entries: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0 or (self.max_entries or 0) < 0:
+            raise ValueError(f"a budget must not be negative: {self}")
+
+    def allows(self, num_bytes: int, num_entries: int) -> bool:
+        """Whether this much stays within both limits."""
+        if self.max_entries is not None and num_entries > self.max_entries:
+            return False
+        return num_bytes <= self.max_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStats:
+    """What one segment holds and how it was used.
+
+    Hits and misses count under the segment asked for, evictions under the segment
+    that lost the entry.
+    """
+
+    entries: int
+    bytes: int
+    max_bytes: int
+    max_entries: int | None
+    hits: int
+    misses: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """A snapshot of one tier: per segment, and summed."""
+
+    name: str
+    segments: Mapping[Segment, SegmentStats]
+
+    @property
+    def entries(self) -> int:
+        """Encodings held."""
+        return sum(s.entries for s in self.segments.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held."""
+        return sum(s.bytes for s in self.segments.values())
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes that may be held."""
+        return sum(s.max_bytes for s in self.segments.values())
+
+    @property
+    def max_entries(self) -> int | None:
+        """Encodings that may be held; None if a segment has no such limit."""
+        limits = [s.max_entries for s in self.segments.values()]
+        known = [limit for limit in limits if limit is not None]
+        return sum(known) if len(known) == len(limits) else None
+
+    @property
+    def hits(self) -> int:
+        """Gets that were answered."""
+        return sum(s.hits for s in self.segments.values())
+
+    @property
+    def misses(self) -> int:
+        """Gets that were not."""
+        return sum(s.misses for s in self.segments.values())
+
+    @property
+    def evictions(self) -> int:
+        """Entries dropped to stay within a budget."""
+        return sum(s.evictions for s in self.segments.values())
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts of one segment; its owner's lock guards it."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+    def stats(self, budget: Budget, num_bytes: int, num_entries: int) -> SegmentStats:
+        """Freeze the counts beside what is held."""
+        return SegmentStats(
+            entries=num_entries,
+            bytes=num_bytes,
+            max_bytes=budget.max_bytes,
+            max_entries=budget.max_entries,
+            hits=self.hits,
+            misses=self.misses,
+            evictions=self.evictions,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """A snapshot of one process's cache.
+    """A snapshot of one process's cache; taking it looks at no disk.
 
     Attributes:
-        hits: Callers answered, by the name of the tier that had the encoding.
-        misses: Callers for whom no tier had it.
-        encodes: Encodings made because of a miss.
-        encode_failures: Attempts that raised.
+        hits: Callers answered, from ``memory`` and from ``disk``.
+        misses: Callers for whom neither had it.
         corrupt: Encodings that did not match their key; each counts as a miss.
-        tier_errors: Calls that a tier could not answer.
-        in_flight: Keys being encoded or waited for now.
-        tiers: Each tier's own view, nearest first, without tiers that are broken
-            now. Its hits and misses count every look, so they exceed the callers.
+        tier_errors: Calls that the disk could not answer.
+        memory: The memory's own view. Its hits and misses count every look, so they
+            exceed the callers.
     """
 
     hits: Mapping[str, int]
     misses: int
-    encodes: int
-    encode_failures: int
     corrupt: int
     tier_errors: int
-    in_flight: int
-    tiers: Sequence[TierStats]
+    memory: TierStats
 
     @property
     def evictions(self) -> int:
-        """Entries that tiers dropped to stay within their budgets."""
-        return sum(tier.evictions for tier in self.tiers)
+        """Entries that the memory dropped to stay within its budget."""
+        return self.memory.evictions
 
     def plain(self) -> dict[str, Any]:
         """Return nested dicts of str, int and None, which cross any process border."""
         return {
             "hits": dict(self.hits),
             "misses": self.misses,
-            "encodes": self.encodes,
-            "encode_failures": self.encode_failures,
             "evictions": self.evictions,
             "corrupt": self.corrupt,
             "tier_errors": self.tier_errors,
-            "in_flight": self.in_flight,
-            "tiers": {tier.name: _plain_tier(tier) for tier in self.tiers},
+            "tiers": {self.memory.name: _plain_tier(self.memory)},
         }
 
 
@@ -75,24 +163,6 @@ class Counters:
         """Return a copy; a name never counted is 0."""
         with self._lock:
             return Counter(self._counts)
-
-
-class ThrottledWarnings:
-    """At most one warning a minute about each subject; a full disk fails every put."""
-
-    def __init__(self, logger: logging.Logger):
-        self._logger = logger
-        self._last: dict[str, float] = {}
-
-    def warn(self, subject: str, reason: Exception) -> None:
-        """Log the reason, unless the subject had its warning recently."""
-        now = time.monotonic()
-        if now - self._last.get(subject, -_WARNING_INTERVAL_SECONDS) < (
-            _WARNING_INTERVAL_SECONDS
-        ):
-            return
-        self._last[subject] = now
-        self._logger.warning("%s: %s", subject, reason)
 
 
 def _plain_tier(tier: TierStats) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from hypothesis import settings
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
 from tests.tier_machine import TierMachine
-from vllm_tts_cache.store.tiers.base import Budget
-from vllm_tts_cache.store.tiers.memory import MemoryTier
+from vllm_tts_cache.store.keys import Segment
+from vllm_tts_cache.store.memory import MemoryTier
+from vllm_tts_cache.store.stats import Budget
 
 
 class MemoryMachine(TierMachine):
@@ -31,9 +32,9 @@ TestMemoryTierAgainstModel.settings = settings(
 
 def test_inline_traffic_never_evicts_a_registered_speaker():
     tier = MemoryTier({REGISTERED: Budget(100), INLINE: Budget(100)})
-    tier.put(make_key("alice"), sized_encoding(100), REGISTERED)
+    tier.put(make_key("alice"), sized_encoding(100), REGISTERED, since=0)
     for n in range(50):
-        tier.put(make_key(n), sized_encoding(60), INLINE)
+        tier.put(make_key(n), sized_encoding(60), INLINE, since=0)
     assert tier.get(make_key("alice"), REGISTERED) is not None
     assert tier.stats().segments[INLINE].evictions == 49
     assert tier.stats().segments[REGISTERED].evictions == 0
@@ -41,16 +42,16 @@ def test_inline_traffic_never_evicts_a_registered_speaker():
 
 def test_what_does_not_fit_is_skipped_and_evicts_nothing():
     tier = MemoryTier({REGISTERED: Budget(100), INLINE: Budget(0)})
-    tier.put(make_key(1), sized_encoding(100), REGISTERED)
-    tier.put(make_key(2), sized_encoding(101), REGISTERED)
-    tier.put(make_key(3), sized_encoding(1), INLINE)
+    tier.put(make_key(1), sized_encoding(100), REGISTERED, since=0)
+    tier.put(make_key(2), sized_encoding(101), REGISTERED, since=0)
+    tier.put(make_key(3), sized_encoding(1), INLINE, since=0)
     assert tier.get(make_key(1), REGISTERED) is not None
     assert (tier.stats().entries, tier.stats().evictions) == (1, 0)
 
 
 def test_stats_sum_segments_and_count_under_the_segment_asked_for():
     tier = MemoryTier({REGISTERED: Budget(100, 5), INLINE: Budget(50, None)})
-    tier.put(make_key(1), sized_encoding(10), REGISTERED)
+    tier.put(make_key(1), sized_encoding(10), REGISTERED, since=0)
     tier.get(make_key(1), INLINE)
     tier.get(make_key(2), REGISTERED)
     stats = tier.stats()
@@ -66,7 +67,9 @@ def test_counts_hold_when_threads_race():
     def work(seed):
         for n in range(400):
             audio, segment = (seed * 7 + n) % 11, (REGISTERED, INLINE)[n % 2]
-            tier.put(make_key(audio, n % 2), sized_encoding(40 + audio), segment)
+            since = tier.num_forgets
+            encoding = sized_encoding(40 + audio)
+            tier.put(make_key(audio, n % 2), encoding, segment, since=since)
             tier.get(make_key((audio + 3) % 11, n % 2), REGISTERED)
             if n % 13 == 0:
                 tier.forget(make_key(audio).audio_sha256)
@@ -89,3 +92,27 @@ def test_counts_hold_when_threads_race():
 def test_a_negative_budget_is_refused():
     with pytest.raises(ValueError, match="negative"):
         Budget(-1)
+
+
+def test_what_was_forgotten_since_it_was_read_is_not_kept():
+    tier = MemoryTier(dict.fromkeys(Segment, Budget(1000)))
+    since = tier.num_forgets
+    assert tier.forget(make_key(1).audio_sha256) == 0
+    tier.put(make_key(1), sized_encoding(1), REGISTERED, since=since)
+    tier.put(make_key(2), sized_encoding(1), REGISTERED, since=since)
+    assert not tier.contains(make_key(1))
+    assert tier.contains(make_key(2))
+    tier.put(make_key(1), sized_encoding(1), REGISTERED, since=tier.num_forgets)
+    assert tier.contains(make_key(1))
+
+
+def test_what_may_have_been_forgotten_long_ago_is_not_kept_either(monkeypatch):
+    monkeypatch.setattr("vllm_tts_cache.store.memory._MAX_FORGOTTEN", 3)
+    tier = MemoryTier(dict.fromkeys(Segment, Budget(1000)))
+    since = tier.num_forgets
+    for n in range(5):
+        tier.forget(make_key(n).audio_sha256)
+    tier.put(make_key(0), sized_encoding(1), REGISTERED, since=since)
+    assert not tier.contains(make_key(0))
+    tier.put(make_key(0), sized_encoding(1), REGISTERED, since=tier.num_forgets)
+    assert tier.contains(make_key(0))

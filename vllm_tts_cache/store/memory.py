@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.keys import EncodingKey, Segment
-from vllm_tts_cache.store.tiers.base import Budget, TierStats, Traffic
+from vllm_tts_cache.store.stats import Budget, TierStats, Traffic
 
 # Python 3.11 looks a member of an enum up in Python, which a hit can feel.
 _REGISTERED = Segment.REGISTERED
+
+# Addresses that were forgotten, kept for writes that began before.
+_MAX_FORGOTTEN = 4096
 
 
 class _Shelf:
@@ -40,7 +43,7 @@ class MemoryTier:
     """Least-recently-used encodings per segment.
 
     Each segment has its own budget, so no amount of inline traffic can push a
-    registered speaker out.
+    registered speaker out. Any thread may call any method.
     """
 
     name = "memory"
@@ -49,7 +52,20 @@ class MemoryTier:
         self._registered = _Shelf(budgets[Segment.REGISTERED])
         self._inline = _Shelf(budgets[Segment.INLINE])
         self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
+        self._forgotten: OrderedDict[str, int] = OrderedDict()
+        self._num_forgets = 0
+        self._oldest_known = 0
         self._lock = threading.Lock()
+
+    @property
+    def num_forgets(self) -> int:
+        """How often something was forgotten: ask before reading what you will put."""
+        return self._num_forgets
+
+    @property
+    def oldest_known_forget(self) -> int:
+        """The number from which on it is known what was forgotten."""
+        return self._oldest_known
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
         """Return the encoding and mark it recently used."""
@@ -69,9 +85,21 @@ class MemoryTier:
                 traffic.hits += 1
             return encoding
 
-    def put(self, key: EncodingKey, encoding: Encoding, segment: Segment) -> None:
-        """Keep the encoding, evicting the oldest ones; skip one that cannot fit."""
+    def put(
+        self, key: EncodingKey, encoding: Encoding, segment: Segment, *, since: int
+    ) -> None:
+        """Keep the encoding, evicting the oldest ones; skip one that cannot fit.
+
+        Args:
+            key: Of the encoding.
+            encoding: What is kept.
+            segment: Whose budget it counts against.
+            since: `num_forgets` from before it was read or made; if its audio was
+                forgotten after that, it is not kept.
+        """
         with self._lock:
+            if self._was_forgotten(key.audio_sha256, since):
+                return
             if (shelf := self._holder(key)) is None:
                 self._add(self._shelf(segment), key, encoding)
                 return
@@ -105,6 +133,7 @@ class MemoryTier:
     def forget(self, audio_sha256: str) -> int:
         """Remove every encoding of one audio, without looking at the others."""
         with self._lock:
+            self._remember_forgotten(audio_sha256)
             keys = self._by_audio.pop(audio_sha256, set())
             for key in keys:
                 if (shelf := self._holder(key)) is not None:
@@ -122,6 +151,18 @@ class MemoryTier:
                 for shelf in [self._shelf(segment)]
             }
         return TierStats(self.name, segments)
+
+    def _was_forgotten(self, audio_sha256: str, since: int) -> bool:
+        known = self._forgotten.get(audio_sha256, 0)
+        # Of what was forgotten longer ago than is known, it may have been.
+        return known > since or self._oldest_known > since
+
+    def _remember_forgotten(self, audio_sha256: str) -> None:
+        self._num_forgets += 1
+        self._forgotten[audio_sha256] = self._num_forgets
+        self._forgotten.move_to_end(audio_sha256)
+        if len(self._forgotten) > _MAX_FORGOTTEN:
+            _, self._oldest_known = self._forgotten.popitem(last=False)
 
     def _shelf(self, segment: Segment) -> _Shelf:
         return self._registered if segment is _REGISTERED else self._inline

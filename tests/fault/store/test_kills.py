@@ -1,0 +1,43 @@
+"""Kill -9 at any point: nothing acknowledged is lost, nothing deleted is left."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.fault.killing import Promised, check, killed, write_old_layout
+
+# Kills of one directory, one after another; then another directory begins.
+_PER_DIRECTORY = 5
+
+
+@pytest.fixture
+def num_kills(pytestconfig):
+    return int(pytestconfig.getoption("--kills"))
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """In memory where that is possible: a process that dies needs no fsync."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+def test_a_store_that_is_killed_again_and_again_stays_whole(directory, num_kills):
+    promised = Promised()
+    for seed in range(num_kills):
+        life = directory / f"life {seed // _PER_DIRECTORY}"
+        if seed % _PER_DIRECTORY == 0:
+            promised = Promised()
+            # The first kills of every other life fall into the take-over.
+            if seed // _PER_DIRECTORY % 2:
+                write_old_layout(life, promised)
+        print(f"seed {seed}")  # noqa: T201  shown if it fails
+        lines = killed(life, seed)
+        assert not any(line.startswith("failed") for line in lines), lines
+        promised.learn(lines)
+        check(life, promised)

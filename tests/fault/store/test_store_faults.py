@@ -1,0 +1,366 @@
+"""A damaged or unwilling disk: what is served is right or nothing."""
+
+import errno
+import os
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.encoding_samples import assert_same, make_encoding
+from tests.store_samples import (
+    address,
+    clip,
+    delete,
+    key,
+    opened,
+    publish,
+    register,
+    traces,
+)
+from vllm_tts_cache.errors import (
+    EncodingCorruptError,
+    SourceCorruptError,
+    StorageError,
+    StorageFullError,
+)
+from vllm_tts_cache.files import write_private
+
+KIND = "e" * 64
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Holds a voice with an encoding, and is sound when the test ends."""
+    store = opened(tmp_path)
+    register(store, "Ann")
+    publish(store)
+    yield store
+    assert store.verify() == []
+    assert store.recover() == []
+    store.close()
+
+
+@contextmanager
+def limited(which, soft):
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)
+
+
+@contextmanager
+def no_free_descriptor():
+    spare = os.dup(0)
+    os.close(spare)
+    with limited(resource.RLIMIT_NOFILE, spare):
+        yield
+
+
+def no_space(*_args, **_kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def path_of(store, number=0, kind="audio"):
+    return Path(store.files.file_name(address(number), kind))
+
+
+def everything(store):
+    return {path for path in store.files.store.rglob("*") if path.is_file()}
+
+
+def test_no_flipped_byte_of_an_encoding_is_ever_served(store):
+    path = path_of(store, 0, KIND)
+    good = path.read_bytes()
+    for offset in range(len(good)):
+        path.write_bytes(
+            good[:offset] + bytes([good[offset] ^ 0xFF]) + good[offset + 1 :]
+        )
+        with pytest.raises(EncodingCorruptError):
+            store.read(key())
+        assert store.read(key()) is None, "it was not set aside"
+    assert len(list((store.directory / "quarantine").rglob("*.safetensors"))) == 1
+    publish(store)
+
+
+def test_no_flipped_byte_of_audio_is_ever_served(store):
+    path = path_of(store)
+    good = path.read_bytes()
+    for offset in [*range(300), *range(300, len(good), 97)]:
+        path.write_bytes(
+            good[:offset] + bytes([good[offset] ^ 0xFF]) + good[offset + 1 :]
+        )
+        with pytest.raises(SourceCorruptError):
+            store.read_audio(address())
+        assert store.read_audio(address()) is None
+    register(store, "Ann")
+    assert store.read_audio(address()) is not None
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
+def test_truncated_files_are_set_aside_and_can_be_stored_again(store, length):
+    for kind in ("audio", KIND):
+        path = path_of(store, 0, kind)
+        os.truncate(path, length if length >= 0 else path.stat().st_size - 1)
+    with pytest.raises(SourceCorruptError):
+        store.read_audio(address())
+    with pytest.raises(EncodingCorruptError):
+        store.read(key())
+    assert not store.has_audio(address())
+    register(store, "Ann")
+    publish(store)
+    assert_same(store.read(key()), make_encoding())
+    assert store.read_audio(address()) is not None
+
+
+def test_other_safetensors_are_not_served(store):
+    for tensors, metadata in (
+        ({"audio": np.zeros(4, np.float64)}, {"sample_rate": "24000"}),
+        ({"sound": np.zeros(4, np.float32)}, {"sample_rate": "24000"}),
+        ({"audio": np.zeros(4, np.float32)}, None),
+    ):
+        safetensors.numpy.save_file(tensors, path_of(store), metadata=metadata)
+        with pytest.raises(SourceCorruptError):
+            store.read_audio(address())
+        register(store, "Ann")
+
+
+def test_files_moved_to_another_key_are_not_served(store):
+    register(store, "Bob", 1)
+    publish(store, 1)
+    path_of(store, 1, KIND).write_bytes(path_of(store, 0, KIND).read_bytes())
+    path_of(store, 1).write_bytes(path_of(store, 0).read_bytes())
+    with pytest.raises(EncodingCorruptError, match="another key"):
+        store.read(key(1))
+    with pytest.raises(SourceCorruptError):
+        store.read_audio(address(1))
+    register(store, "Bob", 1)
+    publish(store, 1)
+
+
+def test_a_corrupt_file_that_cannot_be_set_aside_is_removed(store):
+    (store.directory / "quarantine").write_text("in the way")
+    path_of(store, 0, KIND).write_bytes(b"x")
+    with pytest.raises(EncodingCorruptError):
+        store.read(key())
+    assert store.read(key()) is None
+    (store.directory / "quarantine").unlink()
+    publish(store)
+
+
+def test_audio_that_was_put_right_meanwhile_is_not_set_aside(store, monkeypatch):
+    path = path_of(store)
+    good = path.read_bytes()
+    path.write_bytes(b"x")
+    write = store.catalogue.database.write
+
+    @contextmanager
+    def heal_first():
+        path.write_bytes(good)
+        with write() as db:
+            yield db
+
+    monkeypatch.setattr(store.catalogue.database, "write", heal_first)
+    with pytest.raises(SourceCorruptError):
+        store.read_audio(address())
+    assert store.read_audio(address()) is not None
+
+
+def test_a_symlink_loop_is_reported_and_left_alone(store):
+    # Root ignores permission bits, so taking them away would not fail here.
+    for path, call in (
+        (path_of(store, 0, KIND), lambda: store.read(key())),
+        (path_of(store), lambda: store.read_audio(address())),
+    ):
+        saved = path.rename(store.directory / "saved")
+        path.symlink_to(path)
+        with pytest.raises(StorageError, match="symbolic links"):
+            call()
+        assert path.is_symlink()
+        saved.replace(path)
+        call()
+
+
+def test_running_out_of_descriptors_costs_nothing_but_the_call(store):
+    fresh = opened(store.directory)
+    fresh.catalogue.close()
+    with no_free_descriptor():
+        for call in (
+            lambda: store.read(key()),
+            lambda: store.read_audio(address()),
+            lambda: store.keep_inline(clip(1)),
+            lambda: publish(store),
+            store.recover,
+            store.verify,
+            lambda: opened(store.directory),
+        ):
+            with pytest.raises(StorageError):
+                call()
+    assert_same(store.read(key()), make_encoding())
+    assert store.read_audio(address()) is not None
+
+
+@pytest.mark.parametrize(
+    ("where", "moment"), [(os, "fsync"), (Path, "mkdir"), (Path, "replace")]
+)
+def test_a_full_disk_changes_nothing(store, monkeypatch, where, moment):
+    before = everything(store)
+    # The last one needs no new directory.
+    calls = [
+        lambda: register(store, "Bob", 1),
+        lambda: register(store, "Ann", 1),
+        lambda: store.keep_inline(clip(1)),
+        lambda: publish(store, 0, "f"),
+    ][: 3 if moment == "mkdir" else 4]
+    with monkeypatch.context() as patched:
+        patched.setattr(where, moment, no_space)
+        for call in calls:
+            with pytest.raises(StorageFullError):
+                call()
+    assert everything(store) == before
+    assert store.find("Bob") is None
+    assert store.find("Ann").record.audio_sha256 == address(0)
+    register(store, "Bob", 1)
+
+
+def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch):
+    from sqlalchemy.exc import OperationalError
+
+    engine = store.catalogue.database._engine
+    before = everything(store)
+    commit = engine.dialect.do_commit
+    failed = []
+
+    def fail(connection):
+        if not failed:
+            failed.append(connection)
+            full = Exception("database or disk is full")
+            raise OperationalError("COMMIT", {}, full)
+        commit(connection)
+
+    monkeypatch.setattr(engine.dialect, "do_commit", fail)
+    with pytest.raises(StorageFullError):
+        register(store, "Bob", 1)
+    assert everything(store) == before
+    assert store.find("Bob") is None
+
+
+def test_a_file_size_limit_is_a_full_disk_and_leaves_nothing_behind(store):
+    before = everything(store)
+    staging = store.files.stage(b"")
+    staging.unlink()
+    with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(StorageFullError):
+        store.files.stage(b"x" * 1000)
+    assert everything(store) == before
+    assert list(staging.parent.iterdir()) == []
+
+
+def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(store, monkeypatch):
+    deletion = store.delete("Ann")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", no_space)
+        with pytest.raises(StorageError):
+            store.remove_files(deletion)
+    progress = store.progress("Ann")
+    assert (progress.files_removed, store.find("Ann")) == (False, None)
+    assert len(store.verify()) >= 1
+    store.remove_files(deletion)
+    assert store.progress("Ann").is_finished
+    assert traces(store.directory, address()) == []
+
+
+def test_trash_that_cannot_be_emptied_leaves_the_deletion_unfinished(
+    store, monkeypatch
+):
+    deletion = store.delete("Ann")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", no_space)
+        with pytest.raises(StorageError):
+            store.remove_files(deletion)
+    assert not store.progress("Ann").files_removed
+    store.remove_files(deletion)
+    assert store.progress("Ann").is_finished
+    assert not any(store.directory.glob("trash/*"))
+
+
+def test_an_eviction_that_fails_does_not_fail_what_was_stored(tmp_path, monkeypatch):
+    small = opened(tmp_path / "small", inline_audio_max_bytes=9_000)
+    small.keep_inline(clip(1))
+
+    def fail(*_):
+        raise StorageError("a file that cannot be removed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(small.files, "remove", fail)
+        small.keep_inline(clip(2))
+    assert small.has_audio(address(2))
+    small.keep_inline(clip(3))
+    assert [n for n in (1, 2, 3) if small.has_audio(address(n))] == [3]
+    assert small.verify() == []
+    small.close()
+
+
+def test_a_deletion_that_cannot_be_finished_does_not_stop_the_others(
+    store, monkeypatch
+):
+    register(store, "Bob", 1)
+    deletions = [store.delete("Ann"), store.delete("Bob")]
+    discard = store.files.discard
+
+    def fail_once(sha, deletion_id):
+        if deletion_id == deletions[0].id:
+            raise StorageError("one bad sector")
+        discard(sha, deletion_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.files, "discard", fail_once)
+        with pytest.raises(StorageError, match="bad sector"):
+            store.recover()
+    assert store.unfinished_deletions() == deletions[:1]
+    assert store.progress("Bob").is_finished
+    store.recover()
+    for number in (0, 1):
+        assert traces(store.directory, address(number)) == []
+
+
+def test_trash_that_somebody_empties_meanwhile_is_no_failure(store, monkeypatch):
+    rename, emptied = Path.rename, []
+
+    def empty_first(path, target):
+        if "trash" in target.parts and not emptied:
+            emptied.append(target)
+            store.files.empty_trash()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", empty_first)
+    store.remove_files(store.delete("Ann"))
+    assert emptied
+    assert traces(store.directory, address()) == []
+
+
+def test_what_is_half_written_has_no_name_that_anybody_reads(store, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", no_space)
+        with pytest.raises(OSError):
+            write_private(store.directory, b"x")
+    delete(store, "Ann")
+    assert everything(store) == set()
+
+
+def test_a_new_directory_is_made_durable_in_its_parent(store, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def note(handle):
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    register(store, "Bob", 1)
+    directory = path_of(store, 1).parent
+    for path in (directory, directory.parent, store.files.store):
+        assert str(path) in synced

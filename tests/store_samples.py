@@ -1,0 +1,73 @@
+"""Stores, clips and voices for tests; one number always gives the same clip."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.encoding_samples import make_encoding
+from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.speaker_store import Registered, SpeakerStore
+
+RATE = 24_000
+
+
+def opened(directory: Path, *, import_stock: bool = True, **settings) -> SpeakerStore:
+    settings = Settings(samples_dir=directory, **settings)
+    return open_store(settings, import_stock=import_stock)
+
+
+def clip(number: int = 0, num_samples: int = 2_000) -> DecodedAudio:
+    """Audio that no FLAC of 16 or 24 bits holds: its file is a bit longer than it."""
+    samples = np.random.default_rng(number).uniform(-0.5, 0.5, num_samples)
+    return DecodedAudio(ReferenceAudio.of(samples.astype(np.float32), RATE), ())
+
+
+def address(number: int = 0) -> str:
+    return clip(number).audio.audio_sha256
+
+
+def voice(name: str, audio: DecodedAudio | None, **fields) -> NewSpeaker:
+    if audio is None:
+        return NewSpeaker(name=name, **{"consent": "yes", "embedding": (0.5,)} | fields)
+    given = {
+        "consent": "yes",
+        "audio_sha256": audio.audio.audio_sha256,
+        "num_samples": audio.audio.num_samples,
+        "sample_rate_hz": audio.audio.sample_rate_hz,
+    }
+    return NewSpeaker(name=name, **given | fields)
+
+
+def register(store: SpeakerStore, name: str, number: int = 0, **fields) -> Registered:
+    return store.register(voice(name, clip(number), **fields), clip(number))
+
+
+def key(number: int = 0, encoder: str = "e") -> EncodingKey:
+    return EncodingKey(
+        audio_sha256=address(number), encoder_fingerprint=encoder[0] * 64
+    )
+
+
+def publish(store: SpeakerStore, number: int = 0, encoder: str = "e") -> bool:
+    return store.publish(key(number, encoder), make_encoding(number))
+
+
+def delete(store: SpeakerStore, name: str) -> None:
+    """All that a DELETE does, but for participants."""
+    deletion = store.delete(name)
+    store.remove_files(deletion)
+    store.acknowledge(deletion.id)
+
+
+def traces(directory: Path, text: str) -> list[str]:
+    """Where below a directory a text is: in names of files, and in all bytes."""
+    found = [str(path) for path in directory.rglob("*") if text in path.name]
+    for path in directory.rglob("*"):
+        if path.is_file() and text.encode() in path.read_bytes():
+            found.append(f"in {path}")
+    return found

@@ -1,0 +1,25 @@
+import pytest
+
+from tests.store_samples import opened
+
+
+@pytest.fixture
+def open_here(tmp_path):
+    stores = []
+
+    def open_(**settings):
+        stores.append(opened(tmp_path / "voices", **settings))
+        return stores[-1]
+
+    yield open_
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(open_here):
+    """Sound when the test ends."""
+    store = open_here()
+    yield store
+    assert store.verify() == []
+    assert store.recover() == []

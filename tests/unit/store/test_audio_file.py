@@ -1,0 +1,240 @@
+import dataclasses
+import hashlib
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from safetensors.numpy import save
+
+from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.errors import SourceCorruptError, StorageError
+from vllm_tts_cache.store import audio_file, serde
+from vllm_tts_cache.store.audio_file import (
+    FLAC,
+    RATE,
+    SAMPLES,
+    UPLOAD,
+    from_encoding,
+    from_v1_bytes,
+    to_encoding,
+)
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+MONO, STEREO = voiced(24_000, 3.0), voiced(24_000, 3.0, 2)
+OTHER = hashlib.sha256(b"other").hexdigest()
+
+
+def noisy(clip, seed=0):
+    """A clip as a microphone makes it: no format compresses its last bits."""
+    noise = np.random.default_rng(seed).normal(0, 0.003, clip.shape)
+    return (clip + noise).astype(np.float32)
+
+
+# What a client sends -> which form it is stored in.
+UPLOADS = {
+    "wav-8": (lambda: sndfile_bytes(MONO, 24_000, "WAV", "PCM_U8"), FLAC),
+    "wav-16": (lambda: sndfile_bytes(noisy(MONO), 24_000), FLAC),
+    "wav-16-stereo": (lambda: sndfile_bytes(noisy(STEREO), 24_000), FLAC),
+    "wav-24": (lambda: sndfile_bytes(noisy(MONO), 24_000, "WAV", "PCM_24"), FLAC),
+    "wav-24-192k": (
+        lambda: sndfile_bytes(noisy(voiced(192_000)), 192_000, "WAV", "PCM_24"),
+        FLAC,
+    ),
+    "wav-32": (lambda: sndfile_bytes(noisy(MONO), 24_000, "WAV", "PCM_32"), SAMPLES),
+    "wav-float": (lambda: sndfile_bytes(noisy(MONO), 24_000, "WAV", "FLOAT"), SAMPLES),
+    "wav-float-stereo": (
+        lambda: sndfile_bytes(noisy(STEREO), 24_000, "WAV", "FLOAT"),
+        SAMPLES,
+    ),
+    "wav-ulaw": (lambda: sndfile_bytes(MONO, 24_000, "WAV", "ULAW"), None),
+    "flac-16": (lambda: sndfile_bytes(noisy(MONO), 24_000, "FLAC"), FLAC),
+    "flac-16-stereo": (lambda: sndfile_bytes(noisy(STEREO), 24_000, "FLAC"), FLAC),
+    "flac-24": (lambda: sndfile_bytes(noisy(MONO), 24_000, "FLAC", "PCM_24"), FLAC),
+    "flac-24-stereo": (
+        lambda: sndfile_bytes(noisy(STEREO), 24_000, "FLAC", "PCM_24"),
+        None,
+    ),
+    "vorbis": (lambda: sndfile_bytes(STEREO, 24_000, "OGG", "VORBIS"), UPLOAD),
+    "opus": (lambda: sndfile_bytes(MONO, 24_000, "OGG", "OPUS"), UPLOAD),
+    "mp3": (lambda: sndfile_bytes(MONO, 24_000, "MP3", "MPEG_LAYER_III"), UPLOAD),
+    "m4a": (lambda: ffmpeg_bytes(MONO, 24_000, "ipod", "aac"), UPLOAD),
+    "alac": (lambda: ffmpeg_bytes(noisy(MONO), 24_000, "ipod", "alac"), FLAC),
+    "adts": (lambda: ffmpeg_bytes(MONO, 24_000, "adts", "aac"), UPLOAD),
+    "mp4": (lambda: ffmpeg_bytes(STEREO, 24_000, "mp4", "aac"), UPLOAD),
+    "webm": (lambda: ffmpeg_bytes(MONO, 48_000, "webm", "libopus"), UPLOAD),
+}
+
+
+def same(one: ReferenceAudio, other: ReferenceAudio) -> bool:
+    bits = one.samples.tobytes() == other.samples.tobytes()
+    facts = ("sample_rate_hz", "audio_sha256")
+    return bits and all(getattr(one, fact) == getattr(other, fact) for fact in facts)
+
+
+def through_a_file(encoding: Encoding) -> tuple[Encoding, int]:
+    """What the store reads back, and how many bytes it stored."""
+    key = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="audio")
+    blob = serde.encode(key, encoding)
+    return serde.decode(blob, key), len(blob)
+
+
+def form_of(encoding: Encoding) -> str:
+    (form,) = set(encoding.arrays) - {RATE}
+    return form
+
+
+@pytest.mark.parametrize("name", UPLOADS)
+def test_every_upload_comes_back_bit_for_bit_from_no_more_bytes_than_it_had(name):
+    make, form = UPLOADS[name]
+    data = make()
+    decoded = decode(data)
+    assert decoded.source == data
+    stored, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.source))
+    assert same(from_encoding(stored, decoded.audio.audio_sha256), decoded.audio)
+    assert num_bytes <= 1.05 * len(data) + 512
+    assert form in (None, form_of(stored))
+
+
+def test_a_16_bit_wav_is_stored_in_fewer_bytes():
+    data = sndfile_bytes(noisy(STEREO), 24_000)
+    decoded = decode(data)
+    _, num_bytes = through_a_file(to_encoding(decoded.audio, data))
+    assert num_bytes < 0.6 * len(data)
+
+
+def test_a_form_of_ours_is_taken_before_an_upload_of_its_size():
+    # Whatever the recorder wrote beside the sound stays outside.
+    data = sndfile_bytes(noisy(MONO), 24_000, "FLAC", "PCM_16")
+    encoding = to_encoding(decode(data).audio, data)
+    assert form_of(encoding) == FLAC
+
+
+GRID_16 = arrays.arrays(np.int16, st.integers(1, 200)).map(
+    lambda numbers: numbers.astype(np.float32) / np.float32(2**15)
+)
+GRID_24 = arrays.arrays(
+    np.int32, st.integers(1, 200), elements=st.integers(-(2**23), 2**23 - 1)
+).map(lambda numbers: numbers.astype(np.float32) / np.float32(2**23))
+FLOATS = arrays.arrays(
+    np.float32,
+    st.integers(1, 200),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+)
+RATES = st.one_of(
+    st.sampled_from([1, 8_000, 44_100, 65_537, 192_000, 655_350, 655_351, 10**7]),
+    st.integers(1, 2**31),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(samples=GRID_16 | GRID_24 | FLOATS, rate=RATES)
+@example(samples=np.array([1.0, -1.0], np.float32), rate=24_000)
+@example(samples=np.array([-1.0, 1.0 - 2.0**-15], np.float32), rate=24_000)
+@example(samples=np.array([-1.0, 1.0 - 2.0**-23], np.float32), rate=24_000)
+@example(samples=np.array([2.0**-149, -0.0], np.float32), rate=8_000)
+@example(samples=np.full(5000, 3e38, np.float32), rate=8_000)
+@example(samples=np.zeros(1, np.float32), rate=1 << 31)
+def test_any_samples_at_any_rate_come_back_bit_for_bit(samples, rate):
+    audio = ReferenceAudio.of(samples, rate)
+    stored, _ = through_a_file(to_encoding(audio, None))
+    assert same(from_encoding(stored, audio.audio_sha256), audio)
+
+
+def test_one_sample_off_the_grid_keeps_the_audio_out_of_flac():
+    samples = decode(sndfile_bytes(noisy(MONO), 24_000)).audio.samples.copy()
+    on_grid = ReferenceAudio.of(samples, 24_000)
+    samples[1234] += np.float32(2.0**-24)
+    off_grid = ReferenceAudio.of(samples, 24_000)
+    assert form_of(to_encoding(on_grid, None)) == FLAC
+    assert form_of(to_encoding(off_grid, None)) == SAMPLES
+
+
+@pytest.mark.parametrize("name", ["wav-16", "wav-float"])
+def test_samples_of_another_address_are_corrupt(name):
+    decoded = decode(UPLOADS[name][0]())
+    encoding = to_encoding(decoded.audio, None)
+    with pytest.raises(SourceCorruptError, match=decoded.audio.audio_sha256) as caught:
+        from_encoding(encoding, OTHER)
+    assert caught.value.source_sha256 == OTHER
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"codes": np.zeros(3, np.int16)},
+        {RATE: np.array([8_000])},
+        {RATE: np.zeros(0, np.int64), SAMPLES: np.ones(3, np.float32)},
+        {RATE: np.array([8_000]), SAMPLES: np.ones(3, np.float64)},
+        {RATE: np.array([0]), SAMPLES: np.ones(3, np.float32)},
+        {RATE: np.array([8_000]), FLAC: np.frombuffer(b"fLaC, not", np.uint8)},
+    ],
+    ids=["an encoding", "no samples", "no rate", "float64", "zero Hz", "no FLAC"],
+)
+def test_arrays_that_are_no_audio_are_corrupt(wrong):
+    with pytest.raises(SourceCorruptError):
+        from_encoding(Encoding(wrong), OTHER)
+
+
+def test_an_upload_that_a_newer_decoder_reads_otherwise_is_used_with_one_warning(
+    monkeypatch, plugin_log
+):
+    log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+    monkeypatch.setattr(audio_file, "_log", log)
+    decoded = decode(UPLOADS["mp3"][0]())
+    encoding = to_encoding(decoded.audio, decoded.source)
+    for _ in range(3):
+        audio = from_encoding(encoding, OTHER)
+        assert same(audio, dataclasses.replace(decoded.audio, audio_sha256=OTHER))
+    assert len(plugin_log.messages) == 1
+    assert OTHER in plugin_log.messages[0]
+
+
+def test_an_upload_that_nothing_decodes_any_more_is_not_called_corrupt():
+    upload = np.frombuffer(b"a format of the past", np.uint8)
+    encoding = Encoding({UPLOAD: upload, RATE: np.array([24_000])})
+    with pytest.raises(StorageError, match="cannot be decoded") as caught:
+        from_encoding(encoding, OTHER)
+    assert not isinstance(caught.value, SourceCorruptError)
+
+
+def v1_bytes(audio: ReferenceAudio, **metadata: str) -> bytes:
+    known = {"sample_rate": str(audio.sample_rate_hz)}
+    known["audio_sha256"] = audio.audio_sha256
+    return save({"audio": audio.samples}, metadata=known | metadata)
+
+
+def test_a_file_of_the_first_format_is_read():
+    audio = decode(UPLOADS["wav-float"][0]()).audio
+    assert same(from_v1_bytes(v1_bytes(audio), audio.audio_sha256), audio)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data[:-4] + b"\0\0\0\x3f",
+        lambda data: data.replace(b'"24000"', b'"24001"'),
+        lambda data: data.replace(b'"audio_sha256":"', b'"audio_sha256":"0', 1),
+        lambda data: data.replace(b"sample_rate", b"simple_rate"),
+    ],
+)
+def test_a_damaged_file_of_the_first_format_is_corrupt(spoil):
+    audio = decode(UPLOADS["wav-float"][0]()).audio
+    with pytest.raises(SourceCorruptError):
+        from_v1_bytes(spoil(v1_bytes(audio)), audio.audio_sha256)
+
+
+def test_a_file_of_the_first_format_under_another_address_is_corrupt():
+    audio = decode(UPLOADS["wav-float"][0]()).audio
+    with pytest.raises(SourceCorruptError):
+        from_v1_bytes(v1_bytes(audio), OTHER)
+    with pytest.raises(SourceCorruptError):
+        from_v1_bytes(v1_bytes(audio, audio_sha256=OTHER), OTHER)

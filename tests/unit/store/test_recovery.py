@@ -1,0 +1,239 @@
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.store_samples import (
+    address,
+    clip,
+    delete,
+    key,
+    opened,
+    publish,
+    register,
+    traces,
+    voice,
+)
+from vllm_tts_cache.catalogue import stored_files
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.errors import ConfigError, StorageError
+from vllm_tts_cache.store.opening import open_existing
+
+
+def path_of(store, number=0, kind="audio"):
+    return Path(store.files.file_name(address(number), kind))
+
+
+def everything(directory):
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+        if not path.name.endswith(("-wal", "-shm"))
+    }
+
+
+def test_files_that_nobody_has_are_shown_and_removed(store):
+    register(store, "Ann", 0)
+    orphan = path_of(store, 1)
+    shutil.copytree(path_of(store, 0).parent, orphan.parent)
+    extra = path_of(store, 0, "f" * 64)
+    shutil.copy(path_of(store, 0), extra)
+    problems = store.verify()
+    assert any(f"{address(1)}: nobody has its audio" in line for line in problems)
+    assert any(f"{address(0)}: nobody has its encoding" in line for line in problems)
+    assert len(store.recover()) == 2
+    assert not orphan.parent.exists()
+    assert not extra.exists()
+    assert store.read_audio(address(0)) is not None
+
+
+def test_rows_without_a_file_are_shown_and_forgotten(store):
+    register(store, "Ann", 0)
+    publish(store, 0)
+    store.keep_inline(clip(1))
+    path_of(store, 1).unlink()
+    path_of(store, 0, "e" * 64).unlink()
+    assert len(store.verify()) == 2
+    assert len(store.recover()) == 2
+    assert store.find("Ann").fingerprints == frozenset()
+    assert not store.has_audio(address(1))
+
+
+def test_a_voice_whose_audio_is_gone_is_shown_until_it_is_registered_again(store):
+    register(store, "Ann")
+    publish(store)
+    path_of(store).unlink()
+    store.recover()
+    assert store.verify() == [f"audio {address()}: not stored"]
+    assert publish(store) is False
+    register(store, "Ann")
+    assert store.read_audio(address()) is not None
+    assert store.find("Ann").fingerprints == {"e" * 64}
+
+
+def test_an_unfinished_deletion_is_shown_and_finished(store):
+    register(store, "Ann")
+    publish(store)
+    deletion = store.delete("Ann")
+    assert store.unfinished_deletions() == [deletion]
+    problems = store.verify()
+    assert f"deletion {deletion.id}: not finished" in problems
+    assert f"audio {address()}: nobody has its audio" in problems
+    assert store.recover() == [f"finished deletion {deletion.id}"]
+    assert traces(store.directory, address()) == []
+    assert store.progress("Ann").is_finished
+
+
+def test_what_is_in_the_trash_is_shown_and_removed(store):
+    register(store, "Ann")
+    left = store.directory / "trash" / "7" / "x"
+    left.mkdir(parents=True)
+    (left / "audio.safetensors").write_bytes(b"of somebody")
+    assert store.verify() == [f"left behind: {left}"]
+    store.recover()
+    assert not left.exists()
+
+
+def test_what_a_dead_process_was_writing_is_shown_and_removed(store):
+    if (child := os.fork()) == 0:
+        store.files.stage(b"half a voice")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(store.verify()) == 1
+    assert store.recover() == ["removed 1 half-written files"]
+
+
+def test_what_a_living_process_is_writing_is_neither(store, open_here):
+    other = open_here()
+    staged = other.files.stage(b"half a voice")
+    assert store.verify() == []
+    assert store.recover() == []
+    assert staged.exists()
+    staged.unlink()
+
+
+def test_registered_files_that_no_speaker_has_are_removed(store):
+    with store.catalogue.database.write() as db:
+        register_row = stored_files.StoredFile(
+            audio_sha256=address(3),
+            kind="audio",
+            segment=stored_files.Segment.REGISTERED,
+            num_bytes=5,
+        )
+        stored_files.put(db, register_row)
+    path_of(store, 3).parent.mkdir(parents=True)
+    path_of(store, 3).write_bytes(b"12345")
+    assert store.verify() != []
+    assert store.recover() == [f"{address(3)}: removed 1 files that nobody has"]
+    assert not path_of(store, 3).exists()
+
+
+def test_sums_that_are_wrong_are_shown_and_put_right(store):
+    register(store, "Ann")
+    with store.catalogue.database.write() as db:
+        db.execute(stored_files.usage.update().values(num_bytes=1))
+    assert len(store.verify()) == 1
+    assert len(store.recover()) == 1
+
+
+def test_verify_reads_every_file(store):
+    register(store, "Ann")
+    publish(store)
+    for kind in ("audio", "e" * 64):
+        path = path_of(store, 0, kind)
+        good = path.read_bytes()
+        path.write_bytes(good[:-4] + b"four")
+        (problem,) = store.verify()
+        assert problem.startswith(f"corrupt: {path}")
+        path.write_bytes(good)
+    path.write_bytes(good[:-4])
+    assert len(store.verify()) == 2  # corrupt, and of another length than its row says
+    path.write_bytes(good)
+
+
+def test_stray_files_are_shown_and_left(store):
+    register(store, "Ann")
+    strays = [
+        path_of(store).with_suffix(".wav"),
+        store.files.store / "notes.txt" / "x",
+        store.files.store / "zz" / address(),
+    ]
+    for stray in strays:
+        stray.parent.mkdir(exist_ok=True)
+        stray.write_bytes(b"?")
+    assert len(store.verify()) == 3
+    assert store.recover() == []
+    for stray in strays:
+        assert stray.exists()
+        stray.unlink()
+
+
+def test_a_quarantine_of_nobody_is_shown_and_removed(store):
+    aside = store.directory / "quarantine" / address(5)
+    aside.mkdir(parents=True)
+    (aside / "audio.safetensors").write_bytes(b"?")
+    assert len(store.verify()) == 1
+    assert store.recover() == [f"{address(5)}: removed what was set aside"]
+
+
+def test_the_quarantine_is_bounded(store, monkeypatch):
+    monkeypatch.setattr("vllm_tts_cache.store.recovery._QUARANTINE_MAX_BYTES", 1_000)
+    for number in range(4):
+        register(store, f"{number}", number)
+        publish(store, number)
+        path_of(store, number, "e" * 64).write_bytes(b"x" * 400)
+        with pytest.raises(StorageError):
+            store.read(key(number))
+    store.recover()
+    assert len(store.files.quarantined()) == 2
+
+
+def test_recovering_keeps_what_is_registered_meanwhile(store, open_here, monkeypatch):
+    other, look = open_here(), store.files.addresses
+
+    def look_then_register(prefix):
+        found = look(prefix)
+        if not store.has_audio(address()):
+            register(other, "Ann")
+            publish(other)
+        return found
+
+    # Some directory, so that the walk has a part to look at.
+    store.keep_inline(clip(1))
+    path_of(store).parent.parent.mkdir(exist_ok=True)
+    monkeypatch.setattr(store.files, "addresses", look_then_register)
+    assert store.recover() == []
+    assert store.read_audio(address()) is not None
+
+
+def test_looking_at_a_directory_changes_nothing_and_imports_nothing(tmp_path):
+    from safetensors.numpy import save_file
+
+    store = opened(tmp_path)
+    register(store, "Ann")
+    deletion = store.delete("Ann")
+    register(store, "Bob", 1)
+    store.close()
+    import numpy as np
+
+    metadata = {"name": "stock", "created_at": "5", "sample_rate": "24000"}
+    audio = {"audio": np.full(24_000, 0.1, np.float32)}
+    save_file(audio, tmp_path / "stock_5.safetensors", metadata=metadata)
+    before = everything(tmp_path)
+    looking = open_existing(Settings(samples_dir=tmp_path))
+    assert f"deletion {deletion.id}: not finished" in looking.verify()
+    looking.close()
+    assert everything(tmp_path) == before
+
+
+def test_a_directory_without_a_catalogue_is_not_made(tmp_path):
+    with pytest.raises(ConfigError, match="no server"):
+        open_existing(Settings(samples_dir=tmp_path / "mistyped"))
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_embeddings_need_no_files(store):
+    store.register(voice("Ann", None), None)
+    assert store.verify() == []
+    delete(store, "Ann")

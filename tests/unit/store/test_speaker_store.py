@@ -1,0 +1,398 @@
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.encoding_samples import assert_same, make_encoding
+from tests.store_samples import (
+    address,
+    clip,
+    delete,
+    key,
+    opened,
+    publish,
+    register,
+    traces,
+    voice,
+)
+from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.errors import (
+    AudioBudgetError,
+    SpeakerExistsError,
+    SpeakerLimitError,
+    StorageError,
+)
+from vllm_tts_cache.store.keys import AUDIO_KIND, EncodingKey
+
+REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
+
+
+def files(store, segment, kind="audio"):
+    return store.catalogue.usage()[segment][kind].num_files
+
+
+def stored_paths(store):
+    return [path for path in store.files.store.rglob("*") if path.is_file()]
+
+
+def test_registering_stores_row_and_audio_in_one_directory(store):
+    record = register(store, "Ann").record
+    assert publish(store)
+    found = store.find("ann")
+    assert (found.record, found.fingerprints) == (record, {"e" * 64})
+    sha = address()
+    assert {path.parent for path in stored_paths(store)} == {
+        store.directory / "store" / sha[:2] / sha
+    }
+    assert np.array_equal(store.read_audio(sha).samples, clip().audio.samples)
+    assert_same(store.read(key()), make_encoding())
+
+
+def test_an_upload_is_stored_no_larger_than_it_came(store):
+    from tests.audio_clips import ffmpeg_bytes, voiced
+
+    data = ffmpeg_bytes(voiced(), 24_000, "mp3", "libmp3lame")
+    audio = decode(data)
+    store.register(voice("Ann", audio), audio)
+    usage = store.catalogue.usage()[REGISTERED]["audio"]
+    assert usage.num_bytes < 1.1 * len(data) + 1000
+    assert stored_paths(store)[0].stat().st_size == usage.num_bytes
+    read = store.read_audio(audio.audio.audio_sha256)
+    assert np.array_equal(read.samples, audio.audio.samples)
+
+
+def test_one_clip_of_many_voices_is_stored_once_and_goes_with_the_last(store):
+    for name in ("Ann", "Bob"):
+        assert register(store, name).deletion is None
+    publish(store)
+    deletion = store.delete("Ann")
+    store.remove_files(deletion)
+    assert store.find("Bob").fingerprints == {"e" * 64}
+    assert store.read_audio(address()) is not None
+    delete(store, "Bob")
+    assert stored_paths(store) == []
+
+
+def test_a_tenants_clip_stays_while_another_tenant_has_it(store):
+    register(store, "Ann")
+    register(store, "Ann", tenant="other")
+    delete(store, "Ann")
+    assert store.read_audio(address()) is not None
+    store.remove_files(store.delete("Ann", "other"))
+    assert traces(store.directory, address()) == []
+
+
+def test_replacing_keeps_what_running_requests_need_until_it_is_carried_out(store):
+    register(store, "Ann", 0)
+    publish(store, 0)
+    deletion = register(store, "ANN", 1).deletion
+    assert deletion is not None
+    assert deletion.audio_sha256 == address(0)
+    assert store.read(key(0)) is not None
+    assert publish(store, 0) is False
+    store.remove_files(deletion)
+    assert store.read(key(0)) is None
+    assert traces(store.directory, address(0)) == []
+    # Nobody asks for what was replaced: it is remembered no longer.
+    assert store.catalogue.num_unfinished_deletions() == 0
+
+
+def test_registering_the_same_clip_again_deletes_nothing(store):
+    register(store, "Ann")
+    publish(store)
+    assert register(store, "Ann").deletion is None
+    assert store.find("Ann").fingerprints == {"e" * 64}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"registration_policy": "immutable"}, SpeakerExistsError),
+        ({"max_uploaded": 1}, SpeakerLimitError),
+        ({"audio_max_bytes": 10_000}, AudioBudgetError),
+    ],
+)
+def test_a_refused_registration_leaves_everything_as_it_was(open_here, settings, error):
+    store = open_here(**settings)
+    record = register(store, "Ann", 0).record
+    store.keep_inline(clip(2))
+    before = stored_paths(store)
+    name = "Ann" if error is SpeakerExistsError else "Bob"
+    for number in (1, 2):
+        with pytest.raises(error):
+            register(store, name, number)
+    assert store.find("Ann").record == record
+    assert stored_paths(store) == before
+    assert files(store, INLINE) == 1
+    assert store.verify() == store.recover() == []
+
+
+def test_the_budget_of_audio_counts_what_a_replaced_voice_gives_back(open_here):
+    store = open_here(audio_max_bytes=10_000)
+    for number in range(3):
+        done = register(store, "Ann", number)
+        register(store, "same clip, no more bytes", number)
+        store.remove_files(store.delete("same clip, no more bytes"))
+        assert (done.deletion is None) == (number == 0)
+
+
+def test_registering_an_inline_clip_moves_it_and_its_encodings(store):
+    store.keep_inline(clip())
+    publish(store)
+    (path,) = [path for path in stored_paths(store) if path.stem == AUDIO_KIND]
+    before = path.stat().st_ino
+    register(store, "Ann")
+    assert path.stat().st_ino == before
+    assert (files(store, REGISTERED), files(store, REGISTERED, "encodings")) == (1, 1)
+    assert (files(store, INLINE), files(store, INLINE, "encodings")) == (0, 0)
+
+
+def test_a_registered_clip_that_comes_inline_stays_registered(store):
+    register(store, "Ann")
+    store.keep_inline(clip())
+    assert (files(store, REGISTERED), files(store, INLINE)) == (1, 0)
+
+
+def test_an_encoding_without_stored_audio_is_not_kept(store):
+    assert publish(store) is False
+    assert store.is_stored(key()) is False
+    assert stored_paths(store) == []
+
+
+def test_publishing_again_replaces_and_tells_it_anew(store):
+    register(store, "Ann")
+    publish(store)
+    number, keys = store.stored_since(0)
+    assert keys == [key()]
+    assert store.stored_since(number) == (number, [])
+    publish(store)
+    assert store.stored_since(number)[1] == [key()]
+    assert files(store, REGISTERED, "encodings") == 1
+
+
+def test_what_is_stored_is_told_by_query(store):
+    assert store.stored_since(-1) == (0, [])
+    for number in range(3):
+        register(store, f"{number}", number)
+    start, _ = store.stored_since(-1)
+    publish(store, 0)
+    publish(store, 2, "f")
+    assert store.stored_since(start)[1] == [key(0), key(2, "f")]
+    assert store.stored_kinds([address(0), address(2), address(7)]) == {
+        address(0): {AUDIO_KIND, "e" * 64},
+        address(2): {AUDIO_KIND, "f" * 64},
+        address(7): frozenset(),
+    }
+    assert store.has_audio(address(1))
+    assert not store.has_audio(address(7))
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "../" * 22, "A" * 64, "a" * 63, "a" * 65])
+def test_nothing_but_an_address_names_a_path(store, bad):
+    for call in (
+        lambda: store.read_audio(bad),
+        lambda: store.read(EncodingKey(audio_sha256=bad, encoder_fingerprint="e" * 64)),
+        lambda: store.read(EncodingKey(audio_sha256="a" * 64, encoder_fingerprint=bad)),
+        lambda: store.is_stored(
+            EncodingKey(audio_sha256=bad, encoder_fingerprint="e" * 64)
+        ),
+    ):
+        with pytest.raises(StorageError, match="Not a content address"):
+            call()
+
+
+def test_a_deletion_waits_for_everybody_and_tells_how_far_it_is(open_here):
+    mine, other = open_here(), open_here()
+    register(mine, "Ann")
+    for store in (mine, other):
+        store.join()
+        assert store.deletions_to_confirm() == []
+    deletion = mine.delete("Ann")
+    progress = other.progress("ann")
+    assert (progress.deletion, progress.files_removed) == (deletion, False)
+    assert (progress.waiting_for, progress.is_finished) == (2, False)
+    # Before the files are gone there is nothing to confirm: they could be read again.
+    assert other.deletions_to_confirm() == []
+    mine.remove_files(deletion)
+    assert other.deletions_to_confirm() == [deletion]
+    mine.confirm(deletion.id)
+    mine.acknowledge(deletion.id)  # too early
+    assert mine.progress("ann").waiting_for == 1
+    assert mine.catalogue.num_unfinished_deletions() == 1
+    other.confirm(deletion.id)
+    assert other.deletions_to_confirm() == []
+    assert mine.progress("ann").is_finished
+    assert traces(mine.directory, address()) == []
+    mine.acknowledge(deletion.id)
+    assert mine.progress("ann") is None
+    assert mine.verify() == []
+
+
+def test_whoever_leaves_dies_or_comes_later_is_not_waited_for(open_here):
+    mine, leaving, later = open_here(), open_here(), open_here()
+    register(mine, "Ann")
+    mine.join()
+    leaving.join()
+    if (child := os.fork()) == 0:
+        opened(mine.directory).join()
+        os._exit(0)  # as one that is killed: it does not leave
+    os.waitpid(child, 0)
+    deletion = mine.delete("Ann")
+    mine.remove_files(deletion)
+    later.join()
+    assert mine.progress("Ann").waiting_for == 2
+    leaving.leave()
+    assert mine.progress("Ann").waiting_for == 1
+    mine.confirm(deletion.id)
+    assert mine.progress("Ann").is_finished
+
+
+def test_a_child_of_a_participant_is_none_and_does_not_keep_it_alive(open_here):
+    store, other = open_here(), open_here()
+    register(store, "Ann")
+    reader, writer = os.pipe()
+    if (parent := os.fork()) == 0:
+        participant = opened(store.directory)
+        participant.join()
+        if os.fork() == 0:
+            assert participant.deletions_to_confirm() == []
+            os.write(writer, b".")
+            time.sleep(30)
+        os._exit(0)
+    assert os.read(reader, 1) == b"."
+    os.waitpid(parent, 0)
+    deletion = store.delete("Ann")
+    store.remove_files(deletion)
+    assert other.progress("Ann").is_finished
+
+
+def test_no_name_of_a_deleted_voice_is_kept(store):
+    register(store, "Annegret", ref_text="what she said", consent="number 4711")
+    store.remove_files(store.delete("Annegret"))
+    assert store.progress("ANNEGRET").is_finished
+    for text in ("nnegret", "what she said", "4711", address()):
+        assert traces(store.directory, text) == []
+
+
+def test_a_finished_deletion_is_kept_for_a_day(store, monkeypatch):
+    register(store, "Ann")
+    store.remove_files(store.delete("Ann"))
+    store.recover()
+    assert store.progress("Ann").is_finished
+    tomorrow = time.time() + 25 * 3600
+    monkeypatch.setattr(time, "time", lambda: tomorrow)
+    store.recover()
+    assert store.progress("Ann") is None
+
+
+def test_deleting_a_name_again_tells_of_the_new_deletion(store):
+    for number in range(3):
+        register(store, "Ann", number)
+        store.remove_files(store.delete("Ann"))
+    register(store, "Ann", 3)
+    deletion = store.delete("Ann")
+    assert store.progress("Ann").deletion == deletion
+    store.remove_files(deletion)
+    assert store.progress("Ann").is_finished
+
+
+def test_an_embedding_is_deleted_as_well(store):
+    store.register(voice("Ann", None), None)
+    deletion = store.delete("Ann")
+    assert deletion.audio_sha256 is None
+    store.remove_files(deletion)
+    assert store.progress("Ann").is_finished
+
+
+def test_a_clip_that_comes_back_before_its_files_go_keeps_them(store):
+    """Registered or inline: what has a row stays, what was the deleted voice's goes."""
+    for come_back in (
+        lambda: register(store, "Bob"),
+        lambda: store.keep_inline(clip()),
+    ):
+        register(store, "Ann")
+        publish(store, 0, "e")
+        publish(store, 0, "f")
+        deletion = store.delete("Ann")
+        come_back()
+        publish(store, 0, "e")
+        store.remove_files(deletion)
+        assert store.read_audio(address()) is not None
+        assert store.is_stored(key(0, "e"))
+        assert not store.is_stored(key(0, "f"))
+        assert store.progress("Ann").is_finished
+        assert store.verify() == []
+        store.acknowledge(deletion.id)
+        if store.find("Bob") is not None:
+            delete(store, "Bob")
+
+
+def test_removing_files_twice_is_harmless_also_after_the_clip_came_back(store):
+    register(store, "Ann")
+    deletion = store.delete("Ann")
+    store.remove_files(deletion)
+    register(store, "Bob")
+    store.remove_files(deletion)
+    assert store.read_audio(address()) is not None
+
+
+def test_what_was_set_aside_of_a_voice_goes_with_it(store):
+    register(store, "Ann")
+    publish(store)
+    path = Path(store.files.file_name(address(), "e" * 64))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StorageError):
+        store.read(key())
+    assert len(list((store.directory / "quarantine").rglob("*.safetensors"))) == 1
+    delete(store, "Ann")
+    assert traces(store.directory, address()) == []
+
+
+def test_registering_and_deleting_one_clip_at_once_never_loses_its_audio(open_here):
+    """Two servers: one registers names for a clip, one deletes them."""
+    one, other = open_here(), open_here()
+    names = [f"name {number}" for number in range(3)]
+
+    def register_again_and_again():
+        for name in names * 10:
+            register(one, name)
+            publish(one)
+
+    def delete_again_and_again():
+        while not registering.done():
+            for name in names:
+                if other.find(name) is not None:
+                    other.remove_files(other.delete(name))
+
+    with ThreadPoolExecutor(2) as pool:
+        registering = pool.submit(register_again_and_again)
+        deleting = pool.submit(delete_again_and_again)
+        registering.result(120)
+        deleting.result(120)
+    assert one.verify() == []
+    register(one, "the last")
+    assert one.read_audio(address()) is not None
+    assert one.verify() == one.recover() == []
+
+
+def test_recency_is_counted_for_many_at_once(store):
+    for number in range(3):
+        register(store, f"{number}", number)
+    store.used([address(0), address(2), address(9)])
+    store.used([])
+
+
+def test_samples_that_came_without_a_file_are_stored_exactly(store):
+    samples = np.array([0.1, -0.0, 1e-30, 0.5], np.float32)
+    audio = ReferenceAudio.of(samples, 8000)
+    from vllm_tts_cache.audio.decode import DecodedAudio
+
+    store.keep_inline(DecodedAudio(audio, ()))
+    assert store.read_audio(audio.audio_sha256).samples.tobytes() == (
+        audio.samples.tobytes()
+    )

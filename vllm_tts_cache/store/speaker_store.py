@@ -1,0 +1,431 @@
+"""The owner of ``SPEAKER_SAMPLES_DIR``: every file and every row is its doing.
+
+What must hold, whenever a process dies:
+
+* A file is moved to its name and its row is written in one write transaction. A crash
+  between the two leaves a file without a row, which `recover` removes.
+* A registration commits speaker, file and what it replaced at once. A deletion commits
+  that it is to be done, and is then done; what is left is done by whoever recovers.
+* Files are removed where the catalogue, in the same transaction, knows no owner.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue import deletions, imports, speakers, stored_files
+from vllm_tts_cache.catalogue.catalogue import Catalogue
+from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
+from vllm_tts_cache.catalogue.imports import ImportedFile
+from vllm_tts_cache.catalogue.names import fold, is_storable
+from vllm_tts_cache.catalogue.record import (
+    DEFAULT_TENANT,
+    NewSpeaker,
+    SpeakerRecord,
+)
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.config import RegistrationPolicy
+from vllm_tts_cache.errors import (
+    EncodingCorruptError,
+    SourceCorruptError,
+    SpeakerExistsError,
+    SpeakerLimitError,
+    SpeakerNotFoundError,
+    StorageError,
+)
+from vllm_tts_cache.store import recovery, removal, serde, stored_audio, verification
+from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.eviction import DiskBudgets
+from vllm_tts_cache.store.keys import AUDIO_KIND, EncodingKey
+from vllm_tts_cache.store.participation import Participation
+from vllm_tts_cache.store.writing import Writer
+
+# Recency to the minute is enough to choose what to evict, and spares a write per use.
+_TOUCH_INTERVAL_SECONDS = 60.0
+_MAX_TOUCHED = 10_000
+_KEYS_PER_LOOK = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A registered speaker.
+
+    Attributes:
+        fingerprints: Of the encoders whose encoding of its audio is stored.
+    """
+
+    record: SpeakerRecord
+    fingerprints: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """The new record, and what its name took over.
+
+    Attributes:
+        deletion: Of the replaced one, if it had audio and is not registered anew as
+            it was: still to be carried out by `SpeakerStore.remove_files`.
+    """
+
+    record: SpeakerRecord
+    replaced: SpeakerRecord | None
+    deletion: Deletion | None
+
+
+class SpeakerStore:
+    """Speakers, their audio and its encodings, shared by the processes of one host.
+
+    Every method may be called from any thread and raises StorageError where the disk
+    or the catalogue fails. What returns has been committed.
+
+    Args:
+        directory: Where the files are.
+        catalogue: What is known about them.
+        budgets: Bytes on disk.
+        max_speakers: Speakers at most, all tenants together; 0 means no limit.
+        policy: Whether registering may take over a name (``overwrite``) or not
+            (``immutable``).
+    """
+
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        catalogue: Catalogue,
+        *,
+        budgets: DiskBudgets,
+        max_speakers: int = 0,
+        policy: RegistrationPolicy = "overwrite",
+    ):
+        self.files = directory
+        self.catalogue = catalogue
+        self._database = catalogue.database
+        self._writer = Writer(directory, catalogue.database, budgets)
+        self._max_speakers = max_speakers
+        self._policy: RegistrationPolicy = policy
+        self._participation = Participation(directory.root, catalogue.database)
+        # When this process last wrote down a use.
+        self._touched: OrderedDict[str, float] = OrderedDict()
+        self._touching = threading.Lock()
+        self.join = self._participation.join
+        self.leave = self._participation.leave
+        self.deletions_to_confirm = self._participation.deletions_to_confirm
+        self.confirm = self._participation.confirm
+
+    @property
+    def directory(self) -> Path:
+        """``SPEAKER_SAMPLES_DIR``."""
+        return self.files.root
+
+    # --- the API process
+
+    def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Found | None:
+        """The speaker of that name, compared folded; None if there is none.
+
+        One indexed read, on an event loop as well where ``catalogue.is_local``.
+
+        Raises:
+            StorageBusyError: The catalogue is being opened or recovered just now.
+        """
+        found = self.catalogue.find(name, tenant)
+        if found is None:
+            return None
+        return Found(record=found[0], fingerprints=found[1] - {AUDIO_KIND})
+
+    def register(self, new: NewSpeaker, audio: DecodedAudio | None) -> Registered:
+        """Register a speaker; readers see the old one until they see the new one.
+
+        Args:
+            new: What is registered; with ``audio_sha256`` exactly if there is audio.
+            audio: The reference audio.
+
+        Raises:
+            SpeakerExistsError: The name is taken and the policy is ``immutable``.
+            SpeakerLimitError: The name is new and the catalogue is full.
+            AudioBudgetError: The audio of all speakers would be too much.
+            StorageFullError: There is no space left; nothing was changed.
+        """
+
+        def commit(db: Connection) -> Registered:
+            replaced = speakers.find(db, new.tenant, new.name_key)
+            if replaced is not None and self._policy == "immutable":
+                raise SpeakerExistsError(replaced.name)
+            if replaced is None and self._is_full(db):
+                raise SpeakerLimitError(self._max_speakers)
+            return _replace(db, new, replaced)
+
+        if audio is None:
+            with self._database.write() as db:
+                return commit(db)
+        return self._writer.keep(audio, Segment.REGISTERED, commit)
+
+    def import_speaker(
+        self, new: NewSpeaker, audio: DecodedAudio | None, file: ImportedFile
+    ) -> tuple[str | None, Deletion | None]:
+        """Register a voice of stock's, and remember the file it was in.
+
+        The limits do not apply: what stock kept is not lost because more was kept
+        than may be added now.
+
+        Returns:
+            Why it was not registered, None if it was; and the deletion of what it
+            replaced, as `register` returns it.
+        """
+
+        def commit(db: Connection) -> tuple[str | None, Deletion | None]:
+            refusal = imports.refusal(db, file.name_key, file.created_at, self._policy)
+            if refusal is not None:
+                raise _RefusedError(refusal)
+            imports.remember(db, file)
+            replaced = speakers.find(db, new.tenant, new.name_key)
+            return None, _replace(db, new, replaced).deletion
+
+        try:
+            if audio is not None:
+                return self._writer.keep(
+                    audio, Segment.REGISTERED, commit, is_bounded=False
+                )
+            with self._database.write() as db:
+                return commit(db)
+        except _RefusedError as exc:
+            return str(exc), None
+
+    def keep_inline(self, audio: DecodedAudio) -> None:
+        """Store audio that came with a request, or count it as used.
+
+        Of what is registered nothing is written. The least recently used inline audio
+        goes where this is too much.
+
+        Raises:
+            StorageFullError: There is no space left; nothing was changed.
+        """
+        sha = audio.audio.audio_sha256
+        if self._writer.is_kept(sha):
+            self._touch(sha)
+        else:
+            self._writer.keep(audio, Segment.INLINE, lambda _: None)
+
+    def has_audio(self, audio_sha256: str) -> bool:
+        """Whether the audio is stored, for whomever; reads an index."""
+        with self._database.read() as db:
+            return stored_files.find(db, audio_sha256, AUDIO_KIND) is not None
+
+    def stored_kinds(self, audio_sha256s: Sequence[str]) -> dict[str, frozenset[str]]:
+        """What is stored of each audio: ``AUDIO_KIND``, encoders' fingerprints."""
+        with self._database.read() as db:
+            found = stored_files.kinds(db, audio_sha256s)
+        return {sha: frozenset(kinds) for sha, kinds in found.items()}
+
+    def stored_since(self, file_id: int) -> tuple[int, list[EncodingKey]]:
+        """Which encodings were stored after a number, and the number to ask with next.
+
+        Ask with -1 first, which tells only the number. A thousand at most are told at
+        once: ask again until there are none.
+        """
+        with self._database.read() as db:
+            if file_id < 0:
+                return stored_files.last_id(db), []
+            rows = stored_files.since(db, file_id, _KEYS_PER_LOOK)
+        keys = [
+            EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
+            for _, sha, kind in rows
+        ]
+        return rows[-1][0] if rows else file_id, keys
+
+    def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> Deletion:
+        """Delete a speaker: from here on nobody finds it.
+
+        Its files are still to be removed, by `remove_files`, and what participants
+        remember is still to be confirmed; that this is to be done is committed.
+
+        Raises:
+            SpeakerNotFoundError: No speaker has this name.
+        """
+        if not is_storable(name):
+            raise SpeakerNotFoundError(name)
+        name_key = fold(name)
+        hashed = deletions.name_hash(tenant, name_key)
+        with self._database.write() as db:
+            record = speakers.find(db, tenant, name_key)
+            if record is None:
+                raise SpeakerNotFoundError(name)
+            speakers.delete(db, tenant, name_key)
+            deletions.drop_finished(db, hashed)
+            deletions.drop_expired(db)
+            deletion = deletions.add(db, _released(db, record), hashed)
+            if tenant == DEFAULT_TENANT:
+                imports.mark_deleted(db, name_key, deletion.id)
+        return deletion
+
+    def remove_files(self, deletion: Deletion) -> None:
+        """Remove what a deletion leaves on disk; again and again, if need be.
+
+        Stock's files of a voice that was imported go as well. What was registered or
+        kept under the same address since keeps its files.
+
+        Raises:
+            StorageError: Something is left; call it again.
+        """
+        removal.remove_files(self.files, self._database, deletion)
+
+    def progress(
+        self, name: str, tenant: str = DEFAULT_TENANT
+    ) -> DeletionProgress | None:
+        """How far the deletion of that name is.
+
+        None if there is none, or if it was finished and acknowledged. Participants
+        that died are not waited for.
+        """
+        found = self.catalogue.progress(name, tenant)
+        if found is not None and found.waiting_for:
+            self._participation.drop_dead(found.deletion.id)
+            found = self.catalogue.progress(name, tenant)
+        return found
+
+    def unfinished_deletions(self) -> list[Deletion]:
+        """Deletions whose files are not all removed: somebody was interrupted."""
+        with self._database.read() as db:
+            return deletions.unfinished(db)
+
+    def acknowledge(self, deletion_id: int) -> None:
+        """The client knows that a deletion is finished: forget that there was one."""
+        with self._database.write() as db:
+            deletions.acknowledge(db, deletion_id)
+
+    # --- workers
+
+    def read_audio(self, audio_sha256: str) -> ReferenceAudio | None:
+        """Read, verify and decode; None if it is not stored.
+
+        Raises:
+            SourceCorruptError: The bytes are of no audio of this address. They were
+                set aside, so that the next registration heals it.
+        """
+        blob = self.files.read(audio_sha256, AUDIO_KIND)
+        if blob is None:
+            return None
+        try:
+            return stored_audio.from_bytes(blob, audio_sha256)
+        except SourceCorruptError:
+            with suppress(StorageError):  # it must not hide that the bytes are wrong
+                removal.set_aside_audio(self.files, self._database, audio_sha256)
+            raise
+
+    def read(self, key: EncodingKey) -> Encoding | None:
+        """Read and verify an encoding; None if it is not stored.
+
+        No query and no lock: the engine's thread may call it.
+
+        Raises:
+            EncodingCorruptError: The bytes are wrong, and were set aside.
+        """
+        sha, kind = key.audio_sha256, key.encoder_fingerprint
+        if (blob := self.files.read(sha, kind)) is None:
+            return None
+        try:
+            return serde.decode(blob, key)
+        except EncodingCorruptError:
+            with suppress(StorageError):
+                self.files.set_aside(sha, kind)
+            raise
+
+    def is_stored(self, key: EncodingKey) -> bool:
+        """Whether the encoding's file is there; one look, no query and no lock."""
+        return self.files.exists(key.audio_sha256, key.encoder_fingerprint)
+
+    def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
+        """Store an encoding, in the place of the one that is there.
+
+        False if its audio is not stored any more: then the encoding is not either.
+
+        Raises:
+            StorageFullError: There is no space left; nothing was changed.
+        """
+        return self._writer.publish(key, encoding)
+
+    def used(self, audio_sha256s: Iterable[str]) -> None:
+        """Count all that is stored of these audios as used now.
+
+        One transaction: call it with many, now and then, from a thread of its own.
+        """
+        with self._database.write() as db:
+            stored_files.touch(db, audio_sha256s)
+
+    # --- maintenance
+
+    def recover(self) -> list[str]:
+        """Finish what killed processes began; returns what that was, a line each.
+
+        Walks the whole directory, in slices: for a thread of its own. Others may go
+        on using the store.
+        """
+        self._participation.drop_all_dead()
+        return recovery.recover(self.files, self._database)
+
+    def verify(self) -> list[str]:
+        """Read every file and row, and say what is wrong; changes nothing."""
+        return sorted(verification.problems(self.files, self.catalogue))
+
+    def close(self) -> None:
+        """Leave, and close every connection and lock."""
+        with suppress(StorageError):
+            self._participation.leave()
+        self.files.close()
+        self.catalogue.close()
+
+    def _is_full(self, db: Connection) -> bool:
+        limit = self._max_speakers
+        return limit > 0 and speakers.at_least(db, limit)
+
+    def _touch(self, sha: str) -> None:
+        now = time.monotonic()
+        with self._touching:
+            if now - self._touched.get(sha, -_TOUCH_INTERVAL_SECONDS) < (
+                _TOUCH_INTERVAL_SECONDS
+            ):
+                return
+            self._touched[sha] = now
+            self._touched.move_to_end(sha)
+            if len(self._touched) > _MAX_TOUCHED:
+                self._touched.popitem(last=False)
+        self.used([sha])
+
+
+class _RefusedError(Exception):
+    """A voice of stock's is not imported; the message says why."""
+
+
+def _replace(
+    db: Connection, new: NewSpeaker, replaced: SpeakerRecord | None
+) -> Registered:
+    record = speakers.replace(db, new)
+    deletion = None
+    if replaced is not None and _spoken(replaced) != _spoken(record):
+        released = _released(db, replaced)
+        deletion = None if released is None else deletions.add(db, released, None)
+    return Registered(record=record, replaced=replaced, deletion=deletion)
+
+
+def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:
+    """What processes remember of a speaker's prompts by."""
+    return record.audio_sha256, record.ref_text
+
+
+def _released(db: Connection, record: SpeakerRecord) -> str | None:
+    """The audio of a speaker that was removed; if nobody else has it, its rows go.
+
+    It is told even where others have it: what was remembered of it may hold the
+    transcript of the one that is gone.
+    """
+    sha = record.audio_sha256
+    if sha is not None and not speakers.is_referenced(db, sha):
+        stored_files.remove(db, sha)
+    return sha

@@ -1,1 +1,0 @@
-"""Places where encodings live."""

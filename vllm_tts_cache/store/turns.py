@@ -1,0 +1,102 @@
+"""One process at a time works on a key."""
+
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from weakref import WeakSet
+
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.files import FILE_MODE, make_directory, storage_errors
+from vllm_tts_cache.store.keys import EncodingKey
+
+# struct flock: l_type, l_whence, l_start, l_len, l_pid; a lock of the open file, not
+# of the process, so that closing another descriptor of it does not release it.
+_FLOCK = struct.Struct("hhqqi4x")
+_KEY_BITS = 62
+_FILE_NAME = "turns.lock"
+
+
+class KeyTurns:
+    """Turns by key among processes, each a locked byte of one file.
+
+    They save work and are not needed for correctness: publishing an encoding twice is
+    harmless. A turn ends with its process, however that ends.
+
+    Args:
+        path: The lock file; made if missing, and never grows.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._handle = -1
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+        _turns.add(self)
+
+    def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
+        """The key's turn, until the context ends; None if another has it now.
+
+        Never waits. Enter what is returned, or nobody gets the turn any more.
+
+        Raises:
+            StorageError: The lock file cannot be opened or locked.
+        """
+        byte = int(key.digest[:16], 16) % (1 << _KEY_BITS)
+        with self._lock, storage_errors(self._path):
+            # Threads share the open file, and with it the lock.
+            if byte in self._taken or not self._set(fcntl.F_WRLCK, byte):
+                return None
+            self._taken.add(byte)
+        return self._held(byte)
+
+    def close(self) -> None:
+        """Give every turn back."""
+        with self._lock:
+            if self._handle >= 0:
+                os.close(self._handle)
+            self._handle = -1
+            self._taken.clear()
+
+    @contextmanager
+    def _held(self, byte: int) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            with self._lock:
+                if byte in self._taken:
+                    self._taken.remove(byte)
+                    self._set(fcntl.F_UNLCK, byte)
+
+    def _set(self, kind: int, byte: int) -> bool:
+        if self._handle < 0:
+            make_directory(self._path.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._handle = os.open(self._path, flags, FILE_MODE)
+        wanted = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+        try:
+            fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, wanted)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def open_turns(settings: Settings) -> KeyTurns:
+    """The turns of all processes on ``SPEAKER_SAMPLES_DIR``."""
+    return KeyTurns(settings.samples_dir / _FILE_NAME)
+
+
+_turns: "WeakSet[KeyTurns]" = WeakSet()
+
+
+def _let_go_in_child() -> None:
+    # The child shares the open file: it would hold what its parent has taken.
+    for turns in list(_turns):
+        turns._lock = threading.Lock()
+        turns.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
