@@ -1,5 +1,8 @@
 """Prompts of Fish Speech clones: the host's ids, a salt per voice, small messages."""
 
+import tracemalloc
+from collections import OrderedDict
+
 import msgspec
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from vllm_tts_cache.families.fish_speech.prompt import (
     FIELD,
     PromptBuilder,
     ReferenceFrames,
+    VoiceKey,
     checked_text,
     salt_of,
 )
@@ -101,7 +105,30 @@ def test_the_ids_are_the_hosts(builder, text, ref_text, num_frames):
 
 
 def test_a_voices_part_of_30_seconds_is_small(builder):
-    assert builder.voice("spoken words", KEY, codes(646)).num_bytes <= 4 * 1024
+    assert builder.voice("spoken words", KEY, codes(646)).num_bytes <= 4.5 * 1024
+
+
+@pytest.mark.parametrize(("num_frames", "num_chars"), [(22, 20), (646, 500)])
+def test_the_memory_of_kept_voices_is_what_they_say(builder, num_frames, num_chars):
+    kept, num_parts = OrderedDict(), 100
+    tracemalloc.start()
+    try:
+        for n in range(num_parts):
+            key = EncodingKey(audio_sha256=f"{n:064}", encoder_fingerprint="f" * 64)
+            part = builder.voice(f"{n:0{num_chars}}", key, codes(num_frames))
+            kept[part.key] = part
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.7 * taken <= sum(part.num_bytes for part in kept.values()) <= 1.5 * taken
+
+
+def test_a_request_finds_its_voice_without_reading_the_transcript(builder):
+    part = builder.voice("spoken words", KEY, codes(9))
+    same = EncodingKey(**{f: getattr(KEY, f) for f in KEY.__dataclass_fields__})
+    assert {part.key: part}[VoiceKey(same, "spoken words")] is part
+    others = [VoiceKey(KEY, "other words"), VoiceKey(OTHER_KEYS[0], "spoken words")]
+    assert part.key not in others
 
 
 @pytest.mark.parametrize("key", OTHER_KEYS, ids=["audio", "encoder"])
@@ -129,20 +156,6 @@ def test_a_message_is_small_at_30_seconds(builder):
         }
     )
     assert len(sent) <= 8 * 1024
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=60), token=st.text("abc_:0", min_size=1, max_size=12))
-def test_no_control_token_gets_through(text, token):
-    with pytest.raises(InvalidSpeakerError, match="control token") as raised:
-        checked_text("ref_text", f"{text}<|im_{token}|>")
-    assert raised.value.field == "ref_text"
-
-
-def test_tags_of_speakers_and_phonemes_are_the_models_own():
-    assert checked_text("input", "<speaker:1>Hi.") == "<|speaker:1|>Hi."
-    kept = "<|phoneme_start|>h<|phoneme_end|>"
-    assert checked_text("input", kept) == kept
 
 
 def test_the_wire_of_the_positions_is_checked():

@@ -45,6 +45,7 @@ class CodecEncoder:
     device: torch.device
     fingerprint: str
     name: str = CODEC
+    bytes_per_second: int = 60 * 1024**2  # 1.6 GiB for 30 s
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; its last frame may be filled up with silence.

@@ -7,27 +7,45 @@ the semantic codes; the residual ones are told apart by the salt.
 
 import hashlib
 import json
+import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.inputs import tokens_input
 from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
-    normalize_fish_speech_text,
 )
 
-from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families.fish_speech.text import (
+    checked_text,
+    normalised,
+    transcript,
+)
 from vllm_tts_cache.speaker import ref as speaker_ref
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 from vllm_tts_cache.store.keys import EncodingKey
 
+__all__ = [
+    "FIELD",
+    "ClonePrompt",
+    "PromptBuilder",
+    "ReferenceFrames",
+    "VoiceKey",
+    "VoicePart",
+    "checked_text",
+    "salt_of",
+]
+
 FIELD = "tts_cache_reference_frames"  # in the host's additional_information
 
 _AUDIO_START = "<|audio_start|>"
 _ANY_TEXT = "a"
+# The objects around a part's ids and texts: the part, its key and the key's digests,
+# and the entry of an ordered dict.
+_NUM_OBJECT_BYTES = 700
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +102,32 @@ class ClonePrompt:
         return prompt
 
 
+class VoiceKey(NamedTuple):
+    """What a `VoicePart` is kept by; no text is read to make or compare one.
+
+    Attributes:
+        encoding: Of the codes.
+        ref_text: The transcript as it was given. Two spellings of one transcript are
+            two keys, with equal salts.
+    """
+
+    encoding: EncodingKey
+    ref_text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VoicePart:
     """All of a voice's prompts but their text.
 
     Attributes:
+        key: What it was built from.
         before: Token ids that stand before the text, the codes among them.
         after: Those behind it.
         reference: Where the codes stand.
         salt: As of `ClonePrompt`.
     """
 
+    key: VoiceKey
     before: "array[int]"
     after: "array[int]"
     reference: ReferenceFrames
@@ -102,30 +135,23 @@ class VoicePart:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, but for a few hundred bytes."""
-        return self.before.itemsize * (len(self.before) + len(self.after))
+        """Memory that it takes, with its key and its place in a cache."""
+        parts = (self.before, self.after, self.salt, self.key.ref_text)
+        return _NUM_OBJECT_BYTES + sum(map(sys.getsizeof, parts))
 
 
 def salt_of(key: EncodingKey, ref_text: str) -> str:
     """Return what names a voice: its encoding, and its transcript in any spelling.
 
-    ``checked_text`` has let the transcript pass.
+    It reads the whole transcript, so it is for whoever builds a `VoicePart`, once; a
+    cache is keyed by `VoiceKey`, and a request takes the part's salt.
+
+    Args:
+        key: Of the encoding.
+        ref_text: The transcript; ``checked_text`` has let it pass.
     """
-    spoken = normalize_fish_speech_text(ref_text, add_default_speaker=True)
-    named = [key.audio_sha256, key.encoder_fingerprint, spoken]
+    named = [key.audio_sha256, key.encoder_fingerprint, transcript(ref_text)]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
-
-
-def checked_text(field: str, text: str) -> str:
-    """Return the text as the model takes it, its speaker tags in the model's spelling.
-
-    Raises: InvalidSpeakerError if it holds a control token that would end or forge a
-        turn; the message names it.
-    """
-    try:
-        return normalize_fish_speech_text(text)
-    except ValueError as exc:
-        raise InvalidSpeakerError(field, str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +180,11 @@ class PromptBuilder:
         return self.speak(self.voice(ref_text, key, codes), text)
 
     def voice(self, ref_text: str, key: EncodingKey, codes: Array) -> VoicePart:
-        """Build what all of a voice's prompts have in common; arguments as `clone`."""
+        """Build what all of a voice's prompts have in common; arguments as `clone`.
+
+        It takes milliseconds, so keep it off an event loop; the part is kept by its
+        `VoiceKey`, so that this happens once per voice and not per request.
+        """
         semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
         without_text = self._host_ids("", ref_text, semantic)
         with_text = self._host_ids(_ANY_TEXT, ref_text, semantic)
@@ -166,6 +196,7 @@ class PromptBuilder:
         audio_start = self.tokenizer.convert_tokens_to_ids(_AUDIO_START)
         start = without_text.index(audio_start) + 1
         return VoicePart(
+            key=VoiceKey(key, ref_text),
             before=array("i", without_text[:at]),
             after=array("i", without_text[at:]),
             reference=ReferenceFrames(start=start, num_frames=len(semantic)),
@@ -174,8 +205,7 @@ class PromptBuilder:
 
     def speak(self, voice: VoicePart, text: str) -> ClonePrompt:
         """Put a text between; ``checked_text`` has let it pass."""
-        spoken = normalize_fish_speech_text(text)
-        text_ids = self.tokenizer.encode(spoken, add_special_tokens=False)
+        text_ids = self.tokenizer.encode(normalised(text), add_special_tokens=False)
         return ClonePrompt(
             token_ids=[*voice.before, *text_ids, *voice.after],
             reference=voice.reference,

@@ -45,6 +45,7 @@ class CodecEncoder:
     num_codebooks: int
     fingerprint: str
     name: str = CODEC
+    bytes_per_second: int = 24 * 1024**2  # 0.6 GiB for 30 s
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; its last frame may be filled up with silence.

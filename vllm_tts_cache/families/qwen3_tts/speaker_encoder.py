@@ -44,6 +44,7 @@ class SpeakerEncoder:
     device: torch.device
     fingerprint: str
     name: str = SPEAKER
+    bytes_per_second: int = 24 * 1024**2  # less than the codec's
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio of at least 0.1 s.

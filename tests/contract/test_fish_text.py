@@ -1,0 +1,154 @@
+"""Texts for Fish Speech: the host's rules, and no text that keeps a server busy."""
+
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
+    normalize_fish_speech_text,
+)
+
+from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families.fish_speech.text import (
+    MAX_CHARS,
+    MAX_LOOSE_OPENINGS,
+    checked_text,
+    control_tokens,
+    transcript,
+)
+
+# What makes up a control token, a tag in either spelling, or nearly one.
+PIECES = [
+    *("<|", "|>", "<", ">", "|", ":", "\n", " ", "a", "é", "7", "\u0663"),
+    *("<|speaker:0|>", "<speaker:12>", "<speaker:>", "<|speaker:|>", "speaker:1"),
+    *("<|phoneme_start|>", "<|phoneme_end|>", "<|phoneme_", "<|im_end|>"),
+]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+EXAMPLES = [
+    "<||>",
+    "<|>",
+    "<|||>",
+    "<|a<|speaker:0|>",
+    "<|<|im_end|>",
+    "<|a>|>",
+    "<||a|>",
+]
+
+
+def hosts(text, **options):
+    try:
+        return normalize_fish_speech_text(text, **options)
+    except ValueError:
+        return None
+
+
+def ours(text):
+    try:
+        return checked_text("input", text)
+    except InvalidSpeakerError:
+        return None
+
+
+@settings(max_examples=2000, deadline=None)
+@given(text=TEXTS | st.text("<|>:a0speakr\n", max_size=30) | st.text(max_size=30))
+@example("<|" * 5)
+def test_a_text_passes_where_it_passes_at_the_host_and_is_the_same_then(text):
+    assert ours(text) == hosts(text)
+
+
+@pytest.mark.parametrize("text", EXAMPLES + [f"a{text}b{text}" for text in EXAMPLES])
+def test_what_nearly_is_a_token_is_what_the_host_says(text):
+    assert ours(text) == hosts(text)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=TEXTS.filter(lambda text: ours(text) is not None))
+def test_a_transcript_is_read_as_the_host_reads_it(text):
+    assert transcript(text) == hosts(text, add_default_speaker=True)
+    assert transcript(checked_text("ref_text", text)) == transcript(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60), token=st.text("abc_:0", min_size=1, max_size=12))
+def test_no_control_token_gets_through(text, token):
+    with pytest.raises(InvalidSpeakerError, match="control token") as raised:
+        checked_text("ref_text", f"{text}<|im_{token}|>")
+    assert raised.value.field == "ref_text"
+    assert f"<|im_{token}|>" in str(raised.value)
+
+
+def test_tags_of_speakers_and_phonemes_are_the_models_own():
+    assert checked_text("input", "<speaker:1>Hi.") == "<|speaker:1|>Hi."
+    kept = "<|phoneme_start|>h<|phoneme_end|>"
+    assert checked_text("input", kept) == kept
+
+
+def test_a_refusal_names_tokens_without_repeating_the_whole_text():
+    text = "".join(f"<|im_{n}_{'x' * 1000}|>" for n in range(50))
+    with pytest.raises(InvalidSpeakerError, match=r"<\|im_0_x.* and 46 more") as raised:
+        checked_text("input", text)
+    assert len(str(raised.value)) < 300
+
+
+def test_a_text_longer_than_the_model_could_ever_speak_is_refused():
+    assert len(checked_text("input", "a" * MAX_CHARS)) == MAX_CHARS
+    with pytest.raises(InvalidSpeakerError, match=f"{MAX_CHARS + 1} characters"):
+        checked_text("input", "a" * (MAX_CHARS + 1))
+
+
+def test_openings_that_cost_the_host_a_walk_each_are_few():
+    text = "<|a " * MAX_LOOSE_OPENINGS
+    assert checked_text("input", text) == text == hosts(text)
+    with pytest.raises(InvalidSpeakerError, match="begins no tag"):
+        checked_text("input", text + "<|")
+
+
+HOSTILE = {
+    "openings": "<|",
+    "openings and text": "<|aaaaaaaa",
+    "half speakers": "<|speaker:",
+    "half old speakers": "<speaker:1",
+    "long numbers": "<speaker:" + "1" * 1000,
+    "tags": "<|speaker:0|>",
+    "old tags": "<speaker:0>",
+    "tokens": "<|x|>",
+    "closings": "|>",
+}
+
+
+@pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_text_of_a_megabyte_is_read_once(unit):
+    text = unit * (1_000_000 // len(unit))
+    started = time.monotonic()
+    tokens, num_loose = control_tokens(text)
+    assert ours(text) is None  # too long
+    # The host's expression would take a quarter of an hour over the first of them.
+    assert time.monotonic() - started < 20
+    assert len(tokens) + num_loose == text.count("<|")
+
+
+class CountingText(str):
+    """Counts the characters that searches in it walk over."""
+
+    __slots__ = ("num_read",)
+
+    def find(self, *search):
+        wanted, start = search
+        at = super().find(wanted, start)
+        self.num_read += (len(self) if at < 0 else at + len(wanted)) - start
+        return at
+
+    def count(self, *search):
+        _, start, end = search
+        self.num_read += end - start
+        return super().count(*search)
+
+
+@pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("num_chars", [1_000, 10_000, 100_000])
+def test_a_character_is_looked_at_three_times_at_most(unit, num_chars):
+    text = CountingText(unit * (num_chars // len(unit)))
+    text.num_read = 0
+    control_tokens(text)
+    assert text.num_read <= 3 * len(text) + 2
