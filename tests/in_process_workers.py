@@ -2,23 +2,28 @@
 
 import hashlib
 import threading
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
+from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.model_executor import rpc
-from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.model_executor.load_speakers import build_worker_speakers
 from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.speaker.wire import Want, WantCall
 from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.wiring import open_cache
 
 METHODS = {method.__name__: method for method in rpc.METHODS}
+WAIT_SECONDS = 30.0
+LEASE_SECONDS = 60.0
 
 
 class SpectrumEncoder:
@@ -27,6 +32,8 @@ class SpectrumEncoder:
     Close ``gate`` to hold it inside ``encode``; what is in ``errors`` is raised, one
     a call.
     """
+
+    bytes_per_second = 0
 
     def __init__(self, name):
         self.name = name
@@ -40,7 +47,7 @@ class SpectrumEncoder:
     def encode(self, audio):
         self.num_calls += 1
         self.entered.set()
-        assert self.gate.wait(30), "the test never opened the gate"
+        assert self.gate.wait(WAIT_SECONDS), "the test never opened the gate"
         if self.errors:
             raise self.errors.pop(0)
         spectrum = np.abs(np.fft.rfft(audio.samples, 14)).astype(np.float32)
@@ -48,7 +55,10 @@ class SpectrumEncoder:
 
 
 class InProcessEngine:
-    """The host's engine client; what crosses it is as between processes."""
+    """The host's engine client; what crosses it is as between processes.
+
+    ``calls`` has the names of the methods that were called.
+    """
 
     def __init__(self, *workers):
         self.workers = workers
@@ -57,10 +67,26 @@ class InProcessEngine:
     async def collective_rpc(
         self, method, timeout=None, args=(), kwargs=None, stage_ids=None
     ):
+        return self.called(method, args)
+
+    def called(self, method, args=()):
         self.calls.append(method)
         args = across_processes(args)
         answers = [METHODS[method](worker, *args) for worker in self.workers]
         return [across_processes(answers)]
+
+
+class SyncInProcessEngine(InProcessEngine):
+    """The same for a batch job."""
+
+    def __init__(self, *workers, model=""):
+        super().__init__(*workers)
+        self.model = model
+
+    def collective_rpc(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, method, timeout=None, args=(), kwargs=None, stage_ids=None
+    ):
+        return self.called(method, args)
 
 
 def across_processes(value):
@@ -77,21 +103,67 @@ def worker_with(speakers, rank=0):
     return worker(SimpleNamespace(tts_cache_speakers=speakers), rank)
 
 
-def worker_speakers(samples_dir, encoders, *, timeout_seconds=10.0, **settings):
-    settings = Settings(samples_dir=samples_dir, **settings)
-    return WorkerSpeakers(
-        encoders={encoder.name: encoder for encoder in encoders},
-        cache=open_cache(settings),
-        audio=open_audio(settings),
-        device=torch.device("cpu"),
-        encode_timeout_seconds=timeout_seconds,
-        encode_yield_seconds=settings.encode_yield_seconds,
+def worker_speakers(samples_dir, encoders, *, all_ranks: Any = bool, **settings):
+    """A worker's speaker side on a directory; `close` it where threads are counted."""
+    return build_worker_speakers(
+        {encoder.name: encoder for encoder in encoders},
+        Settings(samples_dir=samples_dir, **settings),
+        torch.device("cpu"),
+        all_ranks=all_ranks,
     )
+
+
+def prepare(speakers, ref, encoder_names, *, rank=0, **want):
+    """Have encodings made, and wait until the worker is idle; what it said at first."""
+    answer = speakers.want(want_call(ref, encoder_names, **want), rank)
+    wait_until_idle(speakers)
+    return {report.encoder: report.state for report in answer.reports}
+
+
+def want_call(ref, encoder_names, *, lease_seconds=LEASE_SECONDS, **want):
+    sha, segment = ref.audio_sha256, ref.segment.value
+    wants = [
+        Want(audio_sha256=sha, encoder=name, segment=segment, **want)
+        for name in encoder_names
+    ]
+    return WantCall(wants=wants, lease_seconds=lease_seconds)
+
+
+def wait_until_idle(speakers):
+    until = time.monotonic() + WAIT_SECONDS
+    while speakers.stats()["in_flight"]:
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 def clip(seed=0, seconds=1.0, rate_hz=8_000):
     noise = np.random.default_rng(seed).standard_normal(round(seconds * rate_hz))
     return ReferenceAudio.of((0.1 * noise).astype(np.float32), rate_hz)
+
+
+def decoded(audio):
+    """As the decoder returns it."""
+    return DecodedAudio(audio, ())
+
+
+def new_speaker(name, audio):
+    return NewSpeaker(
+        name=name,
+        consent="given",
+        audio_sha256=audio.audio_sha256,
+        sample_rate_hz=audio.sample_rate_hz,
+        num_samples=audio.num_samples,
+    )
+
+
+def store_clip(store, audio, segment=Segment.REGISTERED, *, name=None):
+    """Register a clip, or keep it as an inline one; returns what a request names."""
+    if segment is Segment.REGISTERED:
+        name = name or f"voice-{audio.audio_sha256[:8]}"
+        store.register(new_speaker(name, audio), decoded(audio))
+    else:
+        store.keep_inline(decoded(audio))
+    return ref_of(audio, segment)
 
 
 def ref_of(audio, segment=Segment.REGISTERED):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from vllm_omni.model_executor.models.fish_speech import dac_encoder
+from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as host
 from vllm_omni.worker import gpu_model_runner
 from vllm_omni.worker_v2.model_states import intermediate_buffer
 
-from tests.in_process_workers import ref_of
+from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.real_talker import fish_slow_ar
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.catalogue.segment import Segment
@@ -26,9 +27,9 @@ from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder, ReferenceF
 from vllm_tts_cache.model_executor.fish_speech import CachedFishSpeechSlowAR
 from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
-from vllm_tts_cache.store.audio_wiring import open_audio
 from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH
 
 TEXT = "The keeper counts the ships, and then counts them again."
@@ -85,9 +86,10 @@ class Voice:
         }
 
     def remember(self, codes):
-        encoding = Encoding({"codes": codes})
         self.speakers.forget([self.ref.audio_sha256])
-        self.speakers._cache.put(self.key, encoding, Segment.REGISTERED)
+        memory = self.speakers._cache._memory
+        encoding, since = Encoding({"codes": codes}), memory.num_forgets
+        memory.put(self.key, encoding, Segment.REGISTERED, since=since)
 
 
 @pytest.fixture
@@ -179,8 +181,11 @@ def test_a_prefill_that_resumes_at_the_reference_is_the_rest_of_the_hosts(
 
 def test_a_prefill_from_real_audio_is_the_hosts(slow_ar):
     audio = decode_path(SPEECH.path).audio
-    open_audio(load_settings()).put(audio, Segment.REGISTERED)
+    store = open_store(load_settings())
+    store_clip(store, audio)
+    store.close()
     speakers = slow_ar.tts_cache_speakers
+    prepare(speakers, ref_of(audio), (CODEC,))
     codes = speakers.prompt(ref_of(audio), (CODEC,))[CODEC]["codes"]
     voice = Voice(slow_ar, np.array(codes))
     info = {**voice.info, FIELD: ref_of(audio).to_wire()}
@@ -373,7 +378,7 @@ def test_the_other_runner_names_a_request_and_its_rows_in_its_own_way(slow_ar, v
 @pytest.mark.parametrize("is_other_runner", [True, False])
 def test_only_the_other_runner_is_asked_to_name_the_rows(monkeypatch, is_other_runner):
     """The v1 runner would gather all output ids in each step for the same flag."""
-    host_class = CachedFishSpeechSlowAR.__mro__[1]
+    host_class = host.FishSpeechSlowARForConditionalGeneration
     monkeypatch.setattr(
         host_class, "__init__", lambda self, **_: torch.nn.Module.__init__(self)
     )

@@ -12,21 +12,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.in_process_workers import InProcessEngine, ref_of, worker
+from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.other_runner import OtherRunner
 from tests.real_talker import qwen3_talker
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.ensure import Ensurer
-from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_speaker
-from vllm_tts_cache.entrypoints.resolve import Clip
-from vllm_tts_cache.entrypoints.workers import Workers
+from vllm_tts_cache.entrypoints.adapter import Speaker
+from vllm_tts_cache.entrypoints.inline import Clip
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
+from vllm_tts_cache.speaker.family import CloneMode
 from vllm_tts_cache.speaker.ref import FIELD
-from vllm_tts_cache.store.audio_wiring import open_audio
-from vllm_tts_cache.store.wiring import open_disk
+from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH
 
 TEXTS = ("Hi.", "A longer sentence, which has more tokens than the short one. " * 6)
@@ -50,27 +49,25 @@ def talker(qwen3_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def audio(talker):
-    return stored(decode_path(SPEECH.path).audio)
+    return encoded(talker, decode_path(SPEECH.path).audio)
 
 
 @pytest.fixture(scope="module")
 def adapter(talker):
     from vllm_tts_cache.entrypoints.qwen3_tts_adapter import CachedQwen3TTSAdapter
 
-    settings_ = load_settings()
-    workers = Workers(InProcessEngine(worker(talker)))
-    ensurer = Ensurer(workers, open_disk(settings_), timeout_seconds=60)
-    server = SimpleNamespace(
-        speakers=SimpleNamespace(ensurer=ensurer), _tts_tokenizer=None
-    )
+    server = SimpleNamespace(_tts_tokenizer=None)
     model_config = talker.vllm_config.model_config
     engine_client = SimpleNamespace(model_config=model_config, stage_configs=())
     context: Any = SimpleNamespace(server=server, engine_client=engine_client)
     return CachedQwen3TTSAdapter(context)
 
 
-def stored(audio):
-    open_audio(load_settings()).put(audio, Segment.REGISTERED)
+def encoded(talker, audio):
+    store = open_store(load_settings())
+    ref = store_clip(store, audio)
+    store.close()
+    prepare(talker.tts_cache_speakers, ref, FAMILY.encoders[CloneMode.IN_CONTEXT])
     return audio
 
 
@@ -91,11 +88,9 @@ async def prepared(adapter, audio, *, in_context, non_streaming, language, text)
         num_samples=audio.num_samples,
         sample_rate_hz=audio.sample_rate_hz,
     )
-    token = current_speaker.set(RequestSpeaker(clip=clip, in_context=in_context))
-    try:
-        return (await adapter.build(request, [], False)).prompt
-    finally:
-        current_speaker.reset(token)
+    mode = CloneMode.of(in_context=in_context)
+    speaker = Speaker(clip=clip, mode=mode, request=request)
+    return (await adapter.clone(speaker)).prompt
 
 
 def merge(buffer, update):
@@ -107,16 +102,16 @@ def merge(buffer, update):
             buffer[name] = value
 
 
-def prefill(preprocess, num_tokens, info, chunk=None):
+def prefill(preprocess, num_tokens, info, chunk=None, start=0, request_id="request"):
     """Run a prefill in chunks; return its embeddings and what it leaves behind."""
-    parts, buffer, start = [], dict(info), 0
+    parts, buffer = [], dict(info)
     while start < num_tokens:
         ids = torch.ones(min(chunk or num_tokens, num_tokens - start), dtype=torch.long)
         _, embeds, update = preprocess(
             ids,
             None,
             **buffer,
-            request_id="request",
+            request_id=request_id,
             _omni_is_prefill=True,
             _omni_num_computed_tokens=start,
             _omni_prompt_len=num_tokens,
@@ -135,7 +130,7 @@ def as_the_host(talker, prompt, audio, *, in_context):
 
     info = dict(prompt["additional_information"])
     del info[FIELD]
-    encoders = talker.tts_cache_speakers._encoders
+    encoders = talker.tts_cache_speakers._work._encoders
     embedding = encoders["speaker"].encode(audio)["speaker_embedding"]
     codes = encoders["codec"].encode(audio)["codes"]
     talker._prompt_builder.put_ref_audio_artifacts(
@@ -204,7 +199,8 @@ async def test_a_prefill_in_chunks_is_the_whole_one(
 
 
 async def test_two_voices_have_different_prefills(talker, adapter, audio):
-    other = stored(ReferenceAudio.of(audio.samples[::-1].copy(), audio.sample_rate_hz))
+    reversed_ = ReferenceAudio.of(audio.samples[::-1].copy(), audio.sample_rate_hz)
+    other = encoded(talker, reversed_)
     embeds = []
     for voice in (audio, other):
         prompt = await prepared(
@@ -254,6 +250,46 @@ async def test_a_request_without_encodings_is_padded_and_ends_alone(talker):
         assert logits[0].isfinite().sum() > 1
     finally:
         talker._failed_requests._ids.clear()
+
+
+async def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
+    talker, adapter, audio, monkeypatch
+):
+    """With prefix caching on: scheduled before the scheduler dropped the blocks."""
+    prompts = [
+        await prepared(
+            adapter,
+            audio,
+            in_context=True,
+            non_streaming=True,
+            language=None,
+            text=text,
+        )
+        for text in TEXTS
+    ]
+
+    def run(request_id, start, prompt=prompts[0]):
+        num_tokens = len(prompt["prompt_token_ids"])
+        info = prompt["additional_information"]
+        return prefill(
+            talker.preprocess, num_tokens, info, start=start, request_id=request_id
+        )[0]
+
+    def refuse(*_):
+        raise EncodeError("not stored")
+
+    whole = run("first", 0)
+    assert_same(run("hit", 16), whole[16:])
+    with monkeypatch.context() as patch:
+        patch.setattr(talker.tts_cache_speakers, "prompt", refuse)
+        run("failed", 0)
+    run("after the failure", 16)
+    run("another text", 16, prompts[1])
+    run("whole", 0)
+    assert_same(run("hit again", 16), whole[16:])
+    failed = set(talker._failed_requests._ids)
+    talker._failed_requests._ids.clear()
+    assert failed == {"failed", "after the failure"}
 
 
 @pytest.mark.parametrize("chunk", [7, 512])
@@ -309,7 +345,7 @@ def boundary_lengths(rate_hz):
 def test_the_announced_frames_are_those_of_the_codec(talker, data, rate_hz):
     num_samples = data.draw(boundary_lengths(rate_hz))
     samples = 0.1 * torch.randn(num_samples, generator=torch.Generator().manual_seed(0))
-    codec = talker.tts_cache_speakers._encoders["codec"]
+    codec = talker.tts_cache_speakers._work._encoders["codec"]
     codes = codec.encode(ReferenceAudio.of(samples.numpy(), rate_hz))["codes"]
     assert num_codec_frames(num_samples, rate_hz) == codes.shape[0]
 

@@ -1,187 +1,352 @@
 import threading
+import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
-import torch
 
-from tests.encoding_samples import assert_same, make_key
-from vllm_tts_cache.catalogue.segment import Segment
+from tests.encoding_samples import INLINE, REGISTERED, make_key
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor import encode_queue
-from vllm_tts_cache.model_executor.encode_queue import EncodeJob, EncodeQueue
+from vllm_tts_cache.model_executor.encode_queue import (
+    MAX_ASIDE_SECONDS,
+    EncodeQueue,
+    MissingAudioError,
+    Report,
+)
+from vllm_tts_cache.model_executor.waiting_line import EncodeJob, Lane
+from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
 
-CPU = torch.device("cpu")
 WAIT = 10.0
+LEASE = 2.0
+QUEUED, ENCODING = JobState.QUEUED, JobState.ENCODING
 
 
-class Encoder:
-    """Encodes when the gate is open; a job whose name is in ``bad`` fails."""
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Work:
+    """Encodes when the gate is open; what is named in ``errors`` raises."""
 
     def __init__(self):
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)
-        self.bad = set()
-        self.done = []
+        self.errors = {}
+        self.elsewhere = set()  # names that another process has
+        self.encoded = []
+        self.kept = {}
         self.threads = set()
 
-    def __call__(self, job):
+    def is_done(self, job):
+        return job.encoder_name in self.kept and not job.force_ids
+
+    def take_turn(self, job):
+        return None if job.encoder_name in self.elsewhere else nullcontext()
+
+    def encode(self, job):
         self.threads.add(threading.current_thread())
         self.entered.release()
         assert self.gate.wait(WAIT)
-        if job.encoder_name in self.bad:
-            raise EncodeError(f"{job.encoder_name} cannot")
-        self.done.append(job.encoder_name)
-        return encoding_of(job)
+        if (error := self.errors.get(job.encoder_name)) is not None:
+            raise error
+        self.encoded.append(job.encoder_name)
+        return Encoding({"name": np.frombuffer(job.encoder_name.encode(), np.uint8)})
+
+    def keep(self, job, encoding):
+        self.kept[job.encoder_name] = encoding
 
 
-def encoding_of(job):
-    return Encoding({"name": np.array([job.encoder_name.encode()]).view(np.uint8)})
+class Rig:
+    def __init__(self, max_waiting_inline=64):
+        self.work, self.clock = Work(), Clock()
+        self.queue = EncodeQueue(
+            self.work,
+            max_waiting_inline=max_waiting_inline,
+            clock=self.clock,
+        )
+
+    def want(
+        self, name="a", segment=REGISTERED, *, urgent=False, force_id="", lease=LEASE
+    ):
+        return self.queue.want(
+            EncodeJob(
+                key=make_key(name),
+                encoder_name=name,
+                segment=segment,
+                lane=Lane.of(segment, urgent=urgent),
+                wanted_until=self.clock.now + lease,
+                force_ids={force_id} if force_id else set(),
+            )
+        )
+
+    def look(self, name="a"):
+        return self.queue.look(make_key(name))
+
+    def hold(self, name="a"):
+        """Have the thread in the middle of one encode."""
+        self.work.gate.clear()
+        self.want(name)
+        assert self.work.entered.acquire(timeout=WAIT)
+
+    def run(self):
+        """Let the thread work until nothing is left."""
+        self.work.gate.set()
+        wait_until(lambda: not self.queue.stats()["in_flight"])
 
 
-def queue_of(encode):
-    return EncodeQueue(encode, CPU, yield_seconds=0.1)
+def wait_until(is_so):
+    until = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 @pytest.fixture
-def encoder():
-    return Encoder()
+def rig():
+    rig = Rig()
+    yield rig
+    rig.work.gate.set()
+    rig.queue.close()
 
 
-@pytest.fixture
-def jobs(encoder):
-    return queue_of(encoder)
-
-
-def job(name="a"):
-    return EncodeJob(
-        key=make_key(encoder=name), encoder_name=name, segment=Segment.REGISTERED
-    )
-
-
-def test_no_thread_starts_before_the_first_job(encoder):
+def test_no_thread_starts_before_the_first_job_and_closing_ends_it(rig):
     before = threading.active_count()
-    queue_of(encoder)
+    assert rig.look() == Report(JobState.MISSING)
     assert threading.active_count() == before
-
-
-def test_jobs_run_in_their_order_on_one_other_thread(jobs, encoder):
-    flights = [jobs.submit(job(name)) for name in "abc"]
-    for flight in flights:
-        flight.result(WAIT)
-    assert encoder.done == ["a", "b", "c"]
-    (thread,) = encoder.threads
-    assert thread is not threading.current_thread()
+    rig.want()
+    rig.run()
+    (thread,) = rig.work.threads
     assert thread.daemon
+    assert thread is not threading.current_thread()
+    rig.queue.close()
+    thread.join(WAIT)
+    assert not thread.is_alive()
 
 
-def test_a_flight_carries_what_was_encoded(jobs):
-    for name in "ab":
-        found = jobs.submit(job(name)).result(WAIT)
-        assert_same(found, encoding_of(job(name)))
+def test_wanting_does_not_wait_and_tells_how_far_a_key_is(rig):
+    rig.hold("a")
+    assert rig.want("b") == Report(QUEUED)
+    rig.clock.now += 1.5
+    assert rig.want("a") == Report(ENCODING, encoding_seconds=1.5)
+    assert rig.look("a") == Report(ENCODING, encoding_seconds=1.5)
+    assert rig.look("b") == Report(QUEUED)
+    assert rig.queue.stats()["in_flight"] == 2
+    assert rig.queue.stats()["waiting"] == {"registered": 1, "inline": 0}
+    rig.run()
+    assert rig.work.encoded == ["a", "b"]
+    assert rig.queue.num_finished == 2
 
 
-def test_callers_of_one_key_share_one_flight(jobs, encoder):
-    encoder.gate.clear()
-    flights, barrier = [], threading.Barrier(8)
-
-    def call():
-        barrier.wait(WAIT)
-        flights.append(jobs.submit(job()))
-
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert len(set(map(id, flights))) == 1
-    encoder.gate.set()
-    flights[0].result(WAIT)
-    assert encoder.done == ["a"]
+def test_callers_of_one_key_share_one_encode(rig):
+    rig.hold("other")
+    callers = [threading.Thread(target=rig.want, args=("a",)) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(WAIT)
+    rig.want("other")
+    rig.run()
+    assert rig.work.encoded == ["other", "a"]
 
 
-def test_submitting_does_not_wait_and_what_is_under_way_is_known(jobs, encoder):
-    encoder.gate.clear()
-    first, second = jobs.submit(job("a")), jobs.submit(job("b"))
-    assert encoder.entered.acquire(timeout=WAIT)
-    assert jobs.num_in_flight == 2
-    assert jobs.in_flight(job("a").key)
-    assert jobs.in_flight(job("b").key)
-    encoder.gate.set()
-    first.result(WAIT)
-    second.result(WAIT)
-    assert jobs.num_in_flight == 0
-    assert not jobs.in_flight(job("a").key)
+def test_behind_200_abandoned_inline_jobs_a_registered_voice_waits_for_one(rig):
+    rig.hold("in hand")
+    told = [rig.want(f"inline {n}", INLINE).state for n in range(200)]
+    assert told.count(JobState.REFUSED) == 200 - 64
+    assert rig.queue.stats()["refused"] == 200 - 64
+    rig.clock.now += LEASE + 0.1  # their clients are gone
+    rig.want("voice")
+    rig.run()
+    assert rig.work.encoded == ["in hand", "voice"]
+    assert rig.queue.stats()["dropped"] == 64
 
 
-def test_a_key_that_landed_can_fly_again(jobs, encoder):
-    jobs.submit(job()).result(WAIT)
-    jobs.submit(job()).result(WAIT)
-    assert encoder.done == ["a", "a"]
+def test_inline_jobs_that_are_still_wanted_are_encoded_after_the_voice(rig):
+    rig.hold("in hand")
+    rig.want("inline", INLINE)
+    rig.want("voice")
+    rig.run()
+    assert rig.work.encoded == ["in hand", "voice", "inline"]
 
 
-def test_a_failure_is_raised_remembered_and_not_in_flight(jobs, encoder):
-    encoder.bad = {"a"}
-    with pytest.raises(EncodeError, match="a cannot"):
-        jobs.submit(job()).result(WAIT)
-    assert jobs.failure(job().key) == "a cannot"
-    assert not jobs.in_flight(job().key)
-    assert jobs.failure(job("b").key) is None
+def test_a_registered_voice_brings_forward_the_same_clip_that_waits_inline(rig):
+    rig.hold("in hand")
+    rig.want("clip", INLINE)
+    rig.want("bulk")
+    rig.want("clip", urgent=True)
+    rig.run()
+    assert rig.work.encoded == ["in hand", "clip", "bulk"]
 
 
-def test_a_failure_is_forgotten_when_its_key_is_tried_again(jobs, encoder):
-    encoder.bad = {"a"}
-    with pytest.raises(EncodeError):
-        jobs.submit(job()).result(WAIT)
-    encoder.bad, again = set(), job()
-    encoder.gate.clear()
-    flight = jobs.submit(again)
-    assert jobs.failure(again.key) is None
-    encoder.gate.set()
-    flight.result(WAIT)
-    assert jobs.failure(again.key) is None
+def test_a_failure_is_told_once_and_the_next_want_tries_again(rig):
+    rig.work.errors["a"] = EncodeError("a cannot")
+    rig.want()
+    rig.run()
+    failed = Report(JobState.FAILED, "a cannot")
+    assert rig.look() == failed
+    assert rig.want() == failed
+    assert rig.look() == failed
+    rig.work.errors.clear()
+    assert rig.want() == Report(QUEUED)
+    rig.run()
+    assert rig.work.encoded == ["a"]
+    assert rig.look() == Report(JobState.MISSING)
 
 
-def test_the_thread_outlives_failures(jobs, encoder):
-    encoder.bad = {"a"}
-    for _ in range(3):
-        with pytest.raises(EncodeError):
-            jobs.submit(job("a")).result(WAIT)
-    jobs.submit(job("b")).result(WAIT)
-    assert len(encoder.threads) == 1
+def test_a_failure_that_its_client_did_not_wait_for_is_no_answer_to_the_next(rig):
+    rig.work.errors["a"] = EncodeError("a cannot")
+    rig.want()
+    rig.run()
+    rig.clock.now += LEASE + 0.1
+    assert rig.want() == Report(QUEUED)
 
 
-def test_an_error_without_text_still_has_a_reason():
-    def fail(_job):
-        raise RuntimeError
-
-    jobs = queue_of(fail)
-    with pytest.raises(RuntimeError):
-        jobs.submit(job()).result(WAIT)
-    assert jobs.failure(job().key) == "RuntimeError()"
+def test_missing_audio_is_a_state_of_its_own(rig):
+    rig.work.errors["a"] = MissingAudioError("not stored")
+    rig.want()
+    rig.run()
+    assert rig.want() == Report(JobState.NO_AUDIO, "not stored")
 
 
-def test_failures_are_remembered_up_to_a_number(jobs, encoder, monkeypatch):
-    monkeypatch.setattr(encode_queue, "MAX_REMEMBERED_FAILURES", 2)
-    encoder.bad = set("abc")
+def test_an_error_without_text_still_has_a_reason(rig):
+    rig.work.errors["a"] = RuntimeError()
+    rig.want()
+    rig.run()
+    assert rig.look() == Report(JobState.FAILED, "RuntimeError()")
+
+
+def test_failures_are_remembered_up_to_a_number(rig, monkeypatch):
+    monkeypatch.setattr(encode_queue, "MAX_REMEMBERED", 2)
     for name in "abc":
-        with pytest.raises(EncodeError):
-            jobs.submit(job(name)).result(WAIT)
-    assert [jobs.failure(job(name).key) for name in "abc"] == [
-        None,
-        "b cannot",
-        "c cannot",
-    ]
+        rig.work.errors[name] = EncodeError(f"{name} cannot")
+        rig.want(name)
+        rig.run()
+    assert [rig.look(name).reason for name in "abc"] == ["", "b cannot", "c cannot"]
 
 
-def test_the_thread_records_no_gradients_and_the_callers_settings_stay():
-    seen = []
+def test_failures_of_a_thousand_clips_are_one_line_in_the_log(rig, caplog):
+    for number in range(50):
+        rig.work.errors[str(number)] = EncodeError("the disk")
+        rig.want(str(number))
+    rig.run()
+    assert caplog.text.count("the disk") == 1
 
-    def encode(job):
-        seen.append(torch.is_inference_mode_enabled())
-        return encoding_of(job)
 
-    queue_of(encode).submit(job()).result(WAIT)
-    assert seen == [True]
-    assert not torch.is_inference_mode_enabled()
+def test_what_exists_already_is_not_encoded_unless_it_is_forced(rig):
+    rig.want()
+    rig.run()
+    rig.want()
+    rig.run()
+    assert rig.work.encoded == ["a"]
+    assert not rig.queue.has_forced(make_key("a"), "now")
+    for _ in range(2):  # asking how far it is must not force it again
+        if not rig.queue.has_forced(make_key("a"), "now"):
+            rig.want(force_id="now")
+        rig.run()
+    assert rig.work.encoded == ["a", "a"]
+
+
+def test_forcing_while_the_key_is_encoded_encodes_it_once_more(rig):
+    rig.hold()
+    assert rig.want(force_id="now") == Report(QUEUED)
+    assert rig.want(force_id="now") == Report(QUEUED)
+    assert rig.want().state is ENCODING
+    rig.run()
+    assert rig.work.encoded == ["a", "a"]
+
+
+def test_forcing_joins_an_encode_that_is_forced_already(rig):
+    rig.work.gate.clear()
+    rig.want(force_id="one")
+    assert rig.work.entered.acquire(timeout=WAIT)
+    assert rig.want(force_id="two").state is ENCODING
+    rig.run()
+    assert rig.work.encoded == ["a"]
+    assert all(rig.queue.has_forced(make_key("a"), name) for name in ("one", "two"))
+
+
+def test_finished_force_ids_are_remembered_up_to_a_number(rig, monkeypatch):
+    monkeypatch.setattr(encode_queue, "MAX_REMEMBERED", 2)
+    for name in ("x", "y", "z"):
+        rig.want(force_id=name)
+        rig.run()
+    known = [rig.queue.has_forced(make_key("a"), name) for name in ("x", "y", "z")]
+    assert known == [False, True, True]
+
+
+def test_dropping_an_audio_removes_its_jobs_and_names_the_one_in_hand(rig):
+    rig.hold("a")
+    rig.want("b")
+    rig.want("c")
+    shas = [make_key(name).audio_sha256 for name in "abx"]
+    assert rig.queue.drop(shas) == shas[:1]
+    assert rig.look("b") == Report(JobState.MISSING)
+    rig.run()
+    assert rig.work.encoded == ["a", "c"]
+    assert rig.queue.drop(shas) == []
+
+
+def test_dropping_an_audio_forgets_its_failure(rig):
+    rig.work.errors["a"] = EncodeError("a cannot")
+    rig.want()
+    rig.run()
+    rig.queue.drop([make_key("a").audio_sha256])
+    assert rig.look() == Report(JobState.MISSING)
+
+
+def test_a_key_that_another_process_has_holds_nobody_up(rig):
+    rig.work.elsewhere.add("a")
+    rig.want("a")
+    rig.want("b")
+    wait_until(lambda: rig.work.encoded == ["b"])
+    assert rig.look("a").state in (QUEUED, ENCODING)
+    rig.work.kept["a"] = rig.work.kept["b"]  # the other process finished
+    rig.clock.now += 1.0
+    rig.want("c")
+    rig.run()
+    assert rig.work.encoded == ["b", "c"]
+
+
+def test_a_key_that_another_process_never_finishes_is_encoded_after_all(rig):
+    rig.work.elsewhere.add("a")
+    rig.want("a", lease=2 * MAX_ASIDE_SECONDS)
+    rig.want("b")
+    wait_until(lambda: rig.work.encoded == ["b"])  # so "a" was looked at
+    rig.clock.now += MAX_ASIDE_SECONDS + 1
+    rig.run()
+    assert rig.work.encoded == ["b", "a"]
+
+
+# -------- the thread cannot die
+
+
+@pytest.mark.parametrize("method", ["is_done", "take_turn", "encode", "keep"])
+def test_whatever_raises_fails_its_job_only(rig, method):
+    setattr(rig.work, method, lambda *_: 1 / 0)
+    rig.want("a")
+    rig.run()
+    assert rig.look("a") == Report(JobState.FAILED, "division by zero")
+    delattr(rig.work, method)
+    rig.want("b")
+    rig.run()
+    assert rig.work.encoded[-1] == "b"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_was_ended_leaves_no_key_behind_and_is_started_again(rig):
+    rig.work.errors["a"] = SystemExit()
+    rig.want("a")
+    assert rig.work.entered.acquire(timeout=WAIT)
+    (thread,) = rig.work.threads
+    thread.join(WAIT)
+    assert rig.look("a") == Report(JobState.FAILED, "the encode thread ended")
+    rig.want("b")
+    rig.run()
+    assert rig.work.encoded == ["b"]

@@ -6,6 +6,7 @@ from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.failed_requests import (
     MAX_FAILED_REQUESTS,
     FailedRequests,
+    SuspectPrefixes,
     request_id_of,
 )
 from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
@@ -32,6 +33,8 @@ def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, caplog)
     assert "other" not in requests
     assert f"No speaker prompt for request mine: {CAUSE}" in caplog.text
     assert speakers.stats()["failed_prompts"] == 1
+    assert speakers.failed(["mine", "other"]) == {"mine": str(CAUSE)}
+    speakers.close()
 
 
 def test_a_failed_request_can_sample_one_id_and_its_neighbours_what_they_could(failed):
@@ -58,6 +61,25 @@ def test_the_oldest_failures_are_forgotten_before_the_list_grows_without_end(fai
         failed.add(str(number), CAUSE, None)
     assert "failed" not in failed
     assert "0" in failed
+
+
+def test_a_prefix_is_suspect_until_it_was_computed_again():
+    suspects = SuspectPrefixes()
+    assert "voice" not in suspects
+    suspects.add("voice")
+    assert "voice" in suspects
+    assert "other" not in suspects
+    suspects.clear("voice")
+    suspects.clear("voice")
+    assert "voice" not in suspects
+
+
+def test_the_oldest_suspects_are_trusted_before_the_list_grows_without_end():
+    suspects = SuspectPrefixes()
+    for number in range(MAX_FAILED_REQUESTS + 1):
+        suspects.add(str(number))
+    assert "0" not in suspects
+    assert "1" in suspects
 
 
 def test_a_request_is_named_by_either_runner_of_the_host():

@@ -1,22 +1,46 @@
 import shutil
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.in_process_workers import SpectrumEncoder, clip, ref_of, worker_speakers
+from tests.in_process_workers import (
+    WAIT_SECONDS,
+    SpectrumEncoder,
+    clip,
+    prepare,
+    ref_of,
+    store_clip,
+    wait_until_idle,
+    want_call,
+    worker_speakers,
+)
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
+from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
+from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.audio_wiring import open_audio
 from vllm_tts_cache.store.keys import EncodingKey
-from vllm_tts_cache.store.wiring import open_disk
+from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")
-READY = dict.fromkeys(NAMES, "ready")
-PENDING = dict.fromkeys(NAMES, "pending")
+QUEUED, ENCODING, READY, MISSING, FAILED, REFUSED, NO_AUDIO = (
+    JobState.QUEUED,
+    JobState.ENCODING,
+    JobState.READY,
+    JobState.MISSING,
+    JobState.FAILED,
+    JobState.REFUSED,
+    JobState.NO_AUDIO,
+)
+
+
+def both(state):
+    return dict.fromkeys(NAMES, state)
 
 
 @pytest.fixture
@@ -26,45 +50,36 @@ def encoders():
 
 @pytest.fixture
 def speakers(tmp_path, encoders):
-    return worker_speakers(tmp_path, encoders)
+    speakers = worker_speakers(tmp_path, encoders)
+    yield speakers
+    for encoder in encoders:
+        encoder.gate.set()
+    speakers.close()
 
 
 @pytest.fixture
 def restarted(tmp_path):
     """Another worker on the same storage: nothing in memory, nothing counted."""
-    return worker_speakers(tmp_path, [SpectrumEncoder(name) for name in NAMES])
+    speakers = worker_speakers(tmp_path, [SpectrumEncoder(name) for name in NAMES])
+    yield speakers
+    speakers.close()
 
 
 @pytest.fixture
-def disk(tmp_path):
-    return open_disk(Settings(samples_dir=tmp_path))
-
-
-def store(tmp_path, audio, segment=Segment.REGISTERED):
-    open_audio(Settings(samples_dir=tmp_path)).put(audio, segment)
-    return ref_of(audio, segment)
+def store(tmp_path):
+    store = open_store(Settings(samples_dir=tmp_path))
+    yield store
+    store.close()
 
 
 @pytest.fixture
-def ref(tmp_path):
-    return store(tmp_path, clip())
+def ref(store):
+    return store_clip(store, clip())
 
 
-def wait_until_idle(speakers):
-    until = time.monotonic() + 10
-    while speakers.stats()["in_flight"]:
-        assert time.monotonic() < until
-        time.sleep(0.002)
-
-
-def prepare(speakers, ref, *, encodes=True):
-    states = speakers.prepare(ref, NAMES, encodes=encodes)
-    wait_until_idle(speakers)
-    return states
-
-
-def num_encodes(speakers):
-    return sum(speakers.stats()["encodes"].values())
+def look(speakers, ref, rank=0, names=NAMES):
+    answer = speakers.want(want_call(ref, names, lease_seconds=0), rank)
+    return {report.encoder: report.state for report in answer.reports}
 
 
 def spectra(speakers, ref):
@@ -72,48 +87,237 @@ def spectra(speakers, ref):
     return {name: encoding["spectrum"] for name, encoding in found.items()}
 
 
-def test_preparing_returns_at_once_and_encodes_in_the_background(
-    speakers, encoders, ref
-):
-    encoders[0].gate.clear()
-    assert speakers.prepare(ref, NAMES, encodes=True) == dict.fromkeys(
-        NAMES, "processing"
-    )
-    assert speakers.stats()["in_flight"] == 2
+def num_encodes(speakers):
+    return sum(speakers.stats()["encodes"].values())
+
+
+def hold(speakers, encoder, ref):
+    """Have the encode thread in the middle of one encode."""
+    encoder.gate.clear()
+    speakers.want(want_call(ref, [encoder.name]), 0)
+    assert encoder.entered.wait(WAIT_SECONDS)
+
+
+# -------- wanting
+
+
+def test_wanting_returns_at_once_and_encodes_in_the_background(speakers, encoders, ref):
+    hold(speakers, encoders[0], ref)
+    assert look(speakers, ref) == {"speaker": ENCODING, "codec": MISSING}
+    answer = speakers.want(want_call(ref, NAMES), 0)
+    assert [r.state for r in answer.reports] == [ENCODING, QUEUED]
+    assert answer.reports[0].encoding_seconds >= 0.0
+    assert answer.num_finished == 0
     encoders[0].gate.set()
     wait_until_idle(speakers)
-    assert speakers.states(ref.audio_sha256) == READY
+    assert look(speakers, ref) == both(READY)
     assert speakers.stats()["encodes"] == {"speaker": 1, "codec": 1}
-    assert speakers.stats()["in_place_encodes"] == 0
+    assert speakers.want(want_call(ref, NAMES), 0).num_finished == 2
 
 
-def test_preparing_again_encodes_nothing(speakers, ref):
-    prepare(speakers, ref)
-    assert prepare(speakers, ref) == READY
+def test_wanting_again_encodes_nothing(speakers, ref):
+    prepare(speakers, ref, NAMES)
+    assert prepare(speakers, ref, NAMES) == both(READY)
     assert num_encodes(speakers) == 2
 
 
-def test_only_the_encoders_that_a_mode_needs_run(speakers, ref):
-    speakers.prepare(ref, ["speaker"], encodes=True)
-    wait_until_idle(speakers)
-    assert speakers.stats()["encodes"] == {"speaker": 1, "codec": 0}
-    assert speakers.states(ref.audio_sha256) == {"speaker": "ready", "codec": "pending"}
+def test_looking_starts_nothing(speakers, ref):
+    assert look(speakers, ref) == both(MISSING)
+    assert speakers.stats()["in_flight"] == 0
 
 
-def test_a_rank_that_does_not_encode_finds_what_rank_0_published(
-    speakers, restarted, ref
+def test_forcing_encodes_anew_once_however_often_it_is_asked(speakers, ref):
+    prepare(speakers, ref, NAMES)
+    for _ in range(3):
+        prepare(speakers, ref, NAMES, force_id="now")
+    assert num_encodes(speakers) == 4
+    assert prepare(speakers, ref, NAMES, force_id="now") == both(READY)
+
+
+def test_a_request_keeps_its_prompt_while_the_voice_is_encoded_anew(
+    speakers, encoders, restarted, ref
 ):
-    assert prepare(restarted, ref, encodes=False) == PENDING
-    prepare(speakers, ref)
-    assert prepare(restarted, ref, encodes=False) == READY
+    prepare(speakers, ref, NAMES)
+    encoders[0].gate.clear()
+    encoders[0].entered.clear()
+    speakers.want(want_call(ref, NAMES, force_id="now"), 0)
+    assert encoders[0].entered.wait(WAIT_SECONDS)
+    assert spectra(speakers, ref).keys() == set(NAMES)
+    assert spectra(restarted, ref).keys() == set(NAMES)
+
+
+def test_rank_0_encodes_and_the_others_find_what_it_published(speakers, restarted, ref):
+    assert prepare(restarted, ref, NAMES, rank=1) == both(MISSING)
+    prepare(speakers, ref, NAMES)
+    assert prepare(restarted, ref, NAMES, rank=1) == both(READY)
     assert num_encodes(restarted) == 0
     assert spectra(restarted, ref).keys() == set(NAMES)
+
+
+def test_two_workers_that_want_one_key_encode_it_once(
+    speakers, encoders, restarted, ref
+):
+    hold(speakers, encoders[0], ref)
+    restarted.want(want_call(ref, ["speaker"]), 0)
+    other = prepare_meanwhile(restarted, ref, "codec")
+    encoders[0].gate.set()
+    wait_until_idle(speakers)
+    wait_until_idle(restarted)
+    assert other is READY, "a key that another one has holds nothing else up"
+    assert look(restarted, ref) == look(speakers, ref) == both(READY)
+    assert num_encodes(speakers) + num_encodes(restarted) == 2
+
+
+def prepare_meanwhile(speakers, ref, name):
+    """Have one encoding made beside what waits; its state in the end."""
+    speakers.want(want_call(ref, [name]), 0)
+    until = time.monotonic() + WAIT_SECONDS
+    while (state := look(speakers, ref, names=[name])[name]) is not READY:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("want", "reason"),
+    [
+        ({"encoder": "no such"}, "no encoder 'no such'"),
+        ({"audio_sha256": "../../etc/passwd"}, "not a content address"),
+        ({"segment": "somebody's"}, "somebody's"),
+    ],
+)
+def test_a_want_that_means_nothing_fails_alone(speakers, ref, want, reason):
+    fields: dict[str, Any] = {
+        "audio_sha256": ref.audio_sha256,
+        "encoder": "codec",
+        "segment": "registered",
+    }
+    other: dict[str, Any] = fields | {"encoder": "speaker"}
+    wants = [Want(**(fields | want)), Want(**other)]
+    answer = speakers.want(WantCall(wants=wants, lease_seconds=10.0), 0)
+    bad, good = answer.reports
+    assert bad.state is FAILED
+    assert reason in bad.reason
+    assert good.state is QUEUED
+
+
+def test_a_thousand_wants_in_one_call_are_answered_and_more_are_refused(
+    speakers, encoders, ref
+):
+    hold(speakers, encoders[0], ref)
+    wants = [
+        Want(audio_sha256=f"{number:064x}", encoder="codec", segment="registered")
+        for number in range(MAX_WANTS + 10)
+    ]
+    num_threads = threading.active_count()
+    for _ in range(3):
+        answer = speakers.want(WantCall(wants=wants, lease_seconds=10.0), 0)
+        states = [report.state for report in answer.reports]
+        assert states == [QUEUED] * MAX_WANTS + [REFUSED] * 10
+        assert speakers.stats()["waiting"]["registered"] == MAX_WANTS
+    assert threading.active_count() == num_threads
+
+
+def test_inline_clips_beyond_the_bound_are_refused_and_registered_voices_are_not(
+    tmp_path, encoders, ref
+):
+    speakers = worker_speakers(tmp_path, encoders, max_waiting_inline=2)
+    hold(speakers, encoders[0], ref)
+    inline = [ref_of(clip(number), Segment.INLINE) for number in range(1, 5)]
+    answers = [speakers.want(want_call(r, ["codec"]), 0) for r in inline]
+    states = [answer.reports[0].state for answer in answers]
+    assert states == [QUEUED, QUEUED, REFUSED, REFUSED]
+    assert answers[-1].num_waiting_inline == 2
+    voice = speakers.want(want_call(ref_of(clip(9)), ["codec"]), 0)
+    assert voice.reports[0].state is QUEUED
+    assert speakers.stats()["refused"] == 2
+    encoders[0].gate.set()
+    speakers.close()
+
+
+def test_a_job_that_nobody_wants_any_more_is_dropped(speakers, encoders, store, ref):
+    hold(speakers, encoders[0], ref)
+    gone, here = (store_clip(store, clip(n), Segment.INLINE) for n in (1, 2))
+    speakers.want(want_call(gone, ["codec"], lease_seconds=0.01), 0)
+    speakers.want(want_call(here, ["codec"]), 0)
+    time.sleep(0.02)
+    encoders[0].gate.set()
+    wait_until_idle(speakers)
+    assert speakers.stats()["dropped"] == 1
+    assert look(speakers, here)["codec"] is READY
+    assert look(speakers, gone)["codec"] is MISSING
+
+
+def test_missing_audio_is_told_and_wanting_again_tries_again(speakers, store):
+    ref = ref_of(clip())
+    prepare(speakers, ref, ["codec"])
+    assert prepare(speakers, ref, ["codec"]) == {"codec": NO_AUDIO}
+    store_clip(store, clip())
+    assert prepare(speakers, ref, ["codec"]) == {"codec": QUEUED}
+    assert look(speakers, ref)["codec"] is READY
+
+
+def test_a_failed_encoder_is_named_with_its_reason_and_tried_again(
+    speakers, encoders, ref
+):
+    encoders[1].errors = [EncodeError("the codec had enough")]
+    prepare(speakers, ref, NAMES)
+    answer = speakers.want(want_call(ref, NAMES), 0)
+    assert [(r.state, r.reason) for r in answer.reports] == [
+        (READY, ""),
+        (FAILED, "the codec had enough"),
+    ]
+    prepare(speakers, ref, NAMES)
+    assert look(speakers, ref) == both(READY)
+
+
+# -------- a disk that fails costs time only
+
+
+def test_what_was_deleted_from_disk_is_written_again_from_memory(
+    speakers, restarted, store, tmp_path, ref
+):
+    prepare(speakers, ref, NAMES)
+    for path in (tmp_path / "store").rglob("*.safetensors"):
+        if path.stem != "audio":
+            path.unlink()
+    assert look(speakers, ref) == both(READY)
+    assert prepare(speakers, ref, NAMES) == both(READY)
+    assert num_encodes(speakers) == 2
+    assert spectra(restarted, ref).keys() == set(NAMES)
+    assert store.verify() == []
+
+
+def test_memory_answers_where_the_disk_takes_nothing(speakers, store, tmp_path, ref):
+    sha = ref.audio_sha256
+    for name in speakers.fingerprints.values():  # a directory is where a file would be
+        (tmp_path / "store" / sha[:2] / sha / f"{name}.safetensors").mkdir()
+    prepare(speakers, ref, ["codec"], force_id="x")
+    assert speakers.stats()["tier_errors"] > 0
+    assert look(speakers, ref)["codec"] is READY
+
+
+def test_an_encoding_that_nothing_keeps_is_a_failure_and_not_encoded_for_ever(
+    tmp_path, encoders, ref, store
+):
+    speakers = worker_speakers(tmp_path, encoders, memory_max_bytes=1)
+    shutil.rmtree(tmp_path / "partial", ignore_errors=True)
+    (tmp_path / "partial").write_text("a file where the directory should be")
+    prepare(speakers, ref, ["codec"])
+    report = speakers.want(want_call(ref, ["codec"]), 0).reports[0]
+    assert report.state is FAILED
+    assert "neither in memory nor on the disk" in report.reason
+    assert num_encodes(speakers) == 1
+    speakers.close()
+
+
+# -------- prompts
 
 
 def test_a_prompt_comes_from_memory_then_from_disk_without_an_encode(
     speakers, restarted, ref
 ):
-    prepare(speakers, ref)
+    prepare(speakers, ref, NAMES)
     warm = spectra(speakers, ref)
     cold = spectra(restarted, ref)
     assert num_encodes(restarted) == 0
@@ -124,169 +328,224 @@ def test_a_prompt_comes_from_memory_then_from_disk_without_an_encode(
     assert restarted.stats()["hits"] == {"memory": 2, "disk": 2}
 
 
-def test_a_prompt_that_nothing_prepared_is_encoded_in_place_and_counted(
-    speakers, restarted, ref
+def test_a_prompt_that_is_missing_fails_at_once_while_the_encode_thread_is_held(
+    speakers, encoders, store, ref
 ):
-    prepare(speakers, ref)
-    expected = spectra(speakers, ref)
-    speakers.forget([ref.audio_sha256])
-    found = spectra(restarted, ref)
-    assert restarted.stats()["in_place_encodes"] == 2
+    hold(speakers, encoders[0], ref)
+    other = store_clip(store, clip(1))
+    with pytest.raises(EncodeError, match="its speaker and codec encoding is not"):
+        speakers.prompt(other, NAMES)
+    assert not encoders[0].gate.is_set()
+    assert speakers.stats()["in_flight"] == 1, "a prompt queues nothing"
+
+
+def test_a_corrupt_file_fails_the_prompt_and_is_encoded_again_when_wanted(
+    speakers, restarted, store, tmp_path, ref
+):
+    prepare(speakers, ref, NAMES)
+    for path in (tmp_path / "store").rglob("*.safetensors"):
+        if path.stem != "audio":
+            path.write_bytes(b"\0" * 100)
+    with pytest.raises(EncodeError, match="not stored"):
+        restarted.prompt(ref, NAMES)
+    assert restarted.stats()["corrupt"] == 2
+    prepare(restarted, ref, NAMES)
     assert num_encodes(restarted) == 2
-    for name in NAMES:
-        np.testing.assert_array_equal(found[name], expected[name])
+    assert spectra(restarted, ref).keys() == set(NAMES)
 
 
-def test_a_worker_that_can_keep_nothing_still_answers(tmp_path, encoders, ref):
-    speakers = worker_speakers(tmp_path, encoders, memory_max_bytes=1)
-    (tmp_path / "encodings").write_text("a file where the directory should be")
-    for num_prompts in (1, 2):
-        assert spectra(speakers, ref).keys() == set(NAMES)
-        assert num_encodes(speakers) == 2 * num_prompts
-
-
-def test_preparing_publishes_again_what_was_deleted_from_disk(
-    speakers, restarted, disk, tmp_path, ref
+def test_all_ranks_fail_a_prompt_that_one_of_them_misses(
+    tmp_path, encoders, store, ref
 ):
-    prepare(speakers, ref)
-    shutil.rmtree(tmp_path / "encodings")
-    assert prepare(speakers, ref).keys() == set(NAMES)
-    assert num_encodes(speakers) == 2  # memory had them
-    spectra(restarted, ref)
-    assert num_encodes(restarted) == 0
-    assert disk.verify() == []
+    asked = []
+
+    def another_misses_it(is_here):
+        asked.append(is_here)
+        return False
+
+    speakers = worker_speakers(tmp_path, encoders, all_ranks=another_misses_it)
+    prepare(speakers, ref, NAMES)
+    with pytest.raises(EncodeError, match="another rank"):
+        speakers.prompt(ref, NAMES)
+    with pytest.raises(EncodeError, match="not stored"):
+        speakers.prompt(ref_of(clip(1)), NAMES)
+    assert asked == [True, False], "each rank asks once a prompt, whatever it has"
+    speakers.close()
 
 
 def test_removing_the_audio_does_not_stop_a_prepared_speaker(
     speakers, restarted, tmp_path, ref
 ):
-    prepare(speakers, ref)
-    shutil.rmtree(tmp_path / "audio")
+    prepare(speakers, ref, NAMES)
+    for path in (tmp_path / "store").rglob("audio.safetensors"):
+        path.unlink()
     assert spectra(speakers, ref).keys() == set(NAMES)
     assert spectra(restarted, ref).keys() == set(NAMES)
-    assert prepare(speakers, ref) == READY
+    assert look(speakers, ref) == both(READY)
 
 
-def test_with_neither_audio_nor_encodings_the_prompt_fails_with_the_reason(
-    speakers, tmp_path
+def test_a_registered_speaker_promotes_what_was_inline_in_memory(speakers, store):
+    inline = store_clip(store, clip(), Segment.INLINE)
+    prepare(speakers, inline, NAMES)
+    spectra(speakers, store_clip(store, clip()))
+    segments = speakers.stats()["tiers"]["memory"]["segments"]
+    assert segments["registered"]["entries"] == 2
+    assert segments["inline"]["entries"] == 0
+    assert num_encodes(speakers) == 2
+
+
+def test_failed_prompts_are_counted_and_told_by_the_id_of_the_api_process(speakers):
+    speakers.remember_failed_prompt("speech-1-0a1b2c3d", "its encoding is not stored")
+    speakers.remember_failed_prompt("speech-2", "the same")
+    assert speakers.stats()["failed_prompts"] == 2
+    assert speakers.failed(["speech-1", "speech-2", "speech-3"]) == {
+        "speech-1": "its encoding is not stored",
+        "speech-2": "the same",
+    }
+
+
+def test_failed_prompts_are_remembered_up_to_a_number_and_a_length(speakers):
+    for number in range(MAX_FAILED_PROMPTS + 1):
+        speakers.remember_failed_prompt(str(number), "x" * 10_000)
+    assert speakers.failed(["0"]) == {}
+    assert len(speakers.failed(["1"])["1"]) <= 500
+
+
+# -------- forgetting
+
+
+def test_forgetting_drops_memory_and_queue_of_this_speaker_only(
+    speakers, encoders, store, ref
 ):
-    ref = ref_of(clip())
-    with pytest.raises(EncodeError, match="not stored"):
-        speakers.prompt(ref, NAMES)
-    failed = "failed: its reference audio is not stored (any more)"
-    assert speakers.states(ref.audio_sha256)["speaker"] == failed
-    store(tmp_path, clip())
-    assert spectra(speakers, ref).keys() == set(NAMES)
-    assert speakers.states(ref.audio_sha256) == READY
+    other, third = (store_clip(store, clip(number)) for number in (1, 2))
+    prepare(speakers, ref, NAMES)
+    prepare(speakers, other, NAMES)
+    hold(speakers, encoders[0], third)
+    waiting = ref_of(clip(3))
+    speakers.want(want_call(waiting, ["codec"]), 0)
+    shas = [r.audio_sha256 for r in (ref, waiting)]
+    told = speakers.forget(shas)
+    assert (told.num_entries, told.busy) == (2, [])
+    assert speakers.stats()["in_flight"] == 1
+    assert speakers.stats()["tiers"]["memory"]["entries"] == 2
+    assert speakers.forget(shas).num_entries == 0
 
 
-def test_a_failed_encoder_is_named_with_its_reason_and_tried_again(
+def test_forgetting_names_what_is_being_encoded_and_does_not_wait_for_it(
     speakers, encoders, ref
 ):
-    encoders[1].errors = [EncodeError("the codec had enough")]
-    prepare(speakers, ref)
-    assert speakers.states(ref.audio_sha256) == {
-        "speaker": "ready",
-        "codec": "failed: the codec had enough",
-    }
-    prepare(speakers, ref)
-    assert speakers.states(ref.audio_sha256) == READY
-    assert speakers.stats()["encodes"] == {"speaker": 1, "codec": 1}
+    hold(speakers, encoders[0], ref)
+    assert speakers.forget([ref.audio_sha256]).busy == [ref.audio_sha256]
+    encoders[0].gate.set()
+    wait_until_idle(speakers)
+    assert speakers.forget([ref.audio_sha256]).busy == []
 
 
-def test_an_encoder_that_hangs_fails_the_prompt_in_time(tmp_path, encoders, ref):
-    speakers = worker_speakers(tmp_path, encoders, timeout_seconds=0.05)
-    encoders[0].gate.clear()
-    try:
-        with pytest.raises(EncodeTimeoutError, match=r"speaker .* within 0\.05 s"):
-            speakers.prompt(ref, ["speaker"])
-    finally:
-        encoders[0].gate.set()
-        wait_until_idle(speakers)
-
-
-def test_forgetting_drops_every_tier_and_only_this_speaker(
-    speakers, disk, tmp_path, ref
+def test_a_voice_that_is_deleted_while_it_is_encoded_is_kept_nowhere(
+    speakers, encoders, store, ref, tmp_path
 ):
-    other = store(tmp_path, clip(1))
-    prepare(speakers, ref)
-    prepare(speakers, other)
-    assert speakers.forget([ref.audio_sha256]) == 4  # two encoders, two tiers
-    assert speakers.states(ref.audio_sha256) == PENDING
-    assert speakers.states(other.audio_sha256) == READY
-    assert speakers.forget([ref.audio_sha256]) == 0
-    assert disk.verify() == []
-
-
-def test_what_is_forgotten_while_it_is_encoded_is_not_kept(
-    speakers, encoders, ref, disk
-):
-    encoders[0].gate.clear()
-    speakers.prepare(ref, ["speaker"], encodes=True)
-    assert encoders[0].entered.wait(10)
+    hold(speakers, encoders[0], ref)
+    deletion = store.delete(f"voice-{ref.audio_sha256[:8]}")
+    store.remove_files(deletion)
     speakers.forget([ref.audio_sha256])
     encoders[0].gate.set()
     wait_until_idle(speakers)
-    assert speakers.states(ref.audio_sha256)["speaker"] != "ready"
-    assert disk.verify() == []
+    assert speakers.stats()["tiers"]["memory"]["entries"] == 0
+    assert list((tmp_path / "store").rglob("*.safetensors")) == []
+    assert store.verify() == []
+    report = speakers.want(want_call(ref, ["speaker"]), 0).reports[0]
+    assert report.state is NO_AUDIO
 
 
-def test_a_registered_speaker_promotes_what_was_inline(speakers, tmp_path):
-    inline = store(tmp_path, clip(), Segment.INLINE)
-    prepare(speakers, inline)
-    registered = store(tmp_path, clip())
-    spectra(speakers, registered)
-    tiers = speakers.stats()["tiers"]
-    for tier in tiers.values():
-        assert tier["segments"]["registered"]["entries"] == 2
-        assert tier["segments"]["inline"]["entries"] == 0
-    assert num_encodes(speakers) == 2
+# -------- the rest
+
+
+def test_a_voice_that_memory_answers_for_is_not_the_first_to_leave_a_full_disk(
+    tmp_path, speakers, store
+):
+    hot, idle, new = (store_clip(store, clip(number)) for number in range(3))
+    prepare(speakers, hot, ["codec"])
+    prepare(speakers, idle, ["codec"])
+    speakers.prompt(hot, ["codec"])
+    speakers.close()  # hands on what was noted, as it does now and then
+    size = len(speakers.stored_encoding(hot.audio_sha256, "codec"))
+    full = worker_speakers(
+        tmp_path, [SpectrumEncoder("codec")], disk_max_bytes=2 * size, inline_share=0.0
+    )
+    prepare(full, new, ["codec"])
+    stored = [look(full, ref, names=["codec"])["codec"] for ref in (hot, idle, new)]
+    full.close()
+    assert stored == [READY, MISSING, READY]
 
 
 def test_an_encoding_is_told_in_its_stored_form_from_memory_and_from_disk(
     speakers, restarted, ref
 ):
-    prepare(speakers, ref)
+    prepare(speakers, ref, NAMES)
     key = EncodingKey(
         audio_sha256=ref.audio_sha256,
         encoder_fingerprint=speakers.fingerprints["speaker"],
     )
-    expected = spectra(speakers, ref)["speaker"]
     blobs = [
         worker.stored_encoding(ref.audio_sha256, "speaker")
         for worker in (speakers, restarted)
     ]
     assert blobs[0] == blobs[1]
     found = serde.decode(blobs[0], key)["spectrum"]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, spectra(speakers, ref)["speaker"])
     assert num_encodes(restarted) == 0
 
 
-def test_an_encoding_that_no_tier_has_is_told_as_none_and_not_encoded(speakers, ref):
+def test_an_encoding_that_is_not_there_is_told_as_none_and_not_encoded(speakers, ref):
     assert speakers.stored_encoding(ref.audio_sha256, "speaker") is None
+    assert speakers.stored_encoding(ref.audio_sha256, "no such") is None
     assert speakers.stats()["in_flight"] == 0
-    assert num_encodes(speakers) == 0
 
 
-def test_failed_prompts_are_counted(speakers):
-    speakers.count_failed_prompt()
-    assert speakers.stats()["failed_prompts"] == 1
+def test_the_engines_thread_asks_the_catalogue_for_nothing(speakers, ref, monkeypatch):
+    """An RPC and a prefill hold up every stream: no SQL, no write, no scan."""
+    prepare(speakers, ref, NAMES)
+    engines_thread = threading.get_ident()
+    forbidden = []
+
+    def refuse(name):
+        def called(*_args, **_kwargs):
+            if threading.get_ident() == engines_thread:
+                forbidden.append(name)
+            raise StorageError("refused")
+
+        return called
+
+    from vllm_tts_cache.catalogue.database import Database
+
+    for name in ("read", "write"):
+        monkeypatch.setattr(Database, name, refuse(name))
+    for name in ("listdir", "scandir", "fsync", "replace", "rename", "unlink"):
+        monkeypatch.setattr(f"os.{name}", refuse(name))
+    spectra(speakers, ref)
+    look(speakers, ref)
+    speakers.want(want_call(ref_of(clip(1)), NAMES), 0)
+    speakers.stored_encoding(ref.audio_sha256, "codec")
+    speakers.stats()
+    speakers.failed(["x"])
+    speakers.forget([ref.audio_sha256])
+    assert spectra(speakers, ref).keys() == set(NAMES), "from the files"
+    assert forbidden == []
 
 
-def test_the_real_encoders_give_the_same_bytes_in_the_background_and_in_place(
-    qwen3_checkpoint, tmp_path
+def test_the_real_encoders_give_the_same_bytes_to_memory_and_to_disk(
+    qwen3_checkpoint, tmp_path, store
 ):
     import torch
 
+    num_threads = torch.get_num_threads()
     encoders = load_reference_encoders(qwen3_checkpoint, torch.device("cpu"))
-    results = []
-    for directory in (tmp_path / "background", tmp_path / "in-place"):
-        ref = store(directory, clip(rate_hz=24_000))
-        speakers = worker_speakers(directory, encoders.values(), timeout_seconds=60)
-        if directory.name == "background":
-            prepare(speakers, ref)
-        results.append(speakers.prompt(ref, NAMES))
-        in_place = speakers.stats()["in_place_encodes"]
-        assert in_place == (0 if directory.name == "background" else 2)
+    ref = store_clip(store, clip(rate_hz=24_000))
+    speakers, other = (worker_speakers(tmp_path, encoders.values()) for _ in range(2))
+    prepare(speakers, ref, NAMES)
+    first, second = speakers.prompt(ref, NAMES), other.prompt(ref, NAMES)
     for name, array in (("speaker", "speaker_embedding"), ("codec", "codes")):
-        np.testing.assert_array_equal(results[0][name][array], results[1][name][array])
+        np.testing.assert_array_equal(first[name][array], second[name][array])
+    speakers.close()
+    other.close()
+    torch.set_num_threads(num_threads)

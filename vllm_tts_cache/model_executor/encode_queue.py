@@ -1,141 +1,301 @@
 """Encodes reference audio on one background thread of a worker, beside decoding."""
 
 import logging
-import queue
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import nullcontext
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-
-import torch
+from typing import Protocol, TypeVar
 
 from vllm_tts_cache.catalogue.segment import Segment
-from vllm_tts_cache.model_executor.politeness import Politeness
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.model_executor.waiting_line import EncodeJob, WaitingLine
+from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.throttled_log import ThrottledLog
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
-MAX_REMEMBERED_FAILURES = 1024
+MAX_REMEMBERED = 1024  # failures; and as many finished force ids
+# Another process that has the key finishes, or dies and its lock with it. After this
+# long it is stuck, and encoding twice is harmless.
+MAX_ASIDE_SECONDS = 120.0
+LOOK_AGAIN_SECONDS = 0.1
+_PAUSE_AFTER_FAULT_SECONDS = 1.0
+_CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
+
+K = TypeVar("K")
+V = TypeVar("V")
+Turn = AbstractContextManager[object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeJob:
-    """One encoder on one audio."""
+class MissingAudioError(EncodeError):
+    """The reference audio of a job is not stored (any more)."""
 
-    key: EncodingKey
-    encoder_name: str
-    segment: Segment
+
+class EncodeWork(Protocol):
+    """What the thread does for a job; only it calls these."""
+
+    def is_done(self, job: EncodeJob) -> bool:
+        """Tell whether the encoding exists, so that nothing need be encoded."""
+        ...
+
+    def take_turn(self, job: EncodeJob) -> Turn | None:
+        """Take the key's turn among processes; None if another one has it."""
+        ...
+
+    def encode(self, job: EncodeJob) -> Encoding:
+        """Make the encoding. Raises: MissingAudioError, EncodeError, anything."""
+        ...
+
+    def keep(self, job: EncodeJob, encoding: Encoding) -> None:
+        """Store the encoding, unless its audio was deleted meanwhile."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How far a key is."""
+
+    state: JobState
+    reason: str = ""
+    encoding_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Failure:
+    report: Report
+    told_until: float  # a want until then is told; one that comes later tries again
 
 
 class EncodeQueue:
-    """Runs ``encode`` for each job, one after another, on a thread of its own.
+    """Runs ``work`` for each job, one after another, on a thread of its own.
 
-    The thread starts with the first job. Jobs arrive by RPC or from a prefill, that
-    is, when the engine serves: never while it captures graphs.
+    The thread starts with the first job. Jobs arrive by RPC, that is, when the engine
+    serves: never while it captures graphs. Every method returns at once: the lock is
+    never held over an encode or a file.
 
     Args:
-        encode: Makes one encoding, on the thread.
-        device: Where the encoders are.
-        yield_seconds: How long a job gives way to decoding on a CPU, see
-            ``Politeness``; another device has a stream of its own instead.
+        work: What is done for a job.
+        max_waiting_inline: Inline jobs that may wait; further ones are refused.
+        clock: Monotonic seconds; leases are told on it.
     """
 
     def __init__(
         self,
-        encode: Callable[[EncodeJob], Encoding],
-        device: torch.device,
+        work: EncodeWork,
         *,
-        yield_seconds: float,
+        max_waiting_inline: int,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._encode = encode
-        self._device = device
-        self._yield_seconds = yield_seconds
-        self._jobs: queue.SimpleQueue[tuple[EncodeJob, Future[Encoding]]] = (
-            queue.SimpleQueue()
-        )
-        self._flights: dict[EncodingKey, Future[Encoding]] = {}
-        self._failures: OrderedDict[EncodingKey, str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._work = work
+        self._clock = clock
+        self._line = WaitingLine(max_waiting_inline)
+        self._running: EncodeJob | None = None
+        self._failures: OrderedDict[EncodingKey, _Failure] = OrderedDict()
+        self._forced: OrderedDict[tuple[EncodingKey, str], None] = OrderedDict()
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._warnings = ThrottledLog(logger)
+        self._num_finished = 0
+        self._num_refused = 0
 
-    def submit(self, job: EncodeJob) -> "Future[Encoding]":
-        """Queue the job, or join the flight of its key; returns at once.
+    def want(self, job: EncodeJob) -> Report:
+        """Queue the job, or join the one of its key; returns how far that is.
 
-        What was encoded arrives in the future even if no tier could keep it.
+        A failure is told once, to a want that comes before the lease of the job that
+        failed has run out. Any other want tries again.
         """
-        with self._lock:
-            if (flight := self._flights.get(job.key)) is not None:
-                return flight
-            flight = self._flights[job.key] = Future()
-            self._failures.pop(job.key, None)
-            self._jobs.put((job, flight))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="tts-cache-encode", daemon=True
-                )
-                self._thread.start()
-        return flight
+        with self._changed:
+            if (running := self._joined_running(job)) is not None:
+                return self._encoding_report(running)
+            if (failure := self._untold_failure(job.key)) is not None:
+                return failure
+            if not self._line.add(job, self._clock()):
+                self._num_refused += 1
+                return Report(JobState.REFUSED)
+            self._start_thread()
+            self._changed.notify_all()
+            return Report(JobState.QUEUED)
 
-    def in_flight(self, key: EncodingKey) -> bool:
-        """Tell whether the key is queued or being encoded."""
-        with self._lock:
-            return key in self._flights
+    def look(self, key: EncodingKey) -> Report:
+        """Tell how far the key is, without wanting it."""
+        with self._changed:
+            if self._running is not None and self._running.key == key:
+                return self._encoding_report(self._running)
+            if self._line.get(key) is not None:
+                return Report(JobState.QUEUED)
+            failure = self._failures.get(key)
+            return Report(JobState.MISSING) if failure is None else failure.report
 
-    def failure(self, key: EncodingKey) -> str | None:
-        """Return the reason of the key's last failure, unless it was tried again."""
-        with self._lock:
-            return self._failures.get(key)
+    def has_forced(self, key: EncodingKey, force_id: str) -> bool:
+        """Tell whether the key was encoded for this force id."""
+        with self._changed:
+            return (key, force_id) in self._forced
+
+    def drop(self, audio_sha256s: Collection[str]) -> list[str]:
+        """Remove the jobs of these audios; returns those being encoded right now."""
+        with self._changed:
+            self._line.remove(audio_sha256s)
+            for key in [k for k in self._failures if k.audio_sha256 in audio_sha256s]:
+                del self._failures[key]
+            running = self._running
+            if running is None or running.key.audio_sha256 not in audio_sha256s:
+                return []
+            return [running.key.audio_sha256]
+
+    def close(self) -> None:
+        """End the thread after the job in hand; what waits is dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
 
     @property
-    def num_in_flight(self) -> int:
-        """Number of keys that are queued or being encoded."""
-        with self._lock:
-            return len(self._flights)
+    def num_finished(self) -> int:
+        """Jobs that ended, well or not, since the start; it never falls."""
+        return self._num_finished
+
+    def stats(self) -> dict[str, object]:
+        """Return counters as plain data."""
+        with self._changed:
+            waiting = {s.value: self._line.num_waiting(s) for s in Segment}
+            return {
+                "in_flight": len(self._line) + (self._running is not None),
+                "waiting": waiting,
+                "dropped": self._line.num_dropped,
+                "refused": self._num_refused,
+            }
+
+    def num_waiting(self, segment: Segment) -> int:
+        """Jobs of the segment that wait."""
+        with self._changed:
+            return self._line.num_waiting(segment)
+
+    def _joined_running(self, job: EncodeJob) -> EncodeJob | None:
+        """Join the job in hand, unless it may end without the encode that is forced."""
+        running = self._running
+        if running is None or running.key != job.key:
+            return None
+        if job.force_ids and not running.force_ids:
+            return None
+        running.join(job)
+        return running
+
+    def _untold_failure(self, key: EncodingKey) -> Report | None:
+        if (failure := self._failures.get(key)) is None:
+            return None
+        if self._clock() < failure.told_until:
+            failure.told_until = 0.0
+            return failure.report
+        del self._failures[key]
+        return None
+
+    def _encoding_report(self, job: EncodeJob) -> Report:
+        began_at = self._clock() if job.began_at is None else job.began_at
+        return Report(JobState.ENCODING, encoding_seconds=self._clock() - began_at)
+
+    # -------- on the thread
+
+    def _start_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._running = None
+            self._thread = threading.Thread(
+                target=self._run, name="tts-cache-encode", daemon=True
+            )
+            self._thread.start()
 
     def _run(self) -> None:
-        # All of this belongs to a thread; a new one has the defaults.
-        politeness = self._give_way()
-        stream = None
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-            stream = torch.cuda.Stream(self._device)  # priority 0 is the lowest
-        with torch.inference_mode(), torch.cuda.stream(stream):
-            while True:
-                job, flight = self._jobs.get()
-                with politeness.job() if politeness else nullcontext():
-                    self._run_one(job, flight)
+        while not self._is_closed:
+            try:
+                self._step()
+            except Exception:
+                logger.exception("The encode thread; it goes on.")
+                time.sleep(_PAUSE_AFTER_FAULT_SECONDS)
 
-    def _run_one(self, job: EncodeJob, flight: "Future[Encoding]") -> None:
+    def _step(self) -> None:
+        """Wait for a job that may begin, and do what is to be done for it."""
+        if (job := self._next()) is None:
+            return
+        report: Report | None = Report(JobState.FAILED, "the encode thread ended")
         try:
-            encoding = self._encode(job)
+            report = self._result(job)
         except Exception as exc:  # noqa: BLE001  the thread must outlive any one clip
-            audio = job.key.audio_sha256
-            logger.warning("Encoding %s of %s: %s", job.encoder_name, audio, exc)
-            self._land(job.key, failure=str(exc) or repr(exc))
-            flight.set_exception(exc)
-        else:
-            self._land(job.key, failure=None)
-            flight.set_result(encoding)
+            report = self._failure(job, exc)
+        finally:
+            self._land(job, report)
 
-    def _land(self, key: EncodingKey, failure: str | None) -> None:
-        with self._lock:
-            del self._flights[key]
-            if failure is None:
+    def _next(self) -> EncodeJob | None:
+        with self._changed:
+            while not self._is_closed:
+                now = self._clock()
+                if (job := self._line.pop(now)) is not None:
+                    job.began_at = now
+                    self._running = job
+                    return job
+                self._changed.wait(self._line.seconds_until_next(now))
+        return None
+
+    def _result(self, job: EncodeJob) -> Report | None:
+        """Do the job; returns None if another process is at it."""
+        if self._work.is_done(job):
+            return Report(JobState.READY)
+        if (turn := self._turn(job)) is None:
+            return None
+        with turn:
+            # Another process may have finished since the first look.
+            if not self._work.is_done(job):
+                self._work.keep(job, self._work.encode(job))
+        return Report(JobState.READY)
+
+    def _turn(self, job: EncodeJob) -> Turn | None:
+        turn = self._work.take_turn(job)
+        since = job.aside_since
+        if turn is None and since is not None:
+            is_stuck = self._clock() - since > MAX_ASIDE_SECONDS
+            return nullcontext() if is_stuck else None
+        return turn
+
+    def _land(self, job: EncodeJob, report: Report | None) -> None:
+        with self._changed:
+            self._running = None
+            if report is None:
+                self._put_aside(job)
                 return
-            self._failures[key] = failure
-            while len(self._failures) > MAX_REMEMBERED_FAILURES:
-                self._failures.popitem(last=False)
+            self._num_finished += 1
+            if report.state is JobState.READY:
+                for force_id in job.force_ids:
+                    _remember(self._forced, (job.key, force_id), None)
+                return
+            _remember(self._failures, job.key, _Failure(report, job.wanted_until))
 
-    def _give_way(self) -> Politeness | None:
-        """Leave the decode loop the cores that it shares with this thread."""
-        if self._device.type != "cpu":
-            return None
-        torch.set_num_threads(1)
-        try:
-            return Politeness(self._yield_seconds)
-        except (AttributeError, OSError) as exc:  # not Linux, or not allowed here
-            logger.info("The encode thread keeps its normal priority: %s", exc)
-            return None
+    def _failure(self, job: EncodeJob, exc: Exception) -> Report:
+        reason = str(exc) or repr(exc)
+        self._warnings.warn_of(
+            f"encoding: {type(exc).__name__}",
+            "Encoding %s of %s: %s",
+            job.encoder_name,
+            job.key.audio_sha256,
+            reason,
+        )
+        is_missing = isinstance(exc, MissingAudioError)
+        return Report(JobState.NO_AUDIO if is_missing else JobState.FAILED, reason)
+
+    def _put_aside(self, job: EncodeJob) -> None:
+        now = self._clock()
+        job.began_at = None
+        job.not_before = now + LOOK_AGAIN_SECONDS
+        job.aside_since = now if job.aside_since is None else job.aside_since
+        self._line.put_back(job)
+
+
+def _remember(known: OrderedDict[K, V], key: K, value: V) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > MAX_REMEMBERED:
+        known.popitem(last=False)

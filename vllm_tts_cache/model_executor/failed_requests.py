@@ -36,7 +36,7 @@ class FailedRequests:
         """Log the cause, count it, and remember the request."""
         logger.error("No speaker prompt for request %s: %s", request_id, cause)
         if speakers is not None:
-            speakers.count_failed_prompt()
+            speakers.remember_failed_prompt(request_id, str(cause) or repr(cause))
         self._ids[request_id] = None
         while len(self._ids) > MAX_FAILED_REQUESTS:
             self._ids.popitem(last=False)
@@ -59,29 +59,29 @@ class FailedRequests:
         return logits
 
 
-class DoubtfulPrefixes:
-    """Voices whose KV prefix may hold no voice, because a request of theirs failed.
+class SuspectPrefixes:
+    """KV prefixes that may hold no voice, because a request that has them failed.
 
     The scheduler drops a failed request's blocks when it takes in its output. A request
-    of the same voice that was scheduled before that may have found them, and would
-    speak with nobody's voice.
+    of the same prefix that was scheduled before that may have found them, and would
+    speak with nobody's voice. A prefix is named by what the talker's cache salts hold.
     """
 
     def __init__(self) -> None:
-        self._shas: OrderedDict[str, None] = OrderedDict()
+        self._prefixes: OrderedDict[str, None] = OrderedDict()
 
-    def __contains__(self, audio_sha256: str) -> bool:
-        return audio_sha256 in self._shas
+    def __contains__(self, prefix: str) -> bool:
+        return prefix in self._prefixes
 
-    def add(self, audio_sha256: str) -> None:
-        """Doubt the voice's prefix from now on."""
-        self._shas[audio_sha256] = None
-        while len(self._shas) > MAX_FAILED_REQUESTS:
-            self._shas.popitem(last=False)
+    def add(self, prefix: str) -> None:
+        """Suspect the prefix from now on."""
+        self._prefixes[prefix] = None
+        while len(self._prefixes) > MAX_FAILED_REQUESTS:
+            self._prefixes.popitem(last=False)
 
-    def clear(self, audio_sha256: str) -> None:
-        """A request has computed the prefix from its first frame: it is good again."""
-        self._shas.pop(audio_sha256, None)
+    def clear(self, prefix: str) -> None:
+        """Trust it again: a request has computed it from its first token."""
+        self._prefixes.pop(prefix, None)
 
 
 def request_id_of(info: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The Fish Speech slow AR, taking its reference codes by content address."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,13 +11,7 @@ from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as h
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.fish_speech import CODEC
 from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
-from vllm_tts_cache.model_executor.failed_requests import (
-    DoubtfulPrefixes,
-    FailedRequests,
-    request_id_of,
-)
-from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
-from vllm_tts_cache.model_executor.wiring import load_worker_speakers
+from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
@@ -25,15 +19,15 @@ from vllm_tts_cache.store.encoding import Array
 _HOSTS_OWN_CLONE = "fish_structured_voice_clone"
 
 
-class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
+class CachedFishSpeechSlowAR(
+    CachedTalker, host.FishSpeechSlowARForConditionalGeneration
+):
     """The host's slow AR; only the rows that a prefill starts from are ours.
 
     Prompts hold real token ids, so the rows of any span of a prompt follow from the
     span's ids and the reference's codes, and nothing is kept from one chunk to the
     next.
     """
-
-    tts_cache_speakers: WorkerSpeakers | None = None
 
     # With prefix caching on, the host keeps outputs per token beside the KV, to hand
     # out a whole prompt's after a hit. The hidden states are read at the last token
@@ -44,20 +38,11 @@ class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
     # The codes it needs after a hit only, so they may wait until the request ends.
     deferred_prefix_cache_mm_keys = frozenset({"audio_codes"})
 
-    def __init__(self, *, vllm_config: Any, prefix: str = ""):
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self._failed_requests = FailedRequests()
-        self._doubtful = DoubtfulPrefixes()
-        self._batch_req_ids: list[str] = []
-        if getattr(vllm_config.model_config, "use_v2_model_runner", False):
-            # Only then does that runner say which row of the logits is whose.
-            self.logitsprocs_need_output_token_ids = True
-
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the slow AR, then our own encoder: no request pays for it."""
         with _without_the_hosts_encoder():
             loaded = super().load_weights(weights)
-        self.tts_cache_speakers = load_worker_speakers(self.vllm_config)
+        self._load_speakers(self.vllm_config)
         return loaded
 
     def preprocess(
@@ -80,36 +65,10 @@ class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
         codes = torch.zeros((input_ids.shape[0], self._num_codebooks), dtype=torch.long)
         return input_ids, rows, {"codes": {"audio": codes}}
 
-    def compute_logits(
-        self, hidden_states: Any, sampling_metadata: Any = None
-    ) -> torch.Tensor | None:
-        """Force the id that ends a request without a speaker prompt as an error."""
-        logits = super().compute_logits(hidden_states, sampling_metadata)
-        if logits is None:
-            return None
-        return self._failed_requests.end(logits, self._batch_req_ids)
-
-    def set_batch_req_ids(self, req_ids: Sequence[str]) -> None:
-        """Take in whose the rows of the next logits are; the v1 runner calls it."""
-        self._batch_req_ids = list(req_ids)
-
-    @contextmanager
-    def mrv2_sampling_context(
-        self, *, req_ids: Sequence[str], num_output_tokens: torch.Tensor
-    ) -> Iterator[None]:
-        """Take in the same from the other runner, which samples within the block."""
-        del num_output_tokens  # of the host's own models
-        self.set_batch_req_ids(req_ids)
-        try:
-            yield
-        finally:
-            self.set_batch_req_ids(())
-
     def _add_reference_or_fail(
         self, rows: torch.Tensor, info: Mapping[str, Any]
     ) -> None:
-        request_id = request_id_of(info)
-        if request_id in self._failed_requests:  # an earlier chunk of it did
+        if self._has_failed(info):
             return
         try:
             if (ref := SpeakerRef.from_info(info)) is None:
@@ -117,7 +76,7 @@ class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
             self._add_reference(rows, info, ref)
             self._count_if_complete(rows, info)
         except Exception as exc:  # noqa: BLE001  raising here would end the engine
-            self._failed_requests.add(request_id, exc, self.tts_cache_speakers)
+            self._fail(info, exc)
 
     def _add_reference(
         self, rows: torch.Tensor, info: Mapping[str, Any], ref: SpeakerRef
@@ -125,32 +84,32 @@ class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
         """Add the codes' embeddings where the span holds frames of the reference."""
         frames = ReferenceFrames.from_info(info)
         begin = int(info.get("_omni_num_computed_tokens", 0))
-        if begin > frames.start and ref.audio_sha256 in self._doubtful:
-            raise TTSCacheError("what another request of it failed with was in the KV")
+        if begin > frames.start:
+            self._refuse_suspect(ref.audio_sha256)
         first = max(frames.start, begin)
         last = min(frames.start + frames.num_frames, begin + rows.shape[0])
         if first >= last:
             return  # their KV is in the prefix cache, or they come in another chunk
-        codes = self._codes_or_doubt(ref, frames)[
+        codes = self._codes_or_suspect(ref, frames)[
             first - frames.start : last - frames.start
         ]
         summed = self._codebook_sums(torch.tensor(codes, dtype=torch.long))
         span = rows[first - begin : last - begin]
         span.add_(summed.to(rows.dtype)).div_(math.sqrt(self._num_codebooks + 1))
         if first == frames.start:
-            self._doubtful.clear(ref.audio_sha256)
+            self._suspect_prefixes.clear(ref.audio_sha256)
 
     def _count_if_complete(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
         end = int(info.get("_omni_num_computed_tokens", 0)) + rows.shape[0]
         is_last = end >= int(info.get("_omni_prompt_len", end))
-        if is_last and self.tts_cache_speakers is not None:
-            self.tts_cache_speakers.count_prompt()
+        if is_last:
+            self._count_prompt()
 
-    def _codes_or_doubt(self, ref: SpeakerRef, frames: ReferenceFrames) -> Array:
+    def _codes_or_suspect(self, ref: SpeakerRef, frames: ReferenceFrames) -> Array:
         try:
             return self._codes(ref, frames.num_frames)
         except Exception:
-            self._doubtful.add(ref.audio_sha256)
+            self._suspect_prefixes.add(ref.audio_sha256)
             raise
 
     def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
@@ -158,9 +117,7 @@ class CachedFishSpeechSlowAR(host.FishSpeechSlowARForConditionalGeneration):
 
         Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
         """
-        if self.tts_cache_speakers is None:
-            raise TTSCacheError("this checkpoint clones no voices")
-        codes = self.tts_cache_speakers.prompt(ref, (CODEC,))[CODEC]["codes"]
+        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
         expected = (num_frames, self._num_codebooks)
         if codes.shape != expected:
             raise TTSCacheError(

@@ -11,7 +11,7 @@ from vllm_omni.model_executor.models.fish_speech.fish_speech_dac_decoder import 
 from vllm_tts_cache.families.fish_speech.codec import read_sizes
 from vllm_tts_cache.families.fish_speech.codec_file import read_codec_file
 from vllm_tts_cache.families.fish_speech.codec_halves import build_decoding_half
-from vllm_tts_cache.model_executor.wiring import local_checkpoint
+from vllm_tts_cache.model_executor.load_speakers import local_checkpoint
 
 # As many as the host's deploy file decodes first.
 _NUM_WARM_UP_FRAMES = 4

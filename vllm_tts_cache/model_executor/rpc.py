@@ -1,98 +1,112 @@
 """Methods of every worker, reached by ``collective_rpc(name, stage_ids=[0])``.
 
 An RPC runs between two decode steps and every running stream waits for it, so each
-of these returns at once. Only plain types and bytes cross: the host mangles the rest
-silently.
-A worker without a speaker side answers ``{"unsupported": reason}``.
+of these returns at once. One struct of `speaker.wire` goes in and one comes out, as
+bytes, because the host mangles what it does not know. Nothing is raised, because the
+host would make a value of it: a worker without a speaker side answers `Unsupported`,
+and what goes wrong otherwise is `Failed`.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker import wire
+
+Method = Callable[..., bytes]
 
 
-def tts_cache_describe(self: Any) -> dict[str, Any]:
+def _method(answer: Callable[..., Any]) -> Method:
+    """Make a worker's method of a function of its speakers, its rank and bytes."""
+
+    @wraps(answer)
+    def method(self: Any, *call: bytes) -> bytes:
+        return wire.encode(_answered(answer, self, call))
+
+    return method
+
+
+def _answered(answer: Callable[..., Any], worker: Any, call: tuple[bytes, ...]) -> Any:
+    if (speakers := _speakers(worker)) is None:
+        return wire.Unsupported(reason=f"{_model_name(worker)} clones no voices")
+    speakers.count_call(answer.__name__)
+    try:
+        return answer(speakers, int(worker.rank), *call)
+    except Exception as exc:  # noqa: BLE001
+        return wire.Failed(reason=str(exc) or repr(exc))
+
+
+@_method
+def tts_cache_describe(speakers: WorkerSpeakers, rank: int) -> wire.Described:
     """Return the encoders' fingerprints: what the API process completes keys with."""
-    if (speakers := _speakers(self)) is None:
-        return _unsupported(self)
-    return {"fingerprints": speakers.fingerprints, "rank": int(self.rank)}
+    return wire.Described(rank=rank, fingerprints=speakers.fingerprints)
 
 
-def tts_cache_prepare(
-    self: Any, speakers: list[list[str]], encoder_names: list[str]
-) -> dict[str, Any]:
-    """Start encoding what is missing; returns ``{sha256: {name: state}}`` at once.
+@_method
+def tts_cache_want(speakers: WorkerSpeakers, rank: int, call: bytes) -> wire.WantAnswer:
+    """Queue what is missing of a `WantCall`, renew its leases, tell how far all is.
 
-    ``speakers`` holds ``[audio_sha256, segment]`` pairs. Rank 0 encodes; the other
-    ranks load what it publishes.
+    Rank 0 encodes; the other ranks load what it publishes.
     """
-    if (ours := _speakers(self)) is None:
-        return _unsupported(self)
-    refs = [SpeakerRef.from_info({FIELD: wire}) for wire in speakers]
-    encodes = int(self.rank) == 0
-    states = {
-        ref.audio_sha256: ours.prepare(ref, encoder_names, encodes=encodes)
-        for ref in refs
-        if ref is not None
-    }
-    return {"rank": int(self.rank), "states": states}
+    return speakers.want(wire.decode(wire.WantCall, call), rank)
 
 
-def tts_cache_states(self: Any, audio_sha256s: list[str]) -> dict[str, Any]:
-    """Return ``{sha256: {encoder name: state}}`` without starting anything."""
-    if (speakers := _speakers(self)) is None:
-        return _unsupported(self)
-    states = {sha: speakers.states(sha) for sha in audio_sha256s}
-    return {"rank": int(self.rank), "states": states}
-
-
+@_method
 def tts_cache_encoding(
-    self: Any, audio_sha256: str, encoder_name: str
-) -> dict[str, Any]:
-    """Return ``{"encoding": bytes or None}``: one encoding as it is stored.
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.EncodingAnswer:
+    """Return one encoding as it is stored, of an `EncodingCall`.
 
     For an API process that cannot read it from the disk.
     """
-    if (speakers := _speakers(self)) is None:
-        return _unsupported(self)
-    return {"encoding": speakers.stored_encoding(audio_sha256, encoder_name)}
+    asked = wire.decode(wire.EncodingCall, call)
+    stored = speakers.stored_encoding(asked.audio_sha256, asked.encoder)
+    return wire.EncodingAnswer(encoding=stored)
 
 
-def tts_cache_forget(self: Any, audio_sha256s: list[str]) -> dict[str, Any]:
-    """Drop these audios' encodings from every tier and acknowledge."""
-    if (speakers := _speakers(self)) is None:
-        return _unsupported(self)
-    try:
-        return {"forgotten": speakers.forget(audio_sha256s)}
-    except TTSCacheError as exc:  # the host would bury it; say it in our own words
-        return {"failed": str(exc)}
+@_method
+def tts_cache_forget(
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.Forgotten:
+    """Drop the audios of a `ForgetCall` from memory and from the queue."""
+    return speakers.forget(wire.decode(wire.ForgetCall, call).audio_sha256s)
 
 
-def tts_cache_stats(self: Any) -> dict[str, Any]:
-    """Return counters and sizes."""
-    if (speakers := _speakers(self)) is None:
-        return _unsupported(self)
-    return {"rank": int(self.rank), **speakers.stats()}
+@_method
+def tts_cache_failed(
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.FailedPrompts:
+    """Return why requests failed, of those in a `FailedCall` that had no prompt."""
+    asked = wire.decode(wire.FailedCall, call)
+    return wire.FailedPrompts(causes=speakers.failed(asked.request_ids))
+
+
+@_method
+def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
+    """Return counters and sizes; nothing is looked up on the disk."""
+    return wire.WorkerStats(rank=rank, stats=speakers.stats())
 
 
 METHODS = (
     tts_cache_describe,
-    tts_cache_prepare,
-    tts_cache_states,
+    tts_cache_want,
     tts_cache_encoding,
     tts_cache_forget,
+    tts_cache_failed,
     tts_cache_stats,
 )
 
 
 def _speakers(worker: Any) -> WorkerSpeakers | None:
     # Workers of every stage and of every model carry these methods.
+    return getattr(_model(worker), "tts_cache_speakers", None)
+
+
+def _model_name(worker: Any) -> str:
+    return type(_model(worker)).__name__
+
+
+def _model(worker: Any) -> Any:
     runner = getattr(worker, "model_runner", None)
-    return getattr(getattr(runner, "model", None), "tts_cache_speakers", None)
-
-
-def _unsupported(worker: Any) -> dict[str, Any]:
-    model = type(getattr(getattr(worker, "model_runner", None), "model", None)).__name__
-    return {"unsupported": f"{model} clones no voices"}
+    return getattr(runner, "model", None)

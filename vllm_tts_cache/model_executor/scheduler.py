@@ -15,10 +15,12 @@ from vllm_tts_cache.speaker.ref import FIELD
 # this one appears only where we force it.
 NO_SPEAKER_PROMPT = 3071
 
+# For people: the API process asks the workers, by the request's id, and reads nothing
+# out of this.
 REASON = (
-    "The speaker prompt of this voice could not be loaded or encoded. The request "
-    "failed alone; the server log has the cause. If the voice's stored audio is "
-    "damaged, register the voice again."
+    "The speaker prompt of this voice was not there when its request began. The "
+    "request failed alone; the server log has the cause. Try again; if it goes on, "
+    "register the voice again."
 )
 
 

@@ -1,183 +1,246 @@
-"""A worker's speakers: its reference encoders, its cache, its encode thread."""
+"""A worker's speakers: what a talker asks for prompts, and what the RPC talks to."""
 
-import logging
-import threading
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from concurrent import futures
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from vllm_tts_cache.catalogue.segment import Segment
-from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
-from vllm_tts_cache.model_executor.encode_queue import EncodeJob, EncodeQueue
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.model_executor.encode_queue import EncodeQueue, Report
+from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
+from vllm_tts_cache.model_executor.recency import Recency
+from vllm_tts_cache.model_executor.waiting_line import EncodeJob, Lane
 from vllm_tts_cache.speaker.family import ReferenceEncoder
 from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker.wire import (
+    Forgotten,
+    JobReport,
+    JobState,
+    Want,
+    WantAnswer,
+    WantCall,
+)
 from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.audio_store import AudioStore
 from vllm_tts_cache.store.cache import EncodingCache
 from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.keys import EncodingKey, is_address
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+MAX_FAILED_PROMPTS = 4096
+MAX_WANTS = 1024  # a call; each costs a look at one file
+_MAX_CAUSE_CHARACTERS = 500
+_READY = Report(JobState.READY)
+_TOO_MANY = Report(JobState.REFUSED, f"more than {MAX_WANTS} wants in one call")
+# What the host appends to the id that the API process gave a request.
+_HOSTS_SUFFIX = re.compile(r"-[0-9a-z]{8}$")
 
 
 class WorkerSpeakers:
-    """What a talker asks for speaker prompts, and what the worker RPC talks to."""
+    """Memory, then one file, for the engine's thread; an encode thread for the rest.
+
+    Every method may run on the engine's thread: none waits for an encode, none takes
+    a lock that is held over a file, none asks the catalogue.
+
+    Args:
+        encoders: By name.
+        cache: Encodings in memory, in front of the files.
+        queue: The encode thread.
+        work: What that does; its counters are told.
+        recency: Takes note of which speakers memory answered for.
+        close_store: Called when this is closed.
+        clock: The queue's.
+        all_ranks: Tells whether all ranks of a tensor-parallel worker say yes. It is
+            called once a prompt, so on every rank as often and in the same order.
+    """
 
     def __init__(
         self,
         *,
         encoders: Mapping[str, ReferenceEncoder],
         cache: EncodingCache,
-        audio: AudioStore,
-        device: torch.device,
-        encode_timeout_seconds: float,
-        encode_yield_seconds: float,
+        queue: EncodeQueue,
+        work: StoredEncodeWork,
+        recency: Recency,
+        close_store: Callable[[], None],
+        clock: Callable[[], float],
+        all_ranks: Callable[[bool], bool] = bool,
     ):
-        self._encoders = encoders
         self._cache = cache
-        self._audio = audio
-        self._timeout_seconds = encode_timeout_seconds
-        self._queue = EncodeQueue(
-            self._encode, device, yield_seconds=encode_yield_seconds
-        )
-        self._republishing = threading.Lock()
-        self._num_encodes: Counter[str] = Counter()
-        self._num_in_place = 0
+        self._queue = queue
+        self._work = work
+        self._recency = recency
+        self._close_store = close_store
+        self._clock = clock
+        self._all_ranks = all_ranks
+        self.fingerprints = {name: e.fingerprint for name, e in encoders.items()}
+        self._failed_prompts: OrderedDict[str, str] = OrderedDict()
         self._num_prompts = 0
         self._num_failed_prompts = 0
+        self._num_calls: Counter[str] = Counter()
 
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Encoder name -> fingerprint."""
-        return {name: e.fingerprint for name, e in self._encoders.items()}
-
-    def prepare(
-        self, ref: SpeakerRef, encoder_names: Iterable[str], *, encodes: bool
-    ) -> dict[str, str]:
-        """Start what is missing; returns each encoder's state at once.
-
-        ``encodes`` is False on ranks that only load what rank 0 publishes.
-        """
-        states = {}
-        for name in encoder_names:
-            job = self._job(ref, name)
-            if encodes and not self._cache.is_durable(job.key):
-                self._queue.submit(job)
-            states[name] = self.state(job.key)
-        return states
-
-    def state(self, key: EncodingKey) -> str:
-        """``ready``, ``processing``, ``pending``, or ``failed: <reason>``."""
-        if self._queue.in_flight(key):
-            return "processing"
-        if self._cache.contains(key):
-            return "ready"
-        failure = self._queue.failure(key)
-        return "pending" if failure is None else f"failed: {failure}"
-
-    def states(self, audio_sha256: str) -> dict[str, str]:
-        """Each encoder's state for one audio."""
-        return {
-            name: self.state(self._key(audio_sha256, name)) for name in self._encoders
-        }
+    # -------- for the talker
 
     def prompt(
-        self, ref: SpeakerRef, encoder_names: Iterable[str]
+        self, ref: SpeakerRef, encoder_names: Sequence[str]
     ) -> dict[str, Encoding]:
-        """Return the encodings a prefill needs: memory, disk, or encoded in place.
+        """Return the encodings that a prefill needs: from memory, or one file each.
 
-        Raises:
-            EncodeError: It cannot be had; the message says why.
-            EncodeTimeoutError: It took too long; it may still be under way.
+        Never waits and never encodes: what is missing is the API process's to ensure.
+        On a tensor-parallel worker every rank answers alike, or the rank that misses
+        one would pad alone and all would speak nonsense.
+
+        Raises: EncodeError that names what is missing.
         """
-        return {name: self._encoding(ref, name) for name in encoder_names}
+        found = {name: self._found(ref, name) for name in encoder_names}
+        missing = [name for name, encoding in found.items() if encoding is None]
+        all_have_it = self._all_ranks(not missing)
+        if missing:
+            raise EncodeError(f"its {' and '.join(missing)} encoding is not stored")
+        if not all_have_it:
+            raise EncodeError("another rank of this worker could not read its encoding")
+        self._recency.note(ref.audio_sha256)
+        return {name: e for name, e in found.items() if e is not None}
 
     def count_prompt(self) -> None:
         """Count a request that got its speaker prompt, from here or from its KV."""
         self._num_prompts += 1
 
+    def remember_failed_prompt(self, request_id: str, cause: str) -> None:
+        """Count a request that failed for want of its prompt, and remember why."""
+        self._num_failed_prompts += 1
+        self._failed_prompts[request_id] = cause[:_MAX_CAUSE_CHARACTERS]
+        while len(self._failed_prompts) > MAX_FAILED_PROMPTS:
+            self._failed_prompts.popitem(last=False)
+
+    # -------- for the RPC
+
+    def want(self, call: WantCall, rank: int) -> WantAnswer:
+        """Queue what is missing and renew the leases of what waits; returns at once.
+
+        Only rank 0 encodes; the others load what it publishes. A lease of no seconds
+        wants nothing: it looks.
+        """
+        until = self._clock() + call.lease_seconds if call.lease_seconds > 0 else None
+        encodes = rank == 0 and until is not None
+        reports = [
+            self._report(want, until if encodes else None)
+            for want in call.wants[:MAX_WANTS]
+        ]
+        reports += [_told(want, _TOO_MANY) for want in call.wants[MAX_WANTS:]]
+        return WantAnswer(
+            rank=rank,
+            reports=reports,
+            num_finished=self._queue.num_finished,
+            num_waiting_inline=self._queue.num_waiting(Segment.INLINE),
+        )
+
+    def failed(self, request_ids: Iterable[str]) -> dict[str, str]:
+        """Return why requests failed, of those that failed for want of their prompt.
+
+        They are named as the API process names them; the host appends to that.
+        """
+        asked = set(request_ids)
+        return {
+            name: cause
+            for request_id, cause in list(self._failed_prompts.items())
+            for name in (request_id, _HOSTS_SUFFIX.sub("", request_id))
+            if name in asked
+        }
+
     def stored_encoding(self, audio_sha256: str, encoder_name: str) -> bytes | None:
-        """Return an encoding in its stored form; None if no tier has it."""
-        key = self._key(audio_sha256, encoder_name)
+        """Return an encoding in its stored form; None if it is not there."""
+        if (key := self._key(audio_sha256, encoder_name)) is None:
+            return None
         # Whose it is does not matter here, and an inline one pushes nobody out.
         found = self._cache.get(key, Segment.INLINE)
         return None if found is None else serde.encode(key, found)
 
-    def count_failed_prompt(self) -> None:
-        """Count a request that failed because its speaker prompt could not be had."""
-        self._num_failed_prompts += 1
+    def forget(self, audio_sha256s: Collection[str]) -> Forgotten:
+        """Drop the audios from memory and from the queue.
 
-    def forget(self, audio_sha256s: Iterable[str]) -> int:
-        """Drop the audios' encodings from every tier; returns how many there were."""
-        with self._republishing:
-            return sum(self._cache.forget(sha) for sha in audio_sha256s)
+        An encode in hand stores nothing when it finishes; ``busy`` names its audio,
+        for callers that want to be sure that its samples are gone too.
+        """
+        num_entries = sum(self._cache.forget(sha) for sha in audio_sha256s)
+        busy = self._queue.drop(frozenset(audio_sha256s))
+        return Forgotten(num_entries=num_entries, busy=busy)
+
+    def count_call(self, method: str) -> None:
+        """Count an RPC."""
+        self._num_calls[method] += 1
 
     def stats(self) -> dict[str, Any]:
-        """Counters and sizes as plain data."""
+        """Return counters and sizes as plain data; nothing is looked up on disk."""
         return {
             **self._cache.stats(),
-            "encodes": {name: self._num_encodes[name] for name in self._encoders},
-            "in_place_encodes": self._num_in_place,
+            **self._queue.stats(),
+            "encodes": {
+                name: self._work.num_encodes[name] for name in self.fingerprints
+            },
             "prompts": self._num_prompts,
             "failed_prompts": self._num_failed_prompts,
-            "in_flight": self._queue.num_in_flight,
+            "rpc_calls": dict(self._num_calls),
         }
 
-    def _encoding(self, ref: SpeakerRef, name: str) -> Encoding:
-        job = self._job(ref, name)
-        if (found := self._cache.get(job.key, ref.segment)) is not None:
-            return found
-        # The request path waits for `ensure`, so on a healthy server nothing comes
-        # here. The same thread encodes, so that bits cannot depend on the path.
-        self._num_in_place += 1
-        logger.warning("Encoding %s of %s in place.", name, ref.audio_sha256)
-        # The future has it even where no tier had room or a disk to keep it.
-        return self._await(self._queue.submit(job), job)
+    def close(self) -> None:
+        """End the threads, the encode thread after the job in hand, and the store."""
+        self._queue.close()
+        self._recency.close()
+        self._close_store()
 
-    def _await(self, flight: "futures.Future[Encoding]", job: EncodeJob) -> Encoding:
+    # -------- both
+
+    def _found(self, ref: SpeakerRef, encoder_name: str) -> Encoding | None:
+        if (key := self._key(ref.audio_sha256, encoder_name)) is None:
+            return None
+        return self._cache.get(key, ref.segment)
+
+    def _report(self, want: Want, lease_until: float | None) -> JobReport:
         try:
-            return flight.result(self._timeout_seconds)
-        except futures.TimeoutError as exc:
-            raise EncodeTimeoutError(
-                f"{job.encoder_name} of {job.key.audio_sha256} was not encoded within "
-                f"{self._timeout_seconds:g} s"
-            ) from exc
+            report = self._state(want, lease_until)
+        except ValueError as exc:  # no address, or no segment of ours
+            report = Report(JobState.FAILED, str(exc))
+        return _told(want, report)
 
-    def _encode(self, job: EncodeJob) -> Encoding:
-        if (found := self._republish(job)) is not None:
-            return found
-        return self._cache.get_or_encode(
-            job.key, job.segment, lambda: self._compute(job)
+    def _state(self, want: Want, lease_until: float | None) -> Report:
+        if not is_address(want.audio_sha256):
+            raise ValueError("not a content address")
+        if (key := self._key(want.audio_sha256, want.encoder)) is None:
+            return Report(JobState.FAILED, f"there is no encoder {want.encoder!r}")
+        is_forced = bool(want.force_id) and not self._queue.has_forced(
+            key, want.force_id
+        )
+        if not is_forced and self._cache.is_stored(key):
+            return _READY
+        is_in_memory = not is_forced and self._cache.contains(key)
+        if lease_until is None:
+            return _READY if is_in_memory else self._queue.look(key)
+        report = self._queue.want(self._job(want, key, lease_until))
+        # The job writes to the disk again what only memory has.
+        return _READY if is_in_memory else report
+
+    def _job(self, want: Want, key: EncodingKey, lease_until: float) -> EncodeJob:
+        segment = Segment(want.segment)
+        return EncodeJob(
+            key=key,
+            encoder_name=want.encoder,
+            segment=segment,
+            lane=Lane.of(segment, urgent=want.urgent),
+            wanted_until=lease_until,
+            force_ids={want.force_id} if want.force_id else set(),
         )
 
-    def _republish(self, job: EncodeJob) -> Encoding | None:
-        """Write again what memory has and somebody removed from disk; None on a miss.
-
-        Under a lock that `forget` takes too: what is forgotten between the look and
-        the write must not come back.
-        """
-        with self._republishing:
-            if not self._cache.contains(job.key):
-                return None
-            if (found := self._cache.get(job.key, job.segment)) is not None:
-                self._cache.put(job.key, found, job.segment)
-            return found
-
-    def _compute(self, job: EncodeJob) -> Encoding:
-        audio = self._audio.get(job.key.audio_sha256)
-        if audio is None:
-            raise EncodeError("its reference audio is not stored (any more)")
-        encoding = self._encoders[job.encoder_name].encode(audio)
-        self._num_encodes[job.encoder_name] += 1
-        return encoding
-
-    def _job(self, ref: SpeakerRef, name: str) -> EncodeJob:
-        key = self._key(ref.audio_sha256, name)
-        return EncodeJob(key=key, encoder_name=name, segment=Segment(ref.segment))
-
-    def _key(self, audio_sha256: str, name: str) -> EncodingKey:
-        fingerprint = self._encoders[name].fingerprint
+    def _key(self, audio_sha256: str, encoder_name: str) -> EncodingKey | None:
+        if (fingerprint := self.fingerprints.get(encoder_name)) is None:
+            return None
         return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
+
+
+def _told(want: Want, report: Report) -> JobReport:
+    return JobReport(
+        audio_sha256=want.audio_sha256,
+        encoder=want.encoder,
+        state=report.state,
+        reason=report.reason,
+        encoding_seconds=report.encoding_seconds,
+    )

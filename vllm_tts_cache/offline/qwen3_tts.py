@@ -9,12 +9,12 @@ from vllm.inputs import tokens_input
 
 from vllm_tts_cache.families.qwen3_tts import FAMILY
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
-from vllm_tts_cache.offline.workers import PreparedSpeaker
+from vllm_tts_cache.offline.prepared import PreparedSpeaker
 from vllm_tts_cache.speaker.ref import FIELD
 
 
 class Qwen3TTSPrompts:
-    """Of one checkpoint.
+    """Builds the prompts of one checkpoint.
 
     Args:
         model: Its folder, or Hugging Face id.

@@ -1,32 +1,42 @@
 """Prepares voices in an ``Omni`` engine and builds the prompts that name them."""
 
 import json
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.errors import (
-    ConfigError,
-    EncodeTimeoutError,
-    InvalidAudioError,
-)
+from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.offline.ensure import OfflineEnsurer, decode_clip
 from vllm_tts_cache.offline.fish_speech import FishSpeechPrompts
+from vllm_tts_cache.offline.prepared import PreparedSpeaker
 from vllm_tts_cache.offline.qwen3_tts import Qwen3TTSPrompts
-from vllm_tts_cache.offline.workers import (
-    OfflineEngine,
-    OfflineWorkers,
-    PreparedSpeaker,
-)
-from vllm_tts_cache.speaker.family import CloneMode, Family
+from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.store.audio_wiring import open_audio
+from vllm_tts_cache.speaker.rpc_client import (
+    DESCRIBE,
+    ENCODING,
+    STATS,
+    SyncEngine,
+    SyncWorkers,
+    encoding_of,
+    fingerprints_of,
+)
+from vllm_tts_cache.speaker.wire import EncodingCall
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.opening import open_store
 
-# An RPC takes the worker off decoding; nothing decodes while a list is prepared.
-_POLL_SECONDS = 0.05
+
+class OfflineEngine(SyncEngine, Protocol):
+    """``vllm_omni.entrypoints.omni.Omni``, with the method that the plugin gives it."""
+
+    @property
+    def model(self) -> Any:
+        """The checkpoint: a folder, or a Hugging Face id."""
+        ...
 
 
 class Prompts(Protocol):
@@ -34,7 +44,7 @@ class Prompts(Protocol):
 
     @property
     def family(self) -> Family:
-        """Whose prompts."""
+        """The family."""
         ...
 
     def prompt(
@@ -49,18 +59,24 @@ class OfflineSpeakers:
 
     Raises:
         ConfigError: A setting is wrong, or the model is of no family that we know.
+        StorageError: The store cannot be opened.
     """
 
     def __init__(self, omni: OfflineEngine):
-        self._workers = OfflineWorkers(omni)
-        self._prompts = _prompts(str(omni.model), self._workers)
-        self._settings = load_settings()
-        self._audio = open_audio(self._settings)
+        settings = load_settings()
+        self._workers = SyncWorkers(omni)
+        self._prompts = _prompts(str(omni.model), self)
+        self._store = open_store(settings)
+        self._ensurer = OfflineEnsurer(
+            self._workers, self._store, settings, self._prompts.family
+        )
 
     def prepare(
         self, clips: Sequence[Path], ref_texts: Sequence[str | None] | None = None
     ) -> list[PreparedSpeaker]:
         """Store the clips and return when all their encodings exist.
+
+        There may be any number of them: they are stored and encoded in windows.
 
         Args:
             clips: Audio files; one that was prepared before costs its decoding only.
@@ -73,37 +89,47 @@ class OfflineSpeakers:
             EncodeError: An encoder failed.
             EncodeTimeoutError: No encoding was finished for as long as a request may
                 wait for one (``SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS``).
+            StorageError: A clip could not be stored.
             WorkerRPCError: The worker could not be asked, or clones no voices.
         """
         transcripts = self._transcripts(clips, ref_texts)
-        speakers = [
-            self._stored(clip, transcript)
-            for clip, transcript in zip(clips, transcripts, strict=True)
-        ]
-        for mode in CloneMode:
-            wires = [s.ref.to_wire() for s in speakers if _mode(s) is mode]
-            if wires:
-                names = list(self._prompts.family.encoders[mode])
-                self._workers.call("tts_cache_prepare", wires, names)
-        self._wait(speakers)
-        return speakers
+        prepared: list[PreparedSpeaker] = []
+        for window in self._ensurer.windows(self._stored(clips, transcripts)):
+            self._ensurer.ensure(window)
+            prepared += window
+        return prepared
 
     def prompt(
         self, speaker: PreparedSpeaker, text: str, *, language: str = "Auto"
     ) -> dict[str, Any]:
         """Build a prompt for ``Omni.generate``: no waveform.
 
-        Raises: InvalidSpeakerError if the text cannot be spoken; EncodeError,
-            WorkerRPCError.
+        An encoding that was evicted since it was prepared is made again.
+
+        Raises: InvalidSpeakerError if the text cannot be spoken; what `prepare` raises.
         """
+        if not all(self._is_stored(need) for need in self._ensurer.needs(speaker)):
+            self._ensurer.ensure([speaker])
         return self._prompts.prompt(speaker, text, language)
+
+    def encoding(self, ref: SpeakerRef, name: str) -> tuple[EncodingKey, Encoding]:
+        """Return one encoding of a prepared speaker, and its key.
+
+        Raises: EncodeError if it is not there (any more); StorageError, WorkerRPCError.
+        """
+        key = self._key((ref.audio_sha256, name))
+        if (found := self._store.read(key)) is not None:
+            return key, found
+        call = EncodingCall(audio_sha256=ref.audio_sha256, encoder=name)
+        return key, encoding_of(self._workers.call(ENCODING, call), key)
 
     def stats(self) -> list[dict[str, Any]]:
         """Each worker's counters and sizes.
 
         Raises: WorkerRPCError.
         """
-        return self._workers.call("tts_cache_stats")
+        answers = self._workers.call(STATS)
+        return [{"rank": answer.rank, **answer.stats} for answer in answers]
 
     def _transcripts(
         self, clips: Sequence[Path], ref_texts: Sequence[str | None] | None
@@ -118,46 +144,37 @@ class OfflineSpeakers:
             raise ConfigError(f"{family.name} needs the transcript of {clip}")
         return transcripts
 
-    def _stored(self, clip: Path, ref_text: str | None) -> PreparedSpeaker:
-        try:
-            audio = decode_path(clip).audio
-        except InvalidAudioError as exc:
-            named = str(clip) in exc.reason
-            reason = exc.reason if named else f"{clip}: {exc.reason}"
-            raise InvalidAudioError(reason) from exc
-        self._audio.put(audio, Segment.INLINE)
-        return PreparedSpeaker(
-            ref=SpeakerRef(audio_sha256=audio.audio_sha256, segment=Segment.INLINE),
-            ref_text=ref_text,
-            num_samples=audio.num_samples,
-            sample_rate_hz=audio.sample_rate_hz,
+    def _stored(
+        self, clips: Sequence[Path], transcripts: Sequence[str | None]
+    ) -> Iterator[PreparedSpeaker]:
+        """Store one clip after the other, as they are asked for."""
+        for clip, ref_text in zip(clips, transcripts, strict=True):
+            decoded = decode_clip(clip)
+            self._store.keep_inline(decoded)
+            audio = decoded.audio
+            yield PreparedSpeaker(
+                clip=clip,
+                ref=SpeakerRef(audio_sha256=audio.audio_sha256, segment=Segment.INLINE),
+                ref_text=ref_text,
+                num_samples=audio.num_samples,
+                sample_rate_hz=audio.sample_rate_hz,
+            )
+
+    def _is_stored(self, need: tuple[str, str]) -> bool:
+        return self._store.is_stored(self._key(need))
+
+    def _key(self, need: tuple[str, str]) -> EncodingKey:
+        sha, name = need
+        return EncodingKey(
+            audio_sha256=sha, encoder_fingerprint=self._fingerprints[name]
         )
 
-    def _wait(self, speakers: Iterable[PreparedSpeaker]) -> None:
-        needed = {
-            (speaker.ref.audio_sha256, name)
-            for speaker in speakers
-            for name in self._prompts.family.encoders[_mode(speaker)]
-        }
-        patience = self._settings.encode_timeout_seconds
-        deadline = time.monotonic() + patience
-        while missing := self._workers.missing(needed):
-            if len(missing) < len(needed):
-                deadline = time.monotonic() + patience
-                needed = missing
-            if time.monotonic() > deadline:
-                raise EncodeTimeoutError(
-                    f"{len(missing)} encodings are missing and none was finished "
-                    f"within {patience:g} s."
-                )
-            time.sleep(_POLL_SECONDS)
+    @cached_property
+    def _fingerprints(self) -> dict[str, str]:
+        return fingerprints_of(self._workers.call(DESCRIBE))
 
 
-def _mode(speaker: PreparedSpeaker) -> CloneMode:
-    return CloneMode.of(in_context=speaker.ref_text is not None)
-
-
-def _prompts(model: str, workers: OfflineWorkers) -> Prompts:
+def _prompts(model: str, speakers: OfflineSpeakers) -> Prompts:
     from transformers.utils.hub import cached_file
 
     path = cached_file(model, "config.json")
@@ -167,7 +184,7 @@ def _prompts(model: str, workers: OfflineWorkers) -> Prompts:
         case "qwen3_tts":
             return Qwen3TTSPrompts(model, config)
         case "fish_qwen3_omni":
-            return FishSpeechPrompts(model, config, workers)
+            return FishSpeechPrompts(model, config, speakers.encoding)
         case other:
             raise ConfigError(
                 f"{model}: model_type is {other!r}; known are 'qwen3_tts' and "

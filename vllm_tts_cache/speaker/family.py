@@ -67,6 +67,11 @@ class ReferenceEncoder(Protocol):
         """64 lowercase hex digits; equal only if every encoding is the same bytes."""
         ...
 
+    @property
+    def bytes_per_second(self) -> int:
+        """Device memory that a second of audio takes while it is encoded, at most."""
+        ...
+
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; safe to call from any thread, several at once included.
 

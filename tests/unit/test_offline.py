@@ -1,0 +1,252 @@
+"""Batch jobs against workers in this process, with an encoder that is no network."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.audio_clips import sndfile_bytes, voiced
+from tests.in_process_workers import (
+    SpectrumEncoder,
+    SyncInProcessEngine,
+    wait_until_idle,
+    worker_speakers,
+    worker_with,
+)
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.errors import (
+    ConfigError,
+    EncodeError,
+    EncodeTimeoutError,
+    InvalidAudioError,
+)
+from vllm_tts_cache.offline import OfflineSpeakers
+
+RATE_HZ = 8_000
+CLIP_BYTES = 4 * RATE_HZ  # as it is counted: float32
+
+
+class Job:
+    """A batch job, its engine, and how to make clips for it."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        model = directory / "model"
+        model.mkdir()
+        (model / "config.json").write_text(
+            json.dumps({"model_type": "qwen3_tts", "talker_config": {}})
+        )
+        self.encoder = SpectrumEncoder("speaker")
+        self.worker = worker_speakers(
+            load_settings().samples_dir,
+            [self.encoder, SpectrumEncoder("codec")],
+            inline_audio_max_bytes=load_settings().inline_audio_max_bytes,
+            max_waiting_inline=load_settings().max_waiting_inline,
+        )
+        self.engine = SyncInProcessEngine(worker_with(self.worker), model=str(model))
+        self.speakers = OfflineSpeakers(self.engine)
+
+    def clips(self, num, first=0):
+        return [self.clip(number) for number in range(first, first + num)]
+
+    def clip(self, number):
+        path = self.directory / f"clip-{number}.wav"
+        samples = voiced(RATE_HZ, 1.0, pitch_hz=100.0 + number)
+        path.write_bytes(sndfile_bytes(samples, RATE_HZ, subtype="FLOAT"))
+        return path
+
+    def prepare(self, clips):
+        """Prepare, and let the worker finish with what it does after an encode."""
+        prepared = self.speakers.prepare(clips)
+        wait_until_idle(self.worker)
+        return prepared
+
+    def num_encodes(self):
+        return self.worker.stats()["encodes"]["speaker"]
+
+    def close(self):
+        self.encoder.gate.set()
+        self.worker.close()
+        self.speakers._store.close()
+
+
+@pytest.fixture
+def samples_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path / "samples"))
+    return tmp_path / "samples"
+
+
+@pytest.fixture
+def job(samples_dir, tmp_path):
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def small_job(samples_dir, tmp_path, monkeypatch):
+    """Of five clips of a second, all that is kept of inline audio is full."""
+    monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(5 * CLIP_BYTES))
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+def remove(samples_dir, *, audio=True, encodings=True):
+    for path in (samples_dir / "store").rglob("*.safetensors"):
+        if audio if path.stem == "audio" else encodings:
+            path.unlink()
+
+
+def test_clips_are_prepared_once_each_whatever_they_are_called(job):
+    first, other = job.clips(2)
+    twin = job.directory / "twin.wav"
+    twin.write_bytes(first.read_bytes())
+    prepared = job.speakers.prepare([first, other, twin])
+    assert prepared[0].ref == prepared[2].ref != prepared[1].ref
+    assert [speaker.clip for speaker in prepared] == [first, other, twin]
+    assert prepared[0].num_samples == prepared[0].sample_rate_hz == RATE_HZ
+    assert job.num_encodes() == 2
+    assert job.worker.stats()["encodes"]["codec"] == 0, "no transcript: an x-vector"
+
+
+def test_more_clips_than_are_kept_of_inline_audio_are_prepared_in_windows(small_job):
+    """A10: stored all at once, the first were evicted before they were encoded."""
+    clips = small_job.clips(24)
+    prepared = small_job.speakers.prepare(clips)
+    assert len({speaker.ref.audio_sha256 for speaker in prepared}) == 24
+    assert small_job.num_encodes() == 24
+
+
+def test_more_clips_than_may_wait_are_prepared_in_windows(
+    samples_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", "3")
+    job = Job(tmp_path)
+    assert len(job.speakers.prepare(job.clips(10))) == 10
+    assert job.worker.stats()["refused"] == 0
+    job.close()
+
+
+def test_a_clip_larger_than_a_window_is_a_window_of_its_own(
+    samples_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(CLIP_BYTES))
+    job = Job(tmp_path)
+    assert len(job.speakers.prepare(job.clips(3))) == 3
+    job.close()
+
+
+def test_audio_that_is_evicted_before_it_is_encoded_is_stored_again(
+    job, samples_dir, monkeypatch
+):
+    ensure = job.speakers._ensurer.ensure
+
+    def evicted_first(speakers):
+        remove(samples_dir)
+        ensure(speakers)
+
+    monkeypatch.setattr(job.speakers._ensurer, "ensure", evicted_first)
+    job.speakers.prepare(job.clips(2))
+    assert job.num_encodes() == 2
+
+
+def test_audio_that_is_evicted_again_and_again_is_reported_and_not_tried_for_ever(
+    job, samples_dir, monkeypatch
+):
+    keep = job.speakers._store.keep_inline
+
+    def evicted_at_once(audio):
+        keep(audio)
+        remove(samples_dir)
+
+    monkeypatch.setattr(job.speakers._store, "keep_inline", evicted_at_once)
+    clip = job.clip(0)
+    with pytest.raises(EncodeError, match=rf"{clip} was evicted .*INLINE_AUDIO_MAX"):
+        job.speakers.prepare([clip])
+
+
+def test_an_encoding_that_is_gone_before_its_prompt_is_made_is_made_again(
+    job, samples_dir, monkeypatch
+):
+    [prepared] = job.prepare([job.clip(0)])
+    monkeypatch.setattr(job.speakers._prompts, "prompt", lambda *_: {"made": True})
+    assert job.speakers.prompt(prepared, "Hello.") == {"made": True}
+    assert job.num_encodes() == 1
+    remove(samples_dir)
+    job.worker.forget([prepared.ref.audio_sha256])
+    assert job.speakers.prompt(prepared, "Hello.") == {"made": True}
+    assert job.num_encodes() == 2
+
+
+def test_a_clip_that_is_gone_with_its_encoding_is_named(job, samples_dir):
+    [prepared] = job.prepare([job.clip(0)])
+    remove(samples_dir)
+    job.worker.forget([prepared.ref.audio_sha256])
+    prepared.clip.unlink()
+    with pytest.raises(InvalidAudioError, match=str(prepared.clip)):
+        job.speakers.prompt(prepared, "Hello.")
+
+
+def test_a_warm_prompt_asks_the_workers_nothing(job, monkeypatch):
+    [prepared] = job.prepare([job.clip(0)])
+    monkeypatch.setattr(job.speakers._prompts, "prompt", lambda *_: {})
+    job.speakers.prompt(prepared, "Hello.")
+    num_calls = len(job.engine.calls)
+    job.speakers.prompt(prepared, "Hello again.")
+    assert len(job.engine.calls) == num_calls
+
+
+def test_an_encoding_comes_from_the_store_and_else_from_a_worker(job, samples_dir):
+    [prepared] = job.prepare([job.clip(0)])
+    key, stored = job.speakers.encoding(prepared.ref, "speaker")
+    assert "tts_cache_encoding" not in job.engine.calls
+    remove(samples_dir)
+    other_key, of_worker = job.speakers.encoding(prepared.ref, "speaker")
+    assert job.engine.calls[-1] == "tts_cache_encoding"
+    assert key == other_key
+    np.testing.assert_array_equal(stored["spectrum"], of_worker["spectrum"])
+
+
+def test_an_encoder_that_fails_fails_the_job_with_its_reason(job):
+    job.encoder.errors = [EncodeError("the network had enough")]
+    with pytest.raises(EncodeError, match="the network had enough"):
+        job.speakers.prepare([job.clip(0)])
+
+
+def test_a_worker_that_finishes_nothing_ends_the_waiting(
+    samples_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "0.2")
+    job = Job(tmp_path)
+    job.encoder.gate.clear()
+    with pytest.raises(EncodeTimeoutError, match=r"1 encodings .* within 0\.2 s"):
+        job.speakers.prepare([job.clip(0)])
+    job.close()
+
+
+def test_a_clip_that_is_no_audio_is_named(job):
+    broken = job.directory / "broken.wav"
+    broken.write_bytes(b"no audio")
+    with pytest.raises(InvalidAudioError, match=r"broken\.wav"):
+        job.speakers.prepare([broken])
+
+
+def test_transcripts_and_clips_must_match(job):
+    with pytest.raises(ConfigError, match="2 clips have 1 transcripts"):
+        job.speakers.prepare(job.clips(2), ["one"])
+
+
+def test_a_model_of_no_family_is_refused(job):
+    config = Path(job.engine.model) / "config.json"
+    config.write_text(json.dumps({"model_type": "bark"}))
+    with pytest.raises(ConfigError, match="'bark'"):
+        OfflineSpeakers(job.engine)
+
+
+def test_counters_are_told_by_rank(job):
+    job.speakers.prepare(job.clips(1))
+    [stats] = job.speakers.stats()
+    assert stats["rank"] == 0
+    assert stats["encodes"]["speaker"] == 1

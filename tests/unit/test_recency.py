@@ -1,0 +1,87 @@
+import threading
+
+import pytest
+
+from vllm_tts_cache.errors import StorageError
+from vllm_tts_cache.model_executor import recency
+from vllm_tts_cache.model_executor.recency import Recency
+
+WAIT = 10.0
+
+
+class Catalogue:
+    def __init__(self):
+        self.batches = []
+        self.came = threading.Event()
+        self.errors = []
+
+    def used(self, shas):
+        if self.errors:
+            raise self.errors.pop()
+        self.batches.append(shas)
+        self.came.set()
+
+
+@pytest.fixture
+def catalogue():
+    return Catalogue()
+
+
+@pytest.fixture
+def noted(catalogue):
+    noted = Recency(catalogue.used, flush_seconds=0.01)
+    yield noted
+    noted.close()
+
+
+def test_uses_are_handed_on_in_one_batch_each_audio_once(catalogue):
+    noted = Recency(catalogue.used, flush_seconds=WAIT)
+    for sha in "abab":
+        noted.note(sha)
+    noted.flush()
+    noted.flush()
+    noted.close()
+    assert catalogue.batches == [["a", "b"]]
+
+
+def test_the_thread_starts_with_the_first_use_and_hands_on_by_itself(noted, catalogue):
+    before = threading.active_count()
+    noted.note("a")
+    assert threading.active_count() == before + 1
+    assert catalogue.came.wait(WAIT)
+    catalogue.came.clear()
+    noted.note("b")
+    assert catalogue.came.wait(WAIT)
+    assert catalogue.batches == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("error", [StorageError("busy"), RuntimeError("a bug")])
+def test_a_catalogue_that_fails_costs_one_batch(catalogue, error):
+    noted = Recency(catalogue.used, flush_seconds=WAIT)
+    catalogue.errors = [error]
+    for sha in "ab":
+        noted.note(sha)
+        noted.flush()
+    noted.close()
+    assert catalogue.batches == [["b"]]
+
+
+def test_more_audios_than_a_batch_holds_are_left_for_the_next(catalogue, monkeypatch):
+    monkeypatch.setattr(recency, "MAX_NOTED", 2)
+    noted = Recency(catalogue.used, flush_seconds=WAIT)
+    for sha in "abc":
+        noted.note(sha)
+    noted.flush()
+    noted.note("c")
+    noted.flush()
+    noted.close()
+    assert catalogue.batches == [["a", "b"], ["c"]]
+
+
+def test_closing_ends_the_thread(catalogue):
+    noted = Recency(catalogue.used, flush_seconds=WAIT)
+    noted.note("a")
+    (thread,) = [t for t in threading.enumerate() if t.name == "tts-cache-recency"]
+    noted.close()
+    thread.join(WAIT)
+    assert not thread.is_alive()

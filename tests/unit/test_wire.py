@@ -1,0 +1,105 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_tts_cache.errors import WorkerRPCError
+from vllm_tts_cache.speaker import wire
+
+SHA = "a" * 64
+WANT = wire.Want(audio_sha256=SHA, encoder="codec", segment="inline")
+REPORT = wire.JobReport(SHA, "codec", wire.JobState.FAILED, "out of memory", 1.5)
+MESSAGES = [
+    wire.WantCall(wants=[WANT], lease_seconds=2.0),
+    wire.WantCall(wants=[], lease_seconds=2.0),
+    wire.WantAnswer(rank=0, reports=[REPORT], num_finished=7, num_waiting_inline=1),
+    wire.Described(rank=1, fingerprints={"codec": "f" * 64}),
+    wire.ForgetCall(audio_sha256s=[SHA]),
+    wire.Forgotten(num_entries=2, busy=[SHA]),
+    wire.FailedCall(request_ids=["speech-1"]),
+    wire.FailedPrompts(causes={"speech-1": "not stored"}),
+    wire.EncodingCall(audio_sha256=SHA, encoder="codec"),
+    wire.EncodingAnswer(encoding=b"\0\xff" * 9),
+    wire.EncodingAnswer(encoding=None),
+    wire.WorkerStats(rank=0, stats={"hits": {"memory": 3}, "last": None, "s": 0.5}),
+    wire.Unsupported(reason="Whisper clones no voices"),
+    wire.Failed(reason="no memory"),
+]
+KINDS = sorted({type(message) for message in MESSAGES}, key=lambda kind: kind.__name__)
+names = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_message_arrives_as_it_was_sent(message):
+    data = wire.encode(message)
+    assert wire.decode(type(message), data) == message
+    assert wire.decode(type(message), memoryview(bytearray(data))) == message
+
+
+def test_every_state_arrives():
+    for state in wire.JobState:
+        report = wire.JobReport(SHA, "codec", state)
+        answer = wire.WantAnswer(0, [report], num_finished=0, num_waiting_inline=0)
+        assert wire.decode(wire.WantAnswer, wire.encode(answer)) == answer
+
+
+@pytest.mark.parametrize("none", [wire.Unsupported("no"), wire.Failed("broken")])
+@names
+def test_any_answer_may_be_that_there_is_none(kind, none):
+    assert wire.decode_answer(kind, wire.encode(none)) == none
+
+
+@names
+def test_a_message_of_another_kind_is_refused(kind):
+    for message in MESSAGES:
+        if type(message) is not kind:
+            with pytest.raises(WorkerRPCError, match=kind.__name__):
+                wire.decode(kind, wire.encode(message))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {"supported": False, "error": "method not found"},
+        [b"\x80"],
+        "text",
+        b"",
+        b"\x80",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode({"type": "Forgotten", "num_entries": "two", "busy": []}),
+        msgspec.msgpack.encode({"type": "Forgotten", "num_entries": 2}),
+        msgspec.msgpack.encode(
+            {"type": "Forgotten", "num_entries": 2, "busy": [], "more": 1}
+        ),
+        wire.encode(MESSAGES[5])[:-1],
+        wire.encode(MESSAGES[5]) + b"\0",
+    ],
+    ids=range(12),
+)
+def test_what_is_no_message_is_one_short_error_that_names_what_was_expected(data):
+    for decode in (wire.decode, wire.decode_answer):
+        with pytest.raises(WorkerRPCError, match="Forgotten") as caught:
+            decode(wire.Forgotten, data)
+        assert len(str(caught.value)) < 300
+
+
+@names
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=200) | st.integers() | st.text())
+def test_garbage_is_nothing_but_an_rpc_error(kind, data):
+    try:
+        wire.decode_answer(kind, data)
+    except WorkerRPCError:
+        return
+
+
+def test_a_state_that_nobody_knows_is_refused():
+    data = wire.encode(MESSAGES[2]).replace(b"failed", b"frozen")
+    with pytest.raises(WorkerRPCError, match="frozen"):
+        wire.decode(wire.WantAnswer, data)
+
+
+def test_a_call_for_64_voices_is_small():
+    call = wire.WantCall(wants=[WANT] * 64, lease_seconds=2.0)
+    assert len(wire.encode(call)) <= 12 * 1024

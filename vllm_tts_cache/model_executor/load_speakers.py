@@ -1,0 +1,95 @@
+"""Puts a worker's speaker side together from the settings; the one place that does."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+
+from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.families.load import load_reference_encoders
+from vllm_tts_cache.model_executor.agreement import all_tensor_parallel_ranks
+from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
+from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
+from vllm_tts_cache.model_executor.recency import Recency
+from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.speaker.family import ReferenceEncoder
+from vllm_tts_cache.store.cache import open_cache
+from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.turns import KeyTurns
+
+TURNS_FILE = "encode-turns.lock"
+
+
+def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
+    """Load the checkpoint's reference encoders and open the store.
+
+    Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
+    """
+    device = _own_device(vllm_config.device_config.device)
+    encoders = load_reference_encoders(
+        local_checkpoint(vllm_config.model_config), device
+    )
+    return build_worker_speakers(
+        encoders, load_settings(), device, all_ranks=all_tensor_parallel_ranks()
+    )
+
+
+def build_worker_speakers(
+    encoders: Mapping[str, ReferenceEncoder],
+    settings: Settings,
+    device: torch.device,
+    *,
+    all_ranks: Callable[[bool], bool] = bool,
+) -> WorkerSpeakers:
+    """Put encoders, store and encode thread together.
+
+    Raises: StorageError.
+    """
+    store = open_store(settings, import_stock=False)  # the API process does that
+    cache = open_cache(settings, store)
+    encode_device = EncodeDevice(device)
+    encode_device.log_need(max(e.bytes_per_second for e in encoders.values()))
+    work = StoredEncodeWork(
+        encoders=encoders,
+        cache=cache,
+        store=store,
+        turns=KeyTurns(settings.samples_dir / TURNS_FILE),
+        device=encode_device,
+    )
+    queue = EncodeQueue(
+        work,
+        max_waiting_inline=settings.max_waiting_inline,
+    )
+    return WorkerSpeakers(
+        encoders=encoders,
+        cache=cache,
+        queue=queue,
+        work=work,
+        recency=Recency(store.used),
+        close_store=store.close,
+        clock=time.monotonic,
+        all_ranks=all_ranks,
+    )
+
+
+def _own_device(device: torch.device | str) -> torch.device:
+    """Add the index: the host names the kind only, and a new thread starts at 0."""
+    kind = torch.device(device)
+    if kind.type == "cuda" and kind.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return kind
+
+
+def local_checkpoint(model_config: Any) -> Path:
+    """Return the folder of the checkpoint that the host has loaded already."""
+    folder = Path(model_config.model)
+    if folder.is_dir():
+        return folder
+    revision = model_config.revision
+    return Path(
+        snapshot_download(model_config.model, revision=revision, local_files_only=True)
+    )

@@ -1,0 +1,100 @@
+"""What every talker of ours shares, whatever its family; mixed in before the host's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.model_executor.failed_requests import (
+    FailedRequests,
+    SuspectPrefixes,
+    request_id_of,
+)
+from vllm_tts_cache.model_executor.load_speakers import load_worker_speakers
+from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.encoding import Encoding
+
+
+class CachedTalker:
+    """Takes speaker prompts by content address, and lets a request fail alone."""
+
+    tts_cache_speakers: WorkerSpeakers | None = None
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        self._failed_requests = FailedRequests()
+        self._suspect_prefixes = SuspectPrefixes()
+        self._requests_of_rows: list[str] = []
+        if getattr(vllm_config.model_config, "use_v2_model_runner", False):
+            # Only then does that runner say which row of the logits is whose.
+            self.logitsprocs_need_output_token_ids = True
+
+    def compute_logits(
+        self, hidden_states: Any, sampling_metadata: Any = None
+    ) -> torch.Tensor | None:
+        """Force the id that ends a request without a speaker prompt as an error."""
+        host: Any = super()
+        logits = host.compute_logits(hidden_states, sampling_metadata)
+        if logits is None:
+            return None
+        return self._failed_requests.end(logits, self._requests_of_rows)
+
+    def set_batch_req_ids(self, req_ids: Sequence[str]) -> None:
+        """Take in whose the rows of the next logits are; the v1 runner calls it."""
+        self._requests_of_rows = list(req_ids)
+        if (hosts := getattr(super(), "set_batch_req_ids", None)) is not None:
+            hosts(req_ids)
+
+    @contextmanager
+    def mrv2_sampling_context(
+        self, *, req_ids: Sequence[str], num_output_tokens: torch.Tensor
+    ) -> Iterator[None]:
+        """Take in the same from the other runner, which samples within the block."""
+        hosts = getattr(super(), "mrv2_sampling_context", None)
+        self._requests_of_rows = list(req_ids)
+        try:
+            with (
+                nullcontext()
+                if hosts is None
+                else hosts(req_ids=req_ids, num_output_tokens=num_output_tokens)
+            ):
+                yield
+        finally:
+            self._requests_of_rows = []
+
+    def _load_speakers(self, vllm_config: Any) -> None:
+        """Load the checkpoint's reference encoders; again when weights are reloaded."""
+        if self.tts_cache_speakers is not None:
+            self.tts_cache_speakers.close()
+        self.tts_cache_speakers = load_worker_speakers(vllm_config)
+
+    def _encodings(
+        self, ref: SpeakerRef, encoder_names: Sequence[str]
+    ) -> dict[str, Encoding]:
+        """Return what a prefill needs. Raises: TTSCacheError if it is not there."""
+        if self.tts_cache_speakers is None:
+            raise TTSCacheError("this checkpoint clones no voices")
+        return self.tts_cache_speakers.prompt(ref, encoder_names)
+
+    def _count_prompt(self) -> None:
+        if self.tts_cache_speakers is not None:
+            self.tts_cache_speakers.count_prompt()
+
+    def _has_failed(self, info: Mapping[str, Any]) -> bool:
+        """Tell whether an earlier chunk of the request failed."""
+        return request_id_of(info) in self._failed_requests
+
+    def _fail(self, info: Mapping[str, Any], cause: Exception) -> None:
+        """Let the request fail alone, when its first id is sampled."""
+        self._failed_requests.add(request_id_of(info), cause, self.tts_cache_speakers)
+
+    def _refuse_suspect(self, prefix: str) -> None:
+        """Refuse KV that a request without a speaker prompt may have computed.
+
+        Raises: TTSCacheError.
+        """
+        if prefix in self._suspect_prefixes:
+            raise TTSCacheError("what another request of it failed with was in the KV")

@@ -1,0 +1,150 @@
+"""The jobs that wait for the encode thread: in which order, how many, and how long."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.store.keys import EncodingKey
+
+
+class Lane(IntEnum):
+    """What goes first; within a lane, who came first."""
+
+    URGENT = 0  # a request waits for a registered voice
+    REGISTERED = 1
+    INLINE = 2  # never before a registered voice, whoever waits
+
+    @classmethod
+    def of(cls, segment: Segment, *, urgent: bool) -> "Lane":
+        """Return the lane of a job."""
+        if segment is Segment.INLINE:
+            return cls.INLINE
+        return cls.URGENT if urgent else cls.REGISTERED
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EncodeJob:
+    """One encoder on one audio, for whoever wants it.
+
+    Attributes:
+        lane: Where it waits; those who join it can only bring it forward.
+        wanted_until: When its last lease runs out, on the queue's clock.
+        force_ids: Who wants it encoded although it is stored.
+        began_at: When the encode thread took it; None while it waits.
+        not_before: When it may be looked at again, after another process had it.
+        aside_since: When another process was first seen to have it.
+    """
+
+    key: EncodingKey
+    encoder_name: str
+    segment: Segment
+    lane: Lane
+    wanted_until: float
+    force_ids: set[str] = field(default_factory=set)
+    began_at: float | None = None
+    not_before: float = 0.0
+    aside_since: float | None = None
+
+    def join(self, other: "EncodeJob") -> None:
+        """Take in what another caller wants of the same key."""
+        self.lane = min(self.lane, other.lane)
+        if other.segment is Segment.REGISTERED:
+            self.segment = Segment.REGISTERED
+        self.wanted_until = max(self.wanted_until, other.wanted_until)
+        self.force_ids |= other.force_ids
+
+
+class WaitingLine:
+    """Jobs by lane, first come first served, one a key. Not thread-safe.
+
+    Args:
+        max_inline: Inline jobs that may wait at a time.
+    """
+
+    def __init__(self, max_inline: int):
+        self._max_inline = max_inline
+        self._lanes: dict[Lane, OrderedDict[EncodingKey, EncodeJob]] = {
+            lane: OrderedDict() for lane in Lane
+        }
+        self.num_dropped = 0
+
+    def __len__(self) -> int:
+        """Jobs that wait."""
+        return sum(map(len, self._lanes.values()))
+
+    def num_waiting(self, segment: Segment) -> int:
+        """Jobs that wait in the segment's lanes."""
+        num_inline = len(self._lanes[Lane.INLINE])
+        return num_inline if segment is Segment.INLINE else len(self) - num_inline
+
+    def get(self, key: EncodingKey) -> EncodeJob | None:
+        """Return the key's job, if it waits."""
+        for lane in self._lanes.values():
+            if (job := lane.get(key)) is not None:
+                return job
+        return None
+
+    def add(self, job: EncodeJob, now: float) -> bool:
+        """Put a job at the end of its lane, or join the one of its key.
+
+        Returns: False if as many inline jobs wait as may.
+        """
+        if (waiting := self.get(job.key)) is not None:
+            was_in = waiting.lane
+            waiting.join(job)
+            if waiting.lane is not was_in:
+                del self._lanes[was_in][job.key]
+                self._lanes[waiting.lane][job.key] = waiting
+            return True
+        if job.lane is Lane.INLINE and self._is_full(now):
+            return False
+        self._lanes[job.lane][job.key] = job
+        return True
+
+    def put_back(self, job: EncodeJob) -> None:
+        """Put a job that was popped at the front of its lane."""
+        if (waiting := self.get(job.key)) is not None:  # wanted anew meanwhile
+            waiting.join(job)
+            return
+        lane = self._lanes[job.lane]
+        lane[job.key] = job
+        lane.move_to_end(job.key, last=False)
+
+    def pop(self, now: float) -> EncodeJob | None:
+        """Take the next job that may begin; drop those that nobody wants any more."""
+        self._drop_unwanted(now)
+        for job in self._jobs():
+            if job.not_before <= now:
+                del self._lanes[job.lane][job.key]
+                return job
+        return None
+
+    def seconds_until_next(self, now: float) -> float | None:
+        """Seconds until `pop` may find what it does not find now; None if no job."""
+        if not len(self):
+            return None
+        return max(0.0, min(job.not_before for job in self._jobs()) - now)
+
+    def remove(self, audio_sha256s: Collection[str]) -> int:
+        """Remove the jobs of these audios; returns how many there were."""
+        removed = [j for j in self._jobs() if j.key.audio_sha256 in audio_sha256s]
+        for job in removed:
+            del self._lanes[job.lane][job.key]
+        return len(removed)
+
+    def _is_full(self, now: float) -> bool:
+        if len(self._lanes[Lane.INLINE]) >= self._max_inline:
+            self._drop_unwanted(now)
+        return len(self._lanes[Lane.INLINE]) >= self._max_inline
+
+    def _drop_unwanted(self, now: float) -> None:
+        unwanted = [job for job in self._jobs() if job.wanted_until < now]
+        for job in unwanted:
+            del self._lanes[job.lane][job.key]
+        self.num_dropped += len(unwanted)
+
+    def _jobs(self) -> Iterator[EncodeJob]:
+        for lane in self._lanes.values():
+            yield from lane.values()

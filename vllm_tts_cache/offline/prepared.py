@@ -1,0 +1,31 @@
+"""A clip that a batch job has prepared."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.ref import SpeakerRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSpeaker:
+    """A clip whose encodings exist.
+
+    Attributes:
+        clip: Its file; read again if the store has evicted it.
+        ref: Its content address.
+        ref_text: What is said in it; None for an x-vector clone.
+        num_samples: At its own rate.
+        sample_rate_hz: Of the clip.
+    """
+
+    clip: Path
+    ref: SpeakerRef
+    ref_text: str | None
+    num_samples: int
+    sample_rate_hz: int
+
+    @property
+    def mode(self) -> CloneMode:
+        """How it is cloned."""
+        return CloneMode.of(in_context=self.ref_text is not None)

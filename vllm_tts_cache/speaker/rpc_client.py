@@ -1,0 +1,193 @@
+"""The worker RPC as its callers see it: typed both ways, every answer checked.
+
+One struct of `speaker.wire` crosses in each direction, as bytes. The host returns a
+worker's exception as a value, and a stage that cannot be asked as a note to itself;
+here both become errors.
+"""
+
+from collections.abc import Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from vllm_tts_cache.errors import EncodeError, EncodingCorruptError, WorkerRPCError
+from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
+
+TALKER_STAGE = 0
+# An RPC returns between two decode steps; a worker that takes this long is stuck.
+TIMEOUT_SECONDS = 30.0
+
+A = TypeVar("A", bound=msgspec.Struct)
+
+
+class UnsupportedModelError(WorkerRPCError):
+    """The model that is served clones no voices, or not through us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[A]):
+    """One of ``model_executor.rpc``, and what it answers."""
+
+    name: str
+    answer: type[A]
+
+
+DESCRIBE = Method("tts_cache_describe", wire.Described)
+WANT = Method("tts_cache_want", wire.WantAnswer)
+ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
+FORGET = Method("tts_cache_forget", wire.Forgotten)
+FAILED = Method("tts_cache_failed", wire.FailedPrompts)
+STATS = Method("tts_cache_stats", wire.WorkerStats)
+
+
+class AsyncEngine(Protocol):
+    """The part of the host's ``AsyncOmni`` that we use."""
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        stage_ids: list[int] | None = None,
+    ) -> list[Any]:
+        """Call ``method`` on every worker of the stages: a list per replica."""
+        ...
+
+
+class SyncEngine(Protocol):
+    """The part of the host's ``Omni`` that we use; the plugin gives it the method."""
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        stage_ids: list[int] | None = None,
+    ) -> list[Any]:
+        """Call ``method`` on every worker of the stages: a list per replica."""
+        ...
+
+
+class AsyncWorkers:
+    """The workers of the stage that prefills, asked from an event loop."""
+
+    def __init__(self, engine: AsyncEngine):
+        self._engine = engine
+
+    async def call(
+        self, method: Method[A], request: msgspec.Struct | None = None
+    ) -> list[A]:
+        """Call a method; returns each worker's answer.
+
+        Raises:
+            UnsupportedModelError: A worker says that it has no speaker side.
+            WorkerRPCError: A worker failed, or answered something else.
+        """
+        try:
+            results = await self._engine.collective_rpc(
+                method.name,
+                timeout=TIMEOUT_SECONDS,
+                args=_arguments(request),
+                stage_ids=[TALKER_STAGE],
+            )
+        except (RuntimeError, TimeoutError, futures.TimeoutError) as exc:
+            raise _unreachable(method, exc) from exc
+        return checked_answers(method, results)
+
+
+class SyncWorkers:
+    """The workers of the stage that prefills, asked by a batch job."""
+
+    def __init__(self, engine: SyncEngine):
+        self._engine = engine
+
+    def call(self, method: Method[A], request: msgspec.Struct | None = None) -> list[A]:
+        """Call a method; returns each worker's answer.
+
+        Raises: as `AsyncWorkers.call`.
+        """
+        try:
+            results = self._engine.collective_rpc(
+                method.name,
+                timeout=TIMEOUT_SECONDS,
+                args=_arguments(request),
+                stage_ids=[TALKER_STAGE],
+            )
+        except (RuntimeError, TimeoutError, futures.TimeoutError) as exc:
+            raise _unreachable(method, exc) from exc
+        return checked_answers(method, results)
+
+
+def checked_answers(method: Method[A], results: Sequence[Any]) -> list[A]:
+    """Flatten ``[[answer per worker] per replica]``, refusing what is not an answer.
+
+    Raises: as `AsyncWorkers.call`.
+    """
+    answers: list[A] = []
+    for replica in results:
+        if not isinstance(replica, list):
+            raise WorkerRPCError(f"{method.name}: {_reason(replica)}")
+        answers.extend(_checked(method, answer) for answer in replica)
+    if not answers:
+        raise WorkerRPCError(f"{method.name}: no worker answered")
+    return answers
+
+
+def encoding_of(answers: Sequence[wire.EncodingAnswer], key: EncodingKey) -> Encoding:
+    """Return the encoding that any worker answered `ENCODING` with.
+
+    Raises: EncodeError if none has it (any more), or its copy is damaged.
+    """
+    for answer in answers:
+        if answer.encoding is not None:
+            try:
+                return serde.decode(answer.encoding, key)
+            except EncodingCorruptError as exc:
+                raise EncodeError(str(exc)) from exc
+    raise EncodeError(f"Encoding {key.digest} is not there any more. Try again.")
+
+
+def fingerprints_of(answers: Sequence[wire.Described]) -> dict[str, str]:
+    """Return encoder name -> fingerprint, of workers that must agree.
+
+    Raises: WorkerRPCError if they do not.
+    """
+    found = [answer.fingerprints for answer in answers]
+    if any(other != found[0] for other in found):
+        raise WorkerRPCError("the workers have loaded different encoders")
+    return dict(found[0])
+
+
+def _arguments(request: msgspec.Struct | None) -> tuple[bytes, ...]:
+    return () if request is None else (wire.encode(request),)
+
+
+def _unreachable(method: Method[Any], exc: BaseException) -> WorkerRPCError:
+    return WorkerRPCError(f"{method.name}: {str(exc) or repr(exc)}")
+
+
+def _checked(method: Method[A], answer: Any) -> A:
+    if not isinstance(answer, bytes):
+        raise WorkerRPCError(f"{method.name}: {_reason(answer)}")
+    try:
+        found = wire.decode_answer(method.answer, answer)
+    except WorkerRPCError as exc:  # another version of this package, perhaps
+        raise WorkerRPCError(f"{method.name}: {exc}") from exc
+    if isinstance(found, wire.Unsupported):
+        raise UnsupportedModelError(f"{method.name}: {found.reason}")
+    if isinstance(found, wire.Failed):
+        raise WorkerRPCError(f"{method.name}: {found.reason}")
+    return found
+
+
+def _reason(answer: Any) -> str:
+    if isinstance(answer, dict):
+        return str(answer.get("error") or answer.get("todo") or answer)
+    return f"a worker answered {answer!r}"

@@ -1,0 +1,225 @@
+"""What crosses the RPC between the API process and the workers, as msgpack bytes.
+
+A call takes the bytes of one struct and answers those of one; structs and not dicts,
+because the host mangles what it does not know, and bytes of a known type can be
+checked whole where they arrive. Whatever a worker cannot answer is `Unsupported` or
+`Failed`, so nobody reads a reason out of a string.
+"""
+
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from vllm_tts_cache.errors import WorkerRPCError
+
+S = TypeVar("S", bound=Struct)
+
+_NOT_OURS = (msgspec.MsgspecError, RecursionError, ValueError)
+_SHOWN_CHARS = 200
+
+
+class JobState(str, Enum):
+    """How far one encoding is in one worker."""
+
+    MISSING = "missing"  # not stored, and no job: it was withdrawn or its lease ran out
+    QUEUED = "queued"
+    ENCODING = "encoding"
+    READY = "ready"  # stored, or in memory where it cannot be stored
+    FAILED = "failed"  # the encoder raised; the report says why
+    REFUSED = "refused"  # too many inline clips wait already
+    NO_AUDIO = "no_audio"  # its reference audio is not stored (any more)
+
+
+class _Message(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A whole call or answer; its class name travels with it."""
+
+
+class _Part(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of one."""
+
+
+class Want(_Part, frozen=True):
+    """One encoding that somebody waits for.
+
+    Attributes:
+        audio_sha256: Of its reference audio.
+        encoder: The encoder's name in its family.
+        segment: Value of a `Segment`: whose budget it counts against, and its lane.
+        urgent: Whether a request waits, and not only a precompute.
+        force_id: Names an encode that is done although the encoding exists; the same
+            id again asks for the same encode.
+    """
+
+    audio_sha256: str
+    encoder: str
+    segment: str
+    urgent: bool = False
+    force_id: str = ""
+
+
+class WantCall(_Message, frozen=True):
+    """Queue what is missing, and say how far all is.
+
+    Attributes:
+        wants: What is waited for now; what is left out is given up when its lease ends.
+        lease_seconds: How long a job may wait in the queue from now on.
+    """
+
+    wants: list[Want]
+    lease_seconds: float
+
+
+class JobReport(_Part, frozen=True):
+    """How far one want is.
+
+    Attributes:
+        audio_sha256: As in the want.
+        encoder: As in the want.
+        state: How far.
+        reason: Why it failed, for the client; else empty.
+        encoding_seconds: How long the encoder has been at it, while ``ENCODING``.
+    """
+
+    audio_sha256: str
+    encoder: str
+    state: JobState
+    reason: str = ""
+    encoding_seconds: float = 0.0
+
+
+class WantAnswer(_Message, frozen=True):
+    """How far a call's wants are in one worker.
+
+    Attributes:
+        rank: Of the worker.
+        reports: One per want, in their order.
+        num_finished: Jobs that ended since the worker's start; it only grows, so who
+            waits sees by it that the queue moves.
+        num_waiting_inline: Inline clips in the queue.
+    """
+
+    rank: int
+    reports: list[JobReport]
+    num_finished: int
+    num_waiting_inline: int
+
+
+class Described(_Message, frozen=True):
+    """The encoders of one worker: fingerprints by name."""
+
+    rank: int
+    fingerprints: dict[str, str]
+
+
+class ForgetCall(_Message, frozen=True):
+    """Drop these audios from memory and from the queue."""
+
+    audio_sha256s: list[str]
+
+
+class Forgotten(_Message, frozen=True):
+    """What was dropped.
+
+    Attributes:
+        num_entries: Encodings that left memory.
+        busy: Addresses that the encode thread has in hand; ask again for these.
+    """
+
+    num_entries: int
+    busy: list[str]
+
+
+class FailedCall(_Message, frozen=True):
+    """Ask which of these requests had no speaker prompt."""
+
+    request_ids: list[str]
+
+
+class FailedPrompts(_Message, frozen=True):
+    """The cause by request id, of those that were asked for and had no prompt."""
+
+    causes: dict[str, str]
+
+
+class EncodingCall(_Message, frozen=True):
+    """Ask for one encoding's stored bytes."""
+
+    audio_sha256: str
+    encoder: str
+
+
+class EncodingAnswer(_Message, frozen=True):
+    """The encoding as `store.serde` writes it; None if the worker does not have it."""
+
+    encoding: bytes | None
+
+
+class WorkerStats(_Message, frozen=True):
+    """Counters and sizes of one worker, as the stats route shows them."""
+
+    rank: int
+    stats: dict[str, Any]
+
+
+class Unsupported(_Message, frozen=True):
+    """The model that this worker runs clones no voices, or not through us."""
+
+    reason: str
+
+
+class Failed(_Message, frozen=True):
+    """The worker could not answer."""
+
+    reason: str
+
+
+def encode(message: Struct) -> bytes:
+    """Return a message as bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(kind: type[S], data: object) -> S:
+    """Read a message of one kind.
+
+    Args:
+        kind: The struct that is expected.
+        data: What arrived; anything, as the host may have put an error in its place.
+
+    Raises:
+        WorkerRPCError: Not the bytes of such a message.
+    """
+    message: S = _read(kind, kind.__name__, data)
+    return message
+
+
+def decode_answer(kind: type[S], data: object) -> S | Unsupported | Failed:
+    """Read a worker's answer, which may be that it has none; arguments as `decode`.
+
+    Raises:
+        WorkerRPCError: Not the bytes of any of these.
+    """
+    answer: S | Unsupported | Failed
+    answer = _read(kind | Unsupported | Failed, kind.__name__, data)
+    return answer
+
+
+def _read(kind: Any, name: str, data: object) -> Any:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise WorkerRPCError(f"expected the bytes of {name}, got {_shown(data)}")
+    try:
+        return _decoder(kind).decode(data)
+    except _NOT_OURS as exc:
+        raise WorkerRPCError(f"not the bytes of {name}: {_shown(exc)}") from exc
+
+
+@cache
+def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(kind)
+
+
+def _shown(value: object) -> str:
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
