@@ -38,9 +38,9 @@ def register() -> None:
 
         offline_rpc.install()
     if _API_SERVER in sys.modules:
-        from vllm_tts_cache.entrypoints import install as install_entrypoints
+        from vllm_tts_cache.entrypoints.attach import attach
 
-        install_entrypoints.install()
+        attach()
 
 
 def register_engine_core() -> None:

@@ -1,16 +1,12 @@
+import hashlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.record import NewSpeaker
-from vllm_tts_cache.catalogue.segment import Segment
+from tests.in_process_workers import clip, store_clip
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import main
-from vllm_tts_cache.entrypoints.storage import open_storage
-
-AUDIO = ReferenceAudio.of(np.sin(np.arange(24_000, dtype=np.float32) / 20), 24_000)
+from vllm_tts_cache.store.opening import open_store
 
 
 @pytest.fixture
@@ -20,24 +16,20 @@ def samples_dir(tmp_path, monkeypatch) -> Path:
     return directory
 
 
-def register(audio: ReferenceAudio) -> None:
-    storage = open_storage(load_settings())
-    new = NewSpeaker(
-        name="alice",
-        consent="c",
-        audio_sha256=audio.audio_sha256,
-        num_samples=audio.num_samples,
-        sample_rate_hz=audio.sample_rate_hz,
-    )
-    storage.register(new, audio)
-    storage.registry.close()
+def register(name="alice", audio=None):
+    store = open_store(load_settings())
+    ref = store_clip(store, clip() if audio is None else audio, name=name)
+    path = store.files.file_name(ref.audio_sha256, "audio")
+    store.close()
+    return Path(path)
 
 
-def leave_audio_without_a_speaker() -> Path:
-    storage = open_storage(load_settings())
-    path = storage.audio.put(AUDIO, Segment.REGISTERED)
-    storage.registry.close()
-    return path
+def contents(directory):
+    return {
+        path: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.name.endswith("-shm")
+    }
 
 
 def test_a_directory_that_is_not_there_is_not_made(samples_dir, capsys):
@@ -53,28 +45,38 @@ def test_a_directory_of_something_else_is_left_alone(samples_dir):
 
 
 def test_healthy_voices_are_nothing_wrong(samples_dir, capsys):
-    register(AUDIO)
+    register()
     assert main(["verify"]) == 0
     assert capsys.readouterr().out == f"{samples_dir}: nothing wrong\n"
 
 
+def test_looking_changes_no_file_and_imports_no_voice_of_stock(samples_dir, capsys):
+    register()
+    path = samples_dir / "bob_1.safetensors"
+    path.write_bytes(b"a voice of stock's, or so it looks")
+    before = contents(samples_dir)
+    assert main(["verify"]) == 0
+    assert contents(samples_dir) == before
+
+
 def test_a_damaged_file_is_named(samples_dir, capsys):
-    register(AUDIO)
-    [path] = samples_dir.glob("audio/v1/**/*.safetensors")
+    path = register()
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    before = contents(samples_dir)
     assert main(["verify"]) == 1
-    assert str(path) in capsys.readouterr().out
+    assert path.parent.name in capsys.readouterr().out
+    assert contents(samples_dir) == before
 
 
-def test_repair_removes_audio_that_no_speaker_has_and_nothing_else(samples_dir, capsys):
-    path = leave_audio_without_a_speaker()
+def test_repair_finishes_a_deletion_and_keeps_every_voice(samples_dir, capsys):
+    gone, kept = register("gone", clip(1)), register("kept", clip(2))
+    store = open_store(load_settings())
+    store.delete("gone")
+    store.close()
     assert main(["verify"]) == 1
-    assert path.exists()
+    assert gone.exists()
     capsys.readouterr()
     assert main(["verify", "--repair"]) == 0
-    assert not path.exists()
-    assert f"removed audio {AUDIO.audio_sha256}" in capsys.readouterr().out
-
-    register(AUDIO)
-    assert main(["verify", "--repair"]) == 0
-    assert path.exists()
+    assert "repaired: " in capsys.readouterr().out
+    assert not gone.exists()
+    assert kept.exists()

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
@@ -36,6 +37,11 @@ def text_of(path, package=OMNI):
 @cache
 def tree_of(path, package=OMNI):
     return ast.parse(text_of(path, package))
+
+
+def code_of(path, package=OMNI):
+    """Its code as Python spells it, however it is formatted."""
+    return ast.unparse(tree_of(path, package))
 
 
 def definition(body, name, kinds):
@@ -99,16 +105,30 @@ def test_seam_worker_rpc_our_methods_collide_with_none_of_the_hosts():
 
     for path in ("worker/mixins.py", "worker/base.py", "worker/gpu_ar_worker.py"):
         for method in rpc.METHODS:
-            assert f"def {method.__name__}" not in text_of(path), method.__name__
+            assert f"def {method.__name__}(" not in code_of(path), method.__name__
 
 
-def test_seam_worker_rpc_the_engine_client_takes_what_we_give_and_returns_errors():
+def test_seam_worker_rpc_the_engine_client_takes_what_we_give():
     given = parameters(
         method_in("entrypoints/async_omni.py", "AsyncOmni", "collective_rpc")
     )
     assert given == ["method", "timeout", "args", "kwargs", "stage_ids"], given
-    body = source("engine/stage_pool.py", "StagePool", "collective_rpc")
-    assert "'supported': False" in body, "a worker's exception is no value any more"
+
+
+async def test_seam_worker_rpc_a_workers_exception_is_an_answer():
+    from vllm_omni.engine.stage_pool import StagePool
+
+    class FailingClient:
+        stage_type = "llm"
+
+        async def collective_rpc_async(self, **_):
+            raise RuntimeError("broken")
+
+    pool: Any = StagePool.__new__(StagePool)
+    pool.stage_id, pool.clients = 0, [FailingClient(), None]
+    for replica, error in enumerate(("broken", "stage 0 replica 1 is not attached")):
+        answer = await pool.collective_rpc(replica, "tts_cache_stats")
+        assert answer == {"supported": False, "error": error}
 
 
 def test_seam_scheduler_the_hooked_method_is_inherited_where_we_expect_it():
@@ -158,9 +178,9 @@ def test_seam_serving_class_is_looked_up_by_name_when_the_server_starts():
         ("_get_available_speakers", []),
         ("_drop_shadowing_uploads", []),
         ("_get_tts_adapter", []),
-        ("_validate_tts_request", ["request"]),
+        ("_load_uploaded_audio", ["voice_name"]),
+        ("_get_uploaded_speaker_embedding", ["voice_name"]),
         ("shutdown", []),
-        ("create_speech", ["request", "raw_request"]),
         (
             "_prepare_speech_generation",
             ["request", "request_id", "has_inline_ref_audio", "arrival_time"],
@@ -181,9 +201,12 @@ def test_seam_serving_class_opens_its_storage_where_we_replace_it():
     )
 
 
-@pytest.mark.parametrize("name", ["_media_connector", "_diffusion_mode", "_adapter"])
+@pytest.mark.parametrize(
+    "name",
+    ["_media_connector", "_diffusion_mode", "_adapter", "_speech_output_policies"],
+)
 def test_seam_serving_class_has_the_fields_that_we_read(name):
-    assert f"self.{name}" in text_of(SERVING), f"OmniOpenAIServingSpeech.{name} is gone"
+    assert f"self.{name}" in code_of(SERVING), f"OmniOpenAIServingSpeech.{name} is gone"
 
 
 def test_seam_serving_class_answers_an_error_event_as_we_parse_it():
@@ -196,7 +219,7 @@ def test_seam_routes_a_stock_route_is_taken_off_by_path_and_methods():
 
     given = list(inspect.signature(api_server._remove_route_from_router).parameters)
     assert given == ["router", "path", "methods"], "_remove_route_from_router"
-    assert "_remove_route_from_router" in text_of(API_SERVER), "not in api_server"
+    assert "_remove_route_from_router" in code_of(API_SERVER), "not in api_server"
 
 
 def stock_routes():
@@ -226,11 +249,11 @@ def test_seam_routes_stock_has_what_we_replace_or_build_on(route):
 
 
 def test_seam_routes_stock_has_no_other_route_where_ours_are():
-    from vllm_tts_cache.entrypoints import routes
+    from vllm_tts_cache.entrypoints import voices
 
     ours = {
         (method, route.path)
-        for route in routes.router.routes
+        for route in voices.router.routes
         if isinstance(route, APIRoute)
         for method in route.methods
     }
@@ -240,12 +263,29 @@ def test_seam_routes_stock_has_no_other_route_where_ours_are():
     assert voices <= ours, f"stock's {voices - ours} would bypass our registry"
 
 
-def test_seam_routes_the_batch_handler_can_be_called():
-    handlers = dict(stock_routes())
-    assert handlers["POST", "/v1/audio/speech/batch"] == "create_speech_batch"
-    function = definition(tree_of(API_SERVER).body, "create_speech_batch", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/audio/speech", "create_speech"),
+        ("/v1/audio/speech/batch", "create_speech_batch"),
+    ],
+)
+def test_seam_routes_the_speech_handlers_can_be_called(path, name):
+    assert dict(stock_routes())["POST", path] == name
+    function = definition(tree_of(API_SERVER).body, name, FUNCTIONS)
     assert function is not None
-    assert parameters(function) == ["request", "raw_request"], "create_speech_batch"
+    assert parameters(function) == ["request", "raw_request"], name
+
+
+def test_seam_serving_class_is_made_where_an_event_loop_runs():
+    made_by = {
+        function.name
+        for function in tree_of(API_SERVER).body
+        if isinstance(function, ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and node.id == "OmniOpenAIServingSpeech"
+    }
+    assert "omni_init_app_state" in made_by, "our background task needs a loop"
 
 
 @pytest.mark.parametrize(
@@ -259,6 +299,17 @@ def test_seam_routes_the_batch_handler_can_be_called():
 def test_seam_adapter_has_what_ours_builds_on(name, takes):
     method = method_in(f"{ADAPTERS}/qwen3_tts.py", "Qwen3TTSAdapter", name)
     assert parameters(method) == takes, f"Qwen3TTSAdapter.{name}"
+
+
+@pytest.mark.parametrize("path", ["qwen3_tts", "fish_speech"])
+def test_seam_adapter_is_validated_and_then_built_by_whoever_prepares(path):
+    """A request that names a speaker is resolved and validated in `build`."""
+    body = source(SERVING, "OmniOpenAIServingSpeech", "_prepare_speech_generation")
+    validated = body.index("adapter.validate(request)")
+    assert validated < body.index("await adapter.build(request"), "their order"
+    name = {"qwen3_tts": "Qwen3TTSAdapter", "fish_speech": "FishSpeechAdapter"}[path]
+    for method in ("validate", "build"):
+        method_in(f"{ADAPTERS}/{path}.py", name, method)
 
 
 def test_seam_adapter_registry_is_a_dict_of_classes_by_name():
@@ -365,15 +416,15 @@ def test_seam_codec_mask_forbids_the_id_that_ends_a_request_without_a_prompt():
 
 
 def test_seam_runner_v1_says_whose_row_is_whose_before_logits_are_computed():
-    body = text_of("worker/gpu_ar_model_runner.py")
+    body = code_of("worker/gpu_ar_model_runner.py")
     told = body.index("set_batch_req_ids(req_ids[:num_reqs])")
     assert told < body.index("self.model.compute_logits("), "set_batch_req_ids"
 
 
 def test_seam_runner_v2_says_it_only_to_models_that_need_output_token_ids():
-    body = text_of("worker_v2/omni_ar_model_runner.py")
-    assert 'getattr(self.model, "mrv2_sampling_context", None)' in body
-    assert 'getattr(self.model, "logitsprocs_need_output_token_ids", False)' in body, (
+    body = code_of("worker_v2/omni_ar_model_runner.py")
+    assert "getattr(self.model, 'mrv2_sampling_context', None)" in body
+    assert "getattr(self.model, 'logitsprocs_need_output_token_ids', False)" in body, (
         "another condition decides who is told; CachedQwen3TTSTalker.__init__ sets this"
     )
     assert "self.set_batch_req_ids(req_ids)" in source(
@@ -392,7 +443,7 @@ def test_seam_runner_v2_says_it_only_to_models_that_need_output_token_ids():
 def test_seam_entry_points_are_read_from_the_groups_that_we_declare(
     package, constant, group
 ):
-    assert f'{constant} = "{group}"' in text_of("plugins/__init__.py", package)
+    assert f"{constant} = '{group}'" in code_of("plugins/__init__.py", package)
 
 
 @pytest.mark.parametrize(
@@ -400,11 +451,11 @@ def test_seam_entry_points_are_read_from_the_groups_that_we_declare(
     ["engine/arg_utils.py", "engine/stage_init_utils.py", "worker/mixins.py"],
 )
 def test_seam_entry_points_are_loaded_by_api_stages_and_workers(path):
-    assert "load_omni_general_plugins()" in text_of(path), f"{path} loads no plugins"
+    assert "load_omni_general_plugins()" in code_of(path), f"{path} loads no plugins"
 
 
 def test_seam_entry_points_an_engine_core_of_its_own_loads_vllms_group():
-    assert "load_general_plugins()" in text_of("v1/engine/core.py", "vllm")
+    assert "load_general_plugins()" in code_of("v1/engine/core.py", "vllm")
     spec = importlib.util.find_spec("vllm_omni.engine.stage_engine_core_proc")
     assert spec is not None, "stage_engine_core_proc: our guard for engine cores"
 

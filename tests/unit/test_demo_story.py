@@ -27,7 +27,7 @@ class Counts:
 
     url: str = ""
     encodes: dict[str, int] = field(default_factory=lambda: {"speaker": 1, "codec": 1})
-    in_place: int = 0
+    num_failed: int = 0
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def counts() -> Iterator[Counts]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            worker = {"encodes": told.encodes, "in_place_encodes": told.in_place}
+            worker = {"encodes": told.encodes, "failed_prompts": told.num_failed}
             body = json.dumps({"workers": [worker]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -101,9 +101,9 @@ def test_an_encode_too_many_is_a_problem(counts):
     assert "'codec': 2" in problem
 
 
-def test_an_encode_in_a_prefill_is_a_problem(counts):
-    counts.in_place = 1
-    assert problems_of(counts, HEARD) == ["act 0: 1 encodes in a prefill"]
+def test_a_request_that_failed_for_want_of_its_prompt_is_a_problem(counts):
+    counts.num_failed = 1
+    assert problems_of(counts, HEARD) == ["act 0: 1 requests without a prompt"]
 
 
 def test_an_answer_that_says_something_else_is_a_problem(counts):

@@ -1,6 +1,7 @@
 import asyncio
-import logging
+import shutil
 import threading
+import time
 
 import pytest
 
@@ -9,65 +10,93 @@ from tests.in_process_workers import (
     SpectrumEncoder,
     clip,
     ref_of,
+    store_clip,
     worker,
     worker_speakers,
     worker_with,
 )
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer, need_of
-from vllm_tts_cache.entrypoints.workers import UnsupportedModelError, Workers
-from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError
-from vllm_tts_cache.store.audio_wiring import open_audio
-from vllm_tts_cache.store.wiring import open_disk
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
+from vllm_tts_cache.entrypoints.executors import Lookups
+from vllm_tts_cache.entrypoints.poller import AudioGoneError, GoneError
+from vllm_tts_cache.errors import (
+    EncodeError,
+    EncodeTimeoutError,
+    ServerBusyError,
+    WorkerRPCError,
+)
+from vllm_tts_cache.speaker.rpc_client import AsyncWorkers, UnsupportedModelError
+from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")
+NOTHING = frozenset()
 
 
 class Rig:
     """An ensurer and one worker over the same directory."""
 
-    def __init__(self, directory, *, timeout_seconds=10.0):
-        settings = Settings(samples_dir=directory)
+    def __init__(self, directory, *, timeout_seconds=20.0, max_inline=64, **settings):
         self.encoders = [SpectrumEncoder(name) for name in NAMES]
-        self.speakers = worker_speakers(directory, self.encoders)
+        self.speakers = worker_speakers(directory, self.encoders, **settings)
         self.engine = InProcessEngine(worker_with(self.speakers))
-        self.disk = open_disk(settings)
-        self.audio = open_audio(settings)
-        self.ensurer = Ensurer(
-            Workers(self.engine), self.disk, timeout_seconds=timeout_seconds
+        self.store = open_store(Settings(samples_dir=directory))
+        self.ensurer = ensurer_of(
+            self.engine, self.store, timeout_seconds=timeout_seconds, inline=max_inline
         )
 
-    def store(self, audio, names=NAMES):
-        self.audio.put(audio, Segment.REGISTERED)
-        return EncodingNeed(ref=ref_of(audio), encoder_names=names)
+    def need(self, seed=0, names=NAMES, segment=Segment.REGISTERED):
+        ref = store_clip(self.store, clip(seed), segment)
+        return EncodingNeed(ref=ref, encoder_names=names)
 
     @property
     def encodes(self):
         return self.speakers.stats()["encodes"]
 
     async def entered(self, index=0):
-        assert await asyncio.to_thread(self.encoders[index].entered.wait, 10)
+        assert await asyncio.to_thread(self.encoders[index].entered.wait, 20)
+
+    def close(self):
+        for encoder in self.encoders:
+            encoder.gate.set()
+        self.ensurer.shutdown()
+        self.speakers.close()
+        self.store.close()
+
+
+def ensurer_of(engine, store, *, timeout_seconds=5.0, inline=64):
+    return Ensurer(
+        AsyncWorkers(engine),
+        store,
+        Lookups(is_local=True),
+        timeout_seconds=timeout_seconds,
+        max_waiting_inline=inline,
+    )
 
 
 @pytest.fixture
-def rig(tmp_path):
+async def rig(tmp_path):
     made = Rig(tmp_path)
     yield made
-    for encoder in made.encoders:
-        encoder.gate.set()
+    made.close()
+
+
+async def cancelled(task):
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_what_is_missing_is_encoded_and_what_is_there_is_not(rig):
-    need = rig.store(clip())
+    need = rig.need()
     assert await rig.ensurer.ensure(need) is False
     assert await rig.ensurer.ensure(need) is True
     assert rig.encodes == {"speaker": 1, "codec": 1}
-    assert rig.disk.verify() == []
+    assert rig.store.verify() == []
 
 
 async def test_a_ready_encoding_costs_no_worker_call(rig):
-    need = rig.store(clip())
+    need = rig.need()
     await rig.ensurer.ensure(need)
     rig.engine.calls.clear()
     assert await rig.ensurer.ensure(need)
@@ -75,172 +104,356 @@ async def test_a_ready_encoding_costs_no_worker_call(rig):
 
 
 async def test_an_x_vector_need_runs_its_one_encoder(rig):
-    await rig.ensurer.ensure(rig.store(clip(), ("speaker",)))
+    await rig.ensurer.ensure(rig.need(names=("speaker",)))
     assert rig.encodes == {"speaker": 1, "codec": 0}
 
 
-async def test_8_concurrent_callers_share_one_flight(rig):
-    need = rig.store(clip())
+async def test_8_concurrent_callers_share_one_encode(rig):
+    need = rig.need()
     found = await asyncio.gather(*(rig.ensurer.ensure(need) for _ in range(8)))
     assert found == [False] * 8
     assert rig.encodes == {"speaker": 1, "codec": 1}
-    assert rig.engine.calls.count("tts_cache_prepare") == 1
     assert rig.ensurer.num_flights == 0
 
 
 async def test_needs_that_overlap_encode_what_they_share_once(rig):
-    audio = clip()
-    inline = need_of(audio.audio_sha256, Segment.INLINE, ("speaker",))
-    await asyncio.gather(
-        rig.ensurer.ensure(rig.store(audio)), rig.ensurer.ensure(inline)
+    need = rig.need()
+    inline = EncodingNeed(
+        ref=ref_of(clip(), Segment.INLINE), encoder_names=("speaker",)
     )
+    await asyncio.gather(rig.ensurer.ensure(need), rig.ensurer.ensure(inline))
     assert rig.encodes == {"speaker": 1, "codec": 1}
 
 
 async def test_two_servers_on_one_directory_encode_once(rig, tmp_path):
-    other, need = Rig(tmp_path), rig.store(clip())
-    await asyncio.gather(rig.ensurer.ensure(need), other.ensurer.ensure(need))
-    total = {name: rig.encodes[name] + other.encodes[name] for name in NAMES}
-    assert total == {"speaker": 1, "codec": 1}
+    other, need = Rig(tmp_path), rig.need()
+    try:
+        await asyncio.gather(rig.ensurer.ensure(need), other.ensurer.ensure(need))
+        total = {name: rig.encodes[name] + other.encodes[name] for name in NAMES}
+        assert total == {"speaker": 1, "codec": 1}
+    finally:
+        other.close()
 
 
-async def test_a_caller_that_leaves_does_not_cancel_the_flight(rig):
-    need = rig.store(clip())
+async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):
+    """Each flight polled for itself: 1,000 registrations were 1,800 RPC/s."""
+    rig.encoders[0].gate.clear()
+    needs = [
+        EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
+        for seed in range(1000)
+    ]
+    held = rig.need(seed=1001, names=("speaker",))
+    waiting = [asyncio.create_task(rig.ensurer.ensure(held, urgent=False))]
+    await rig.entered()
+    waiting += [
+        asyncio.create_task(rig.ensurer.ensure(need, urgent=False)) for need in needs
+    ]
+    rig.engine.calls.clear()
+    began = time.monotonic()
+    await asyncio.sleep(2.0)
+    per_second = rig.engine.calls.count("tts_cache_want") / (time.monotonic() - began)
+    assert rig.ensurer.num_flights == 1001
+    assert 1 <= per_second <= 10
+    waits = rig.speakers.stats()["waiting"]["registered"]
+    assert 32 <= waits <= 64  # the others wait here
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert rig.ensurer.num_flights == 0
+
+
+async def test_many_cold_voices_are_all_encoded(rig):
+    needs = [rig.need(seed, ("speaker",)) for seed in range(100)]
+    await asyncio.gather(*(rig.ensurer.ensure(n, urgent=False) for n in needs))
+    assert rig.encodes["speaker"] == 100
+    assert rig.store.verify() == []
+
+
+async def test_a_request_goes_before_a_hundred_precomputed_voices(rig):
+    needs = [rig.need(seed, ("speaker",)) for seed in range(101)]
+    rig.encoders[0].gate.clear()
+    precomputing = [
+        asyncio.create_task(rig.ensurer.ensure(need, urgent=False))
+        for need in needs[:100]
+    ]
+    await rig.entered()
+    await asyncio.sleep(0.5)
+    waiting = asyncio.create_task(rig.ensurer.ensure(needs[100]))
+    await asyncio.sleep(0.5)
+    rig.encoders[0].gate.set()
+    await waiting
+    assert rig.encodes["speaker"] < 60
+    await asyncio.gather(*precomputing)
+
+
+async def test_a_registered_voice_goes_before_inline_clips_that_came_first(rig):
+    inline = [rig.need(seed, ("speaker",), Segment.INLINE) for seed in range(40)]
+    rig.encoders[0].gate.clear()
+    before = [asyncio.create_task(rig.ensurer.ensure(need)) for need in inline]
+    await rig.entered()
+    await asyncio.sleep(0.4)
+    registered = asyncio.create_task(rig.ensurer.ensure(rig.need(99, ("speaker",))))
+    await asyncio.sleep(0.4)
+    rig.encoders[0].gate.set()
+    await registered
+    assert rig.encodes["speaker"] < 30
+    await asyncio.gather(*before)
+
+
+async def test_too_many_inline_clips_are_refused_with_a_time_to_come_back(tmp_path):
+    rig = Rig(tmp_path, max_inline=2)
+    rig.encoders[0].gate.clear()
+    try:
+        needs = [rig.need(seed, ("speaker",), Segment.INLINE) for seed in range(3)]
+        waiting = [asyncio.create_task(rig.ensurer.ensure(n)) for n in needs[:2]]
+        await rig.entered()
+        with pytest.raises(ServerBusyError) as caught:
+            await rig.ensurer.ensure(needs[2])
+        assert caught.value.retry_after_seconds > 0
+        rig.encoders[0].gate.set()
+        assert await asyncio.gather(*waiting) == [False, False]
+        assert await rig.ensurer.ensure(needs[2]) is False
+    finally:
+        rig.close()
+
+
+async def test_a_worker_that_refuses_inline_clips_is_told_as_busy(tmp_path):
+    """Other API servers fill the worker's line as well."""
+    rig = Rig(tmp_path, max_waiting_inline=1)
+    rig.encoders[0].gate.clear()
+    waiting = []
+    try:
+        needs = [rig.need(seed, ("speaker",), Segment.INLINE) for seed in range(3)]
+        waiting += [asyncio.create_task(rig.ensurer.ensure(needs[0]))]
+        await rig.entered()
+        waiting += [asyncio.create_task(rig.ensurer.ensure(n)) for n in needs[1:]]
+        done = await asyncio.wait_for(
+            asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED), 10
+        )
+        (refused,) = done[0]
+        assert isinstance(refused.exception(), ServerBusyError)
+    finally:
+        rig.close()
+        await asyncio.wait(waiting)
+
+
+async def test_a_caller_that_leaves_does_not_cancel_what_another_waits_for(rig):
+    need = rig.need()
     rig.encoders[0].gate.clear()
     leaving = asyncio.create_task(rig.ensurer.ensure(need))
     staying = asyncio.create_task(rig.ensurer.ensure(need))
     await rig.entered()
-    leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-    assert rig.ensurer.num_flights == 1
+    await cancelled(leaving)
     rig.encoders[0].gate.set()
     assert await staying is False
     assert rig.encodes == {"speaker": 1, "codec": 1}
 
 
-async def test_the_flight_of_the_only_caller_goes_on_after_it_left(rig):
-    need = rig.store(clip())
+async def test_what_nobody_waits_for_any_more_is_dropped_from_the_queue(rig):
+    """200 clients that left held up a registered voice for 41 s."""
     rig.encoders[0].gate.clear()
-    leaving = asyncio.create_task(rig.ensurer.ensure(need))
+    first = asyncio.create_task(rig.ensurer.ensure(rig.need(0, ("speaker",))))
     await rig.entered()
-    leaving.cancel()
+    needs = [rig.need(seed, ("speaker",), Segment.INLINE) for seed in range(1, 30)]
+    leaving = [asyncio.create_task(rig.ensurer.ensure(need)) for need in needs]
+    await asyncio.sleep(0.5)
+    for task in leaving:
+        task.cancel()
+    await asyncio.wait(leaving)
+    assert rig.ensurer.num_flights == 1
+    await asyncio.sleep(2.5)  # their lease runs out
     rig.encoders[0].gate.set()
-    await rig.ensurer.start(need)
-    assert await rig.ensurer.is_ready(need)
-    assert rig.encodes == {"speaker": 1, "codec": 1}
+    await first
+    await rig.ensurer.ensure(rig.need(99, ("speaker",)))
+    assert rig.encodes["speaker"] == 2
 
 
 async def test_a_failure_tells_its_reason_to_all_and_the_next_call_tries_again(rig):
-    need = rig.store(clip())
+    need = rig.need()
     rig.encoders[1].errors = [EncodeError("the codec had enough")]
     results = await asyncio.gather(
         *(rig.ensurer.ensure(need) for _ in range(3)), return_exceptions=True
     )
     for result in results:
         assert isinstance(result, EncodeError)
-        assert str(result).endswith("was not encoded: the codec had enough")
-    assert await rig.ensurer.status(need) == ("failed", "the codec had enough")
+        assert "the codec had enough" in str(result)
+    status, reason = await rig.ensurer.status(need, NOTHING)
+    assert (status, "the codec had enough" in (reason or "")) == ("failed", True)
     assert await rig.ensurer.ensure(need) is False
-    assert await rig.ensurer.status(need) == ("ready", None)
 
 
-async def test_audio_that_is_not_stored_is_a_failure_with_that_reason(rig):
+async def test_audio_that_is_not_stored_is_told_apart_from_a_failure(rig):
     need = EncodingNeed(ref=ref_of(clip()), encoder_names=NAMES)
-    with pytest.raises(EncodeError, match="reference audio is not stored"):
+    with pytest.raises(AudioGoneError):
         await rig.ensurer.ensure(need)
-
-
-async def test_a_failure_that_nobody_waited_for_is_logged(rig, caplog):
-    need = EncodingNeed(ref=ref_of(clip()), encoder_names=NAMES)
-    with caplog.at_level(logging.WARNING):
-        await asyncio.wait([rig.ensurer.start(need)])
-        await asyncio.sleep(0)
-    assert "not stored" in caplog.text
-    assert rig.ensurer.num_flights == 0
+    status, reason = await rig.ensurer.status(need, NOTHING)
+    assert (status, "not stored" in (reason or "")) == ("failed", True)
 
 
 async def test_a_timeout_says_how_long_it_was_and_what_to_set(tmp_path):
-    rig = Rig(tmp_path, timeout_seconds=0.1)
-    need = rig.store(clip())
+    rig = Rig(tmp_path, timeout_seconds=0.3)
+    need = rig.need(names=("speaker",))
     rig.encoders[0].gate.clear()
     try:
         with pytest.raises(EncodeTimeoutError) as caught:
             await rig.ensurer.ensure(need)
         message = str(caught.value)
-        assert "within 0.1 s" in message
+        assert "within 0.3 s" in message
         assert "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS" in message
-        assert await rig.ensurer.status(need) == ("processing", None)
     finally:
-        rig.encoders[0].gate.set()
-    while not await rig.ensurer.is_ready(need):
-        await asyncio.sleep(0.005)
-    assert rig.encodes == {"speaker": 1, "codec": 1}
+        rig.close()
+
+
+async def test_who_waits_in_line_is_patient_while_the_worker_gets_on(tmp_path):
+    """The deadline ran from the request: those behind 120 s of queue gave up."""
+    rig = Rig(tmp_path, timeout_seconds=2.0)
+
+    def slowly(audio, encode=rig.encoders[0].encode):
+        time.sleep(0.3)
+        return encode(audio)
+
+    rig.encoders[0].encode = slowly
+    try:
+        needs = [rig.need(seed, ("speaker",)) for seed in range(12)]
+        began = time.monotonic()
+        await asyncio.gather(*(rig.ensurer.ensure(need) for need in needs))
+        assert time.monotonic() - began > 2.5
+    finally:
+        rig.close()
+
+
+async def test_forcing_encodes_anew_and_takes_nothing_away_meanwhile(rig):
+    """It dropped the encodings first: running requests failed in the engine."""
+    need = rig.need()
+    await rig.ensurer.ensure(need)
+    rig.encoders[0].entered.clear()
+    rig.encoders[0].gate.clear()
+    forcing = [
+        asyncio.create_task(rig.ensurer.ensure(need, force=True)) for _ in range(3)
+    ]
+    await rig.entered()
+    assert rig.speakers.prompt(need.ref, NAMES).keys() == set(NAMES)
+    assert await rig.ensurer.ensure(need) is True
+    rig.encoders[0].gate.set()
+    assert await asyncio.gather(*forcing) == [False] * 3
+    assert rig.encodes == {"speaker": 2, "codec": 2}
+
+
+async def test_what_is_doubted_is_looked_for_by_the_worker(rig):
+    """The catalogue has it, but its file is gone."""
+    need = rig.need()
+    await rig.ensurer.ensure(need)
+    sha = need.ref.audio_sha256
+    for path in (rig.store.directory / "store").rglob("*.safetensors"):
+        if path.stem != "audio":
+            path.unlink()
+    rig.speakers.forget([sha])
+    assert await rig.ensurer.ensure(need) is True
+    rig.ensurer.doubt(sha)
+    assert await rig.ensurer.ensure(need) is False
+    assert rig.encodes == {"speaker": 2, "codec": 2}
+    assert await rig.ensurer.ensure(need) is True
 
 
 async def test_the_status_follows_the_encodings(rig):
-    need = rig.store(clip())
-    assert await rig.ensurer.status(need) == ("pending", None)
+    need = rig.need()
+    assert await rig.ensurer.status(need, NOTHING) == ("pending", None)
     rig.encoders[0].gate.clear()
-    flight = rig.ensurer.start(need)
+    flight = asyncio.create_task(rig.ensurer.ensure(need))
     await rig.entered()
-    assert await rig.ensurer.status(need) == ("processing", None)
+    assert await rig.ensurer.status(need, NOTHING) == ("processing", None)
     rig.encoders[0].gate.set()
     await flight
-    assert await rig.ensurer.status(need) == ("ready", None)
-    while rig.speakers.stats()["in_flight"]:  # the file is there a moment earlier
-        await asyncio.sleep(0.001)
-    rig.speakers.forget([need.ref.audio_sha256])
-    assert await rig.ensurer.status(need) == ("pending", None)
+    stored = rig.store.stored_kinds([need.ref.audio_sha256])[need.ref.audio_sha256]
+    assert await rig.ensurer.status(need, stored) == ("ready", None)
 
 
-async def test_another_servers_encode_shows_as_processing(rig):
-    need = rig.store(clip())
+async def test_another_servers_encode_shows_as_processing(rig, tmp_path):
+    need = rig.need()
+    other = ensurer_of(rig.engine, rig.store)
     rig.encoders[0].gate.clear()
-    rig.speakers.prepare(need.ref, NAMES, encodes=True)
+    flight = asyncio.create_task(other.ensure(need))
     await rig.entered()
-    assert await rig.ensurer.status(need) == ("processing", None)
+    assert await rig.ensurer.status(need, NOTHING) == ("processing", None)
+    rig.encoders[0].gate.set()
+    await flight
 
 
-async def test_a_disk_that_cannot_be_written_costs_the_file_only(rig, tmp_path):
-    need = rig.store(clip())
-    encodings = tmp_path / "encodings"
-    if encodings.exists():
-        encodings.rename(tmp_path / "aside")
-    encodings.write_text("a file where the tier's directory should be")
+async def test_asking_for_1000_states_at_once_costs_few_calls(rig):
+    needs = [
+        EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
+        for seed in range(100)
+    ]
+    asked = [rig.ensurer.status(need, NOTHING) for need in needs]
+    assert set(await asyncio.gather(*asked)) == {("pending", None)}
+    assert rig.engine.calls.count("tts_cache_want") <= 3
+    assert rig.encodes["speaker"] == 0
+
+
+async def test_an_encoding_that_went_with_its_voice_is_told_apart_from_a_failure(
+    rig,
+):
+    need = rig.need()
+    await rig.ensurer.ensure(need)
+    (key, *_) = await rig.ensurer.keys(need)
+    rig.store.files.remove(key.audio_sha256, [key.encoder_fingerprint])
+    rig.speakers.forget([key.audio_sha256])
+    with pytest.raises(GoneError):
+        await rig.ensurer.encoding(key, need.encoder_names[0])
+    assert await rig.ensurer.ensure(need) is False  # looked for, and made again
+    await rig.ensurer.encoding(key, need.encoder_names[0])
+
+
+async def test_a_disk_that_cannot_be_written_costs_the_file_only(rig):
+    need = rig.need()
+    directory = rig.store.directory
+    partial = directory / "partial"
+    shutil.rmtree(partial)
+    partial.write_text("a file where the place to write should be")
     assert await rig.ensurer.ensure(need) is False
-    assert await rig.ensurer.status(need) == ("ready", None)
     assert rig.speakers.prompt(need.ref, NAMES).keys() == set(NAMES)
     await rig.ensurer.ensure(need)
     assert rig.encodes == {"speaker": 1, "codec": 1}
-    assert rig.speakers.stats()["in_place_encodes"] == 0
 
 
 async def test_workers_with_different_encoders_are_refused(tmp_path):
     one, other = SpectrumEncoder("speaker"), SpectrumEncoder("speaker")
     other.fingerprint = "f" * 64
-    engine = InProcessEngine(
-        worker_with(worker_speakers(tmp_path, [one])),
-        worker_with(worker_speakers(tmp_path, [other]), rank=1),
-    )
-    ensurer = Ensurer(Workers(engine), open_disk(Settings(samples_dir=tmp_path)), 1.0)
-    with pytest.raises(EncodeError, match="different encoders"):
+    speakers = [worker_speakers(tmp_path, [each]) for each in (one, other)]
+    engine = InProcessEngine(worker_with(speakers[0]), worker_with(speakers[1], rank=1))
+    ensurer = ensurer_of(engine, open_store(Settings(samples_dir=tmp_path)))
+    with pytest.raises(WorkerRPCError, match="different encoders"):
         await ensurer.fingerprints()
+    for each in speakers:
+        each.close()
 
 
 async def test_a_model_that_clones_nothing_is_said_so(tmp_path):
     engine = InProcessEngine(worker(object()))
-    ensurer = Ensurer(Workers(engine), open_disk(Settings(samples_dir=tmp_path)), 1.0)
+    ensurer = ensurer_of(engine, open_store(Settings(samples_dir=tmp_path)))
     need = EncodingNeed(ref=ref_of(clip()), encoder_names=NAMES)
     with pytest.raises(UnsupportedModelError, match="clones no voices"):
         await ensurer.ensure(need)
 
 
+async def test_a_worker_that_cannot_be_asked_fails_all_who_wait(rig, monkeypatch):
+    need = rig.need()
+    await rig.ensurer.fingerprints()
+
+    async def broken(*args, **kwargs):
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(rig.engine, "collective_rpc", broken)
+    with pytest.raises(WorkerRPCError, match="gone"):
+        await asyncio.wait_for(rig.ensurer.ensure(need), 10)
+    assert rig.ensurer.num_flights == 0
+
+
 async def test_waiting_leaves_the_event_loop_free(rig):
-    need = rig.store(clip())
+    need = rig.need()
     rig.encoders[0].gate.clear()
-    flight = rig.ensurer.start(need)
-    threading.Timer(0.2, rig.encoders[0].gate.set).start()
+    flight = asyncio.create_task(rig.ensurer.ensure(need))
+    threading.Timer(0.3, rig.encoders[0].gate.set).start()
     ticks = 0
     while not flight.done():
         await asyncio.sleep(0.005)

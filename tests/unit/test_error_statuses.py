@@ -8,7 +8,9 @@ from fastapi.testclient import TestClient
 from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints import http_errors
 from vllm_tts_cache.entrypoints.guarded_route import GuardedRoute
-from vllm_tts_cache.entrypoints.workers import UnsupportedModelError
+from vllm_tts_cache.entrypoints.poller import AudioGoneError
+from vllm_tts_cache.entrypoints.service import UnsupportedFamilyError
+from vllm_tts_cache.speaker.rpc_client import UnsupportedModelError
 
 ERRORS = [
     (errors.InvalidAudioError("it is empty"), 400, "BadRequestError"),
@@ -18,6 +20,15 @@ ERRORS = [
     (http_errors.NoSpeechModelError(), 404, "NotFoundError"),
     (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
     (errors.SpeakerLimitError(3), 409, "ConflictError"),
+    (errors.AudioBudgetError(1000), 409, "ConflictError"),
+    (errors.RequestTooLargeError(2**20), 413, "BadRequestError"),
+    (errors.ServerBusyError("64 clips wait", 2), 503, "InternalServerError"),
+    (
+        errors.DeletionPendingError("ann", files_removed=True, waiting_for=1),
+        503,
+        "InternalServerError",
+    ),
+    (errors.StorageBusyError(2), 503, "InternalServerError"),
     (errors.StorageError("broken"), 500, "InternalServerError"),
     (errors.EncodingCorruptError("key", "flipped"), 500, "InternalServerError"),
     (errors.SourceCorruptError("sha", "flipped"), 500, "InternalServerError"),
@@ -25,6 +36,8 @@ ERRORS = [
     (errors.WorkerRPCError("no"), 500, "InternalServerError"),
     (UnsupportedModelError("no"), 500, "InternalServerError"),
     (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
+    (AudioGoneError("a" * 64), 500, "InternalServerError"),
+    (UnsupportedFamilyError(), 400, "BadRequestError"),
     (errors.StorageFullError("/x"), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),
     (errors.CheckpointError("/x", "no"), 500, "InternalServerError"),
@@ -39,7 +52,13 @@ def all_errors(kind=errors.TTSCacheError):
 
 
 def test_every_error_of_ours_is_in_the_table():
-    ours = {kind for kind in all_errors() if kind.__module__.startswith("vllm_tts_")}
+    ours = {
+        kind
+        for kind in all_errors()
+        if kind.__module__.startswith("vllm_tts_")
+        # What a worker raises stays there.
+        and ".model_executor." not in kind.__module__
+    }
     branches = {errors.ServerFaultError}
     assert {type(error) for error, _, _ in ERRORS} >= ours - branches
 
@@ -94,3 +113,50 @@ def test_an_unknown_voice_is_named_with_the_way_to_register_it():
     message = str(errors.SpeakerNotFoundError("ann"))
     assert "'ann'" in message
     assert "POST /v1/audio/voices" in message
+
+
+def test_a_full_audio_budget_names_its_setting():
+    message = str(errors.AudioBudgetError(1000))
+    assert "1000 bytes" in message
+    assert "SPEAKER_CACHE_AUDIO_MAX_BYTES" in message
+
+
+def test_a_too_large_body_is_told_the_most_and_a_way_out():
+    message = str(errors.RequestTooLargeError(11 * 1024**2))
+    assert "11 MiB" in message
+    assert "FLAC" in message
+
+
+@pytest.mark.parametrize(
+    "error", [errors.ServerBusyError("16 fetches run", 3), errors.StorageBusyError(3)]
+)
+def test_a_busy_server_says_when_to_try_again(error):
+    assert "Try again in 3 s." in str(error)
+    assert error.retry_after_seconds == 3
+
+
+def test_a_deletion_under_way_says_how_far_it_is_and_to_repeat_it():
+    error = errors.DeletionPendingError("ann", files_removed=False, waiting_for=2)
+    assert "'ann'" in str(error)
+    assert "not yet removed" in str(error)
+    assert "have not confirmed: 2" in str(error)
+    assert f"Repeat the DELETE in {error.retry_after_seconds} s" in str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ServerBusyError("16 fetches run", 3),
+        errors.StorageBusyError(3),
+        errors.DeletionPendingError(
+            "ann", files_removed=True, waiting_for=1, retry_after_seconds=3
+        ),
+    ],
+)
+def test_a_503_that_ends_by_itself_says_when_to_come_back(error):
+    for answer_of in (http_errors.json_response, http_errors.speech_response):
+        answer = answer_of(error)
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"] == "3"
+    other = http_errors.json_response(errors.EncodeError("no"))
+    assert "Retry-After" not in other.headers

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
+from vllm_tts_cache.entrypoints.prompt_memory import _ENTRY_BYTES, PromptMemory
 from vllm_tts_cache.errors import EncodeError
 
 
@@ -32,26 +32,31 @@ class Building:
         return build
 
 
+def room(num_bytes):
+    """For four entries, and so many bytes of parts."""
+    return 4 * _ENTRY_BYTES + num_bytes
+
+
 @pytest.fixture
 def building():
     return Building()
 
 
 async def test_a_part_is_built_once(building):
-    memory = PromptMemory(100)
+    memory = PromptMemory(room(100))
     for _ in range(3):
         assert await memory.get_or_build("s", "a", building.of("x")) == Part("x")
     assert building.built == ["x"]
 
 
 async def test_another_salt_is_another_part(building):
-    memory = PromptMemory(100)
+    memory = PromptMemory(room(100))
     await memory.get_or_build("s", "a", building.of("x"))
     assert await memory.get_or_build("t", "a", building.of("y")) == Part("y")
 
 
 async def test_the_least_recently_used_part_goes_first(building):
-    memory = PromptMemory(25)
+    memory = PromptMemory(2 * _ENTRY_BYTES + 25)
     for salt in ("s", "t", "s", "u", "s"):
         await memory.get_or_build(salt, "a", building.of(salt))
     assert building.built == ["s", "t", "u"]
@@ -60,18 +65,18 @@ async def test_the_least_recently_used_part_goes_first(building):
 
 
 async def test_forgetting_an_audio_drops_all_its_parts_and_no_others(building):
-    memory = PromptMemory(100)
+    memory = PromptMemory(room(100))
     for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
         await memory.get_or_build(salt, audio, building.of(salt))
     memory.forget("a")
-    assert memory.num_bytes == 10
+    assert memory.num_bytes == _ENTRY_BYTES + 10
     for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
         await memory.get_or_build(salt, audio, building.of(salt))
     assert building.built == ["s", "t", "u", "s", "t"]
 
 
 async def test_what_is_forgotten_while_it_is_built_is_not_kept(building):
-    memory = PromptMemory(100)
+    memory = PromptMemory(room(100))
     building.gate.clear()
     asked = asyncio.create_task(memory.get_or_build("s", "a", building.of("x")))
     await asyncio.sleep(0)
@@ -82,7 +87,7 @@ async def test_what_is_forgotten_while_it_is_built_is_not_kept(building):
 
 
 async def test_two_that_build_one_part_at_once_keep_it_once(building):
-    memory = PromptMemory(100)
+    memory = PromptMemory(room(100))
     building.gate.clear()
     asked = asyncio.gather(
         *(memory.get_or_build("s", "a", building.of("x")) for _ in range(2))
@@ -90,11 +95,11 @@ async def test_two_that_build_one_part_at_once_keep_it_once(building):
     await asyncio.sleep(0)
     building.gate.set()
     assert await asked == [Part("x")] * 2
-    assert memory.num_bytes == 10
+    assert memory.num_bytes == _ENTRY_BYTES + 10
 
 
 async def test_a_build_that_fails_leaves_nothing(building):
-    memory = PromptMemory(100)
+    memory = PromptMemory(room(100))
 
     async def fail():
         raise EncodeError("no")
@@ -112,19 +117,29 @@ OPERATIONS = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(operations=OPERATIONS)
 async def test_it_never_holds_more_than_it_may(operations):
-    memory, building = PromptMemory(100), Building()
+    memory, building = PromptMemory(room(100)), Building()
     for forgets, number, num_bytes in operations:
         if forgets:
             memory.forget(str(number % 3))
         else:
             build = building.of(str(number), num_bytes)
             await memory.get_or_build(str(number), str(number % 3), build)
-        held = [entry.part.num_bytes for entry in memory._entries.values()]
-        assert sum(held) == memory.num_bytes <= 100
+        held = [entry.num_bytes for entry in memory._entries.values()]
+        assert sum(held) == memory.num_bytes <= room(100)
+
+
+async def test_a_thousand_short_voices_take_no_more_than_the_budget_says(building):
+    """An entry of a few ids is mostly Python objects, which count as well."""
+    memory = PromptMemory(100 * _ENTRY_BYTES)
+    for number in range(1000):
+        await memory.get_or_build(number, str(number), building.of("x", 0))
+    assert len(memory._entries) == 100
 
 
 async def test_a_part_larger_than_all_room_pushes_nothing_out(building):
-    memory = PromptMemory(100)
+    memory = PromptMemory(room(100))
     await memory.get_or_build("s", "a", building.of("x"))
-    assert await memory.get_or_build("t", "a", building.of("y", 101)) == Part("y", 101)
-    assert memory.num_bytes == 10
+    assert await memory.get_or_build("t", "a", building.of("y", room(1))) == Part(
+        "y", room(1)
+    )
+    assert memory.num_bytes == _ENTRY_BYTES + 10

@@ -3,26 +3,44 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_tts_cache.entrypoints.quick_looks import QuickLooks
-from vllm_tts_cache.entrypoints.workers import Workers
-from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError, StorageError
+from vllm_tts_cache.entrypoints.executors import Lookups
+from vllm_tts_cache.entrypoints.poller import (
+    EncodePoller,
+    GoneError,
+    Want,
+    reports_of,
+)
+from vllm_tts_cache.errors import EncodeError, StorageError, WorkerRPCError
+from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.store.keys import EncodingKey, Segment
-from vllm_tts_cache.store.tiers.disk import DiskTier
+from vllm_tts_cache.speaker.rpc_client import (
+    DESCRIBE,
+    ENCODING,
+    FAILED,
+    WANT,
+    AsyncWorkers,
+    encoding_of,
+    fingerprints_of,
+)
+from vllm_tts_cache.speaker.wire import JobReport, JobState
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.throttled_log import ThrottledLog
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logger)
 
-CacheStatus = Literal["pending", "processing", "ready", "failed"]
+CacheStatus = Literal["pending", "processing", "ready", "failed", "unsupported"]
 
-# Looking at a file costs nobody anything; asking a worker takes it off decoding for
-# half a millisecond. So the disk is asked often, and the worker for what the disk
-# cannot tell: a failure, or a full disk.
-_DISK_POLL_SECONDS = (0.005, 0.05)
-_WORKER_POLL_SECONDS = (0.05, 0.5)
+MAX_LOOKS = 64
+LOOKS_SECONDS = 0.5
+
+Reports = dict[tuple[str, str], list[JobReport]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +52,44 @@ class EncodingNeed:
 
 
 class Ensurer:
-    """Makes encodings exist, one flight per need, whoever asks and whoever leaves."""
+    """Makes encodings exist: one want per encoding, however many callers wait for it.
 
-    def __init__(self, workers: Workers, disk: DiskTier, timeout_seconds: float):
+    For the event loop only.
+
+    Args:
+        timeout_seconds: Longest encode, and longest time without any progress of the
+            worker, that a caller waits for.
+        max_waiting_inline: Inline encodings that callers of this process may wait for
+            at once.
+    """
+
+    def __init__(
+        self,
+        workers: AsyncWorkers,
+        store: SpeakerStore,
+        lookups: Lookups,
+        *,
+        timeout_seconds: float,
+        max_waiting_inline: int,
+    ):
         self._workers = workers
-        self._disk = disk
-        self._timeout_seconds = timeout_seconds
+        self._store = store
+        self._lookups = lookups
+        self._poller = EncodePoller(
+            workers,
+            store,
+            lookups,
+            timeout_seconds=timeout_seconds,
+            max_waiting_inline=max_waiting_inline,
+        )
         self._fingerprints: dict[str, str] | None = None
-        self._flights: dict[EncodingNeed, asyncio.Task[None]] = {}
-        self._looks = QuickLooks()
+        self._looks = StatusLooks(workers)
+        self._doubted: set[str] = set()
+
+    @property
+    def num_flights(self) -> int:
+        """Encodings that callers of this process wait for."""
+        return len(self._poller)
 
     async def fingerprints(self) -> dict[str, str]:
         """Encoder name -> fingerprint, asked of the workers once.
@@ -50,124 +97,14 @@ class Ensurer:
         Raises: WorkerRPCError if they cannot say, or do not agree.
         """
         if self._fingerprints is None:
-            answers = await self._workers.call("tts_cache_describe")
-            found = [answer["fingerprints"] for answer in answers]
-            if any(other != found[0] for other in found):
-                raise EncodeError("the workers have loaded different encoders")
-            self._fingerprints = dict(found[0])
+            answers = await self._workers.call(DESCRIBE)
+            self._fingerprints = fingerprints_of(answers)
         return self._fingerprints
-
-    async def is_ready(self, need: EncodingNeed) -> bool:
-        """Tell whether everything is on disk: one file's status an encoding.
-
-        Nothing is remembered: what is removed meanwhile is encoded again.
-        """
-        keys = await self.keys(need)
-        return await self._looks.run(lambda: all(map(self._is_on_disk, keys)))
-
-    async def ensure(self, need: EncodingNeed) -> bool:
-        """Return when the encodings exist; True if they already did.
-
-        A caller that goes away does not cancel the flight.
-
-        Raises:
-            EncodeError: An encoder failed; the next call tries again.
-            EncodeTimeoutError: It took too long; it may still be under way.
-            WorkerRPCError: The workers could not be asked.
-        """
-        if await self.is_ready(need):
-            return True
-        await asyncio.shield(self.start(need))
-        return False
-
-    def start(self, need: EncodingNeed) -> "asyncio.Task[None]":
-        """Start a flight, or join the one that is under way."""
-        if (flight := self._flights.get(need)) is None:
-            flight = asyncio.create_task(self._fly(need))
-            self._flights[need] = flight
-            flight.add_done_callback(lambda task: self._land(need, task))
-        return flight
-
-    async def status(self, need: EncodingNeed) -> tuple[CacheStatus, str | None]:
-        """Derive the status and, of ``failed``, the reason."""
-        if await self.is_ready(need):
-            return "ready", None
-        if need in self._flights:
-            return "processing", None
-        states = await self._worker_states(need)
-        if states and all(state == "ready" for state in states):
-            return "ready", None
-        if "processing" in states:
-            return "processing", None
-        if (failure := _first_failure(states)) is not None:
-            return "failed", failure
-        return "pending", None
-
-    @property
-    def num_flights(self) -> int:
-        """Flights under way in this process."""
-        return len(self._flights)
-
-    def _is_on_disk(self, key: EncodingKey) -> bool:
-        try:
-            return self._disk.contains(key)
-        except StorageError as exc:  # a broken tier costs time, never a request
-            logger.warning("Looking for an encoding on disk: %s", exc)
-            return False
-
-    def _land(self, need: EncodingNeed, flight: "asyncio.Task[None]") -> None:
-        self._flights.pop(need, None)
-        # Also marks the exception as seen: nobody may have waited for it.
-        if not flight.cancelled() and (error := flight.exception()) is not None:
-            logger.warning("Encoding %s: %s", need.ref.audio_sha256, error)
-
-    async def _fly(self, need: EncodingNeed) -> None:
-        deadline = time.monotonic() + self._timeout_seconds
-        await self._prepare(need)
-        patience, longest = _WORKER_POLL_SECONDS
-        while not await self._is_ready_within(need, patience):
-            patience = min(2 * patience, longest)
-            states = await self._worker_states(need)
-            if states and all(state == "ready" for state in states):
-                return  # in memory only: the disk does not take it
-            if (failure := _first_failure(states)) is not None:
-                raise EncodeError(f"The reference audio was not encoded: {failure}")
-            if "pending" in states:  # forgotten meanwhile
-                await self._prepare(need)
-            if time.monotonic() > deadline:
-                raise EncodeTimeoutError(
-                    "The reference audio was not encoded within "
-                    f"{self._timeout_seconds:g} s; it may still be under way. Try "
-                    "again, or raise SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS."
-                )
-
-    async def _prepare(self, need: EncodingNeed) -> None:
-        wire, names = need.ref.to_wire(), list(need.encoder_names)
-        await self._workers.call("tts_cache_prepare", [wire], names)
-
-    async def _is_ready_within(self, need: EncodingNeed, seconds: float) -> bool:
-        pause, longest = _DISK_POLL_SECONDS
-        until = time.monotonic() + seconds
-        while not (ready := await self.is_ready(need)) and time.monotonic() < until:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
-        return ready
-
-    async def _worker_states(self, need: EncodingNeed) -> list[str]:
-        # Only rank 0 encodes; the others learn of it from the disk.
-        sha = need.ref.audio_sha256
-        answers = await self._workers.call("tts_cache_states", [sha])
-        return [
-            answer["states"][sha][name]
-            for answer in answers
-            if answer["rank"] == 0
-            for name in need.encoder_names
-        ]
 
     async def keys(self, need: EncodingNeed) -> list[EncodingKey]:
         """Return the keys under which the workers' encoders keep the encodings.
 
-        Raises: WorkerRPCError.
+        Raises: As `fingerprints`.
         """
         fingerprints = await self.fingerprints()
         return [
@@ -178,15 +115,201 @@ class Ensurer:
             for name in need.encoder_names
         ]
 
+    async def ensure(
+        self,
+        need: EncodingNeed,
+        *,
+        stored: frozenset[str] | None = None,
+        urgent: bool = True,
+        force: bool = False,
+    ) -> bool:
+        """Return when the encodings exist; True if they already did.
 
-def need_of(
-    audio_sha256: str, segment: Segment, encoder_names: Iterable[str]
-) -> EncodingNeed:
-    """Put a need together."""
-    ref = SpeakerRef(audio_sha256=audio_sha256, segment=segment)
-    return EncodingNeed(ref=ref, encoder_names=tuple(encoder_names))
+        A caller that leaves withdraws what nobody else waits for.
+
+        Args:
+            need: Which encodings.
+            stored: Fingerprints of the audio's encodings that are stored, if the
+                caller has looked that up; None to look it up.
+            urgent: Whether a request waits.
+            force: Encode anew what exists; whoever uses it keeps it until then.
+
+        Raises:
+            AudioGoneError: The audio is not stored (any more).
+            EncodeError: An encoder failed; the next call tries again.
+            EncodeTimeoutError: It took too long; it may still be under way.
+            ServerBusyError: Too many inline references wait.
+            WorkerRPCError: The workers could not be asked.
+        """
+        keys = dict(zip(await self.keys(need), need.encoder_names, strict=True))
+        if not force:
+            missing = await self._missing(keys, need.ref.audio_sha256, stored)
+            keys = {key: keys[key] for key in missing}
+        if not keys:
+            return True
+        await self._wait(keys, need.ref, urgent=urgent, force=force)
+        self._doubted.discard(need.ref.audio_sha256)
+        return False
+
+    def doubt(self, audio_sha256: str) -> None:
+        """Let the worker look at this audio's files once more: a prompt was missing."""
+        self._doubted.add(audio_sha256)
+
+    def forget(self, audio_sha256: str) -> None:
+        """Doubt it no longer: it was deleted."""
+        self._doubted.discard(audio_sha256)
+
+    async def status(
+        self, need: EncodingNeed, stored: frozenset[str]
+    ) -> tuple[CacheStatus, str | None]:
+        """Derive the status and, of ``failed``, the reason.
+
+        Args:
+            need: Which encodings.
+            stored: Fingerprints of the audio's encodings that are stored.
+        """
+        named = zip(await self.keys(need), need.encoder_names, strict=True)
+        missing = {k: n for k, n in named if k.encoder_fingerprint not in stored}
+        if not missing:
+            return "ready", None
+        if any(key in self._poller for key in missing):
+            return "processing", None
+        return _status_of(await self._looks.look(need.ref, missing.values()))
+
+    async def encoding(self, key: EncodingKey, encoder_name: str) -> Encoding:
+        """Return an encoding that `ensure` has made sure of.
+
+        Raises:
+            GoneError: It is gone again, or the worker's copy is damaged.
+            WorkerRPCError: The workers could not be asked.
+        """
+        if (found := await asyncio.to_thread(self._read, key)) is not None:
+            return found
+        # The disk did not take it, or does not give it: that costs time only.
+        call = wire.EncodingCall(audio_sha256=key.audio_sha256, encoder=encoder_name)
+        answers = await self._workers.call(ENCODING, call)
+        try:
+            return encoding_of(answers, key)
+        except EncodeError as exc:
+            if await self._lookups.run(self._store.has_audio, key.audio_sha256):
+                self.doubt(key.audio_sha256)
+            raise GoneError(str(exc)) from exc
+
+    async def cause_of_failure(self, request_id: str) -> str | None:
+        """Return why the engine ended a request, if it was for want of its prompt."""
+        call = wire.FailedCall(request_ids=[request_id])
+        try:
+            answers = await self._workers.call(FAILED, call)
+        except WorkerRPCError as exc:
+            throttled.warn_of("asking for causes", "Asking why it failed: %s", exc)
+            return None
+        return next((a.causes[request_id] for a in answers if a.causes), None)
+
+    def shutdown(self) -> None:
+        """Stop asking; whoever waits is cancelled with the server."""
+        self._poller.shutdown()
+
+    def _read(self, key: EncodingKey) -> Encoding | None:
+        try:
+            return self._store.read(key)
+        except StorageError as exc:
+            throttled.warn_of("reading an encoding", "%s", exc)
+            return None
+
+    async def _missing(
+        self,
+        keys: Iterable[EncodingKey],
+        audio_sha256: str,
+        stored: frozenset[str] | None,
+    ) -> list[EncodingKey]:
+        if audio_sha256 in self._doubted:
+            return list(keys)
+        if stored is None:
+            look = self._store.stored_kinds
+            stored = (await self._lookups.run(look, [audio_sha256]))[audio_sha256]
+        return [key for key in keys if key.encoder_fingerprint not in stored]
+
+    async def _wait(
+        self,
+        keys: Mapping[EncodingKey, str],
+        ref: SpeakerRef,
+        *,
+        urgent: bool,
+        force: bool,
+    ) -> None:
+        wants: list[Want] = []
+        try:
+            for key, encoder in keys.items():
+                want = self._poller.join(
+                    key,
+                    encoder,
+                    ref.segment,
+                    urgent=urgent,
+                    force=force,
+                    is_doubted=ref.audio_sha256 in self._doubted,
+                )
+                wants.append(want)
+            # Shielded: others wait for them too.
+            await asyncio.gather(*(asyncio.shield(want.landed) for want in wants))
+        finally:
+            for want in wants:
+                self._poller.leave(want, urgent=urgent)
 
 
-def _first_failure(states: list[str]) -> str | None:
-    failures = (s.removeprefix("failed: ") for s in states if s.startswith("failed: "))
-    return next(failures, None)
+class StatusLooks:
+    """Asks the workers how far encodings are that nobody of this process waits for.
+
+    All who ask within half a second are told by one RPC. For the event loop only.
+    """
+
+    def __init__(self, workers: AsyncWorkers):
+        self._workers = workers
+        self._wanted: dict[tuple[str, str], wire.Want] = {}
+        self._next: asyncio.Task[Reports] | None = None
+        self._asked_at = -LOOKS_SECONDS
+
+    async def look(
+        self, ref: SpeakerRef, encoder_names: Iterable[str]
+    ) -> list[JobReport]:
+        """Return what the workers say of these encodings of one audio.
+
+        Raises: WorkerRPCError.
+        """
+        while self._next is not None and len(self._wanted) >= MAX_LOOKS:
+            await asyncio.wait([self._next])
+        names = list(encoder_names)
+        for name in names:
+            self._wanted[ref.audio_sha256, name] = wire.Want(
+                audio_sha256=ref.audio_sha256, encoder=name, segment=ref.segment.value
+            )
+        if self._next is None:
+            self._next = asyncio.create_task(self._ask())
+            self._next.add_done_callback(_retrieve)
+        reports = await asyncio.shield(self._next)
+        return [r for name in names for r in reports.get((ref.audio_sha256, name), [])]
+
+    async def _ask(self) -> Reports:
+        wait = self._asked_at + LOOKS_SECONDS - time.monotonic()
+        await asyncio.sleep(max(0.0, wait))
+        wanted, self._wanted, self._next = self._wanted, {}, None
+        self._asked_at = time.monotonic()
+        # A lease of no seconds: tell, and encode nothing.
+        call = wire.WantCall(wants=list(wanted.values()), lease_seconds=0.0)
+        return reports_of(await self._workers.call(WANT, call))
+
+
+def _status_of(reports: list[JobReport]) -> tuple[CacheStatus, str | None]:
+    states = {report.state for report in reports}
+    if states and states == {JobState.READY}:
+        return "ready", None
+    if states & {JobState.QUEUED, JobState.ENCODING}:
+        return "processing", None
+    for report in reports:
+        if report.state in (JobState.FAILED, JobState.NO_AUDIO):
+            return "failed", report.reason or "its reference audio is not stored"
+    return "pending", None
+
+
+def _retrieve(task: "asyncio.Task[Reports]") -> None:
+    if not task.cancelled():
+        task.exception()  # all who asked may have left

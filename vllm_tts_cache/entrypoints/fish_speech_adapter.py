@@ -1,34 +1,34 @@
 """A clone request on Fish Speech becomes real token ids and a content address."""
 
 import asyncio
+import hashlib
 from functools import cached_property
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdapter
 
-from vllm_tts_cache.entrypoints.request_speaker import RequestSpeaker, current_speaker
+from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed
 from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
-from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker import ref as speaker_ref
+from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.ref import SpeakerRef
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"
-_DEFAULT_VOICE = "default"
+# A text is checked and cut into tokens in microseconds; a long one holds up the loop.
+_SHORT_CHARS = 2000
 
 
-class CachedFishSpeechAdapter(FishSpeechAdapter):
-    """The host's adapter; the waveform stays where it is stored."""
+class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
+    """The host's adapter; a clone's prompt holds the semantic codes."""
 
-    tts_cache_family = FAMILY
-
-    def validate(self, request: Any) -> str | None:
-        """As the host, but OpenAI clients' placeholder for a voice is none."""
-        if (request.voice or "").strip().lower() == _DEFAULT_VOICE:
-            request.voice = None
-        host: Any = super()
-        return host.validate(request)
+    @property
+    def tts_cache_family(self) -> Family | None:
+        """The family: every checkpoint of it clones."""
+        return FAMILY
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would read as something else.
@@ -41,44 +41,57 @@ class CachedFishSpeechAdapter(FishSpeechAdapter):
         """Load the tokenizer, so that the first request does not."""
         await asyncio.to_thread(lambda: self._builder)
 
-    async def build(
+    async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
     ) -> PreparedRequest:
-        """Wait for the speaker's codes, then build a prompt that holds them.
+        """As the host, under a salt that all texts without a voice share.
 
-        Raises: InvalidSpeakerError, EncodeError, EncodeTimeoutError, WorkerRPCError.
+        Raises: InvalidSpeakerError.
         """
-        self.tts_cache_check_text("input", request.input)
-        speaker = current_speaker.get()
-        if speaker is None or speaker.clip is None:
-            host: Any = super()
-            prepared = await host.build(
-                request, sampling_params_list, has_inline_ref_audio
-            )
-            prepared.prompt["cache_salt"] = _NO_VOICE
-            return prepared
-        self.tts_cache_check_text("ref_text", request.ref_text)
-        prompt = await self._clone(request, speaker)
-        return PreparedRequest(prompt=prompt, model_type="fish_speech")
+        await self._check_input(request.input)
+        prepared = await super().speak(
+            request, sampling_params_list, has_inline_ref_audio
+        )
+        prepared.prompt["cache_salt"] = _NO_VOICE
+        return prepared
 
-    async def _clone(self, request: Any, speaker: RequestSpeaker) -> dict[str, Any]:
-        assert speaker.clip is not None
-        ref, service = speaker.clip.ref, self.ctx.server.speakers
-        await speaker.ensure(service.ensurer, FAMILY.encoders[CloneMode.IN_CONTEXT])
-        voice = await self._voice(ref, request.ref_text)
-        built = await asyncio.to_thread(self._builder.speak, voice, request.input)
-        return built.to_engine(ref)
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Build the prompt's token ids from text and codes.
+
+        Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
+        """
+        text = speaker.request.input
+        await self._check_input(text)
+        voice = await self._voice(speaker.ref, speaker.request.ref_text)
+        built = await asyncio.to_thread(self._builder.speak, voice, text)
+        prompt = built.to_engine(speaker.ref)
+        params = {speaker_ref.FIELD: speaker.ref.to_wire()}
+        return PreparedRequest(
+            prompt=prompt, tts_params=params, model_type="fish_speech"
+        )
+
+    async def _check_input(self, text: str) -> None:
+        if len(text) <= _SHORT_CHARS:
+            self.tts_cache_check_text("input", text)
+        else:
+            await asyncio.to_thread(self.tts_cache_check_text, "input", text)
 
     async def _voice(self, ref: SpeakerRef, ref_text: str) -> fish_prompt.VoicePart:
-        service = self.ctx.server.speakers
-        key = await service.encodings.key(ref, CODEC)
+        need = EncodingNeed(ref=ref, encoder_names=(CODEC,))
+        (key,) = await self._service.ensurer.keys(need)
 
         async def build() -> fish_prompt.VoicePart:
-            codes = (await service.encodings.get(key, ref.segment, CODEC))["codes"]
-            return await asyncio.to_thread(self._builder.voice, ref_text, key, codes)
+            encoding = await self._service.ensurer.encoding(key, CODEC)
+            return await asyncio.to_thread(self._build, key, encoding, ref_text)
 
-        salt = fish_prompt.salt_of(key, ref_text)
-        return await service.prompts.get_or_build(salt, ref.audio_sha256, build)
+        transcript = hashlib.sha256(ref_text.encode()).digest()
+        return await self._service.prompts.get_or_build(
+            (key, transcript), ref.audio_sha256, build
+        )
+
+    def _build(self, key: Any, encoding: Any, ref_text: str) -> fish_prompt.VoicePart:
+        self.tts_cache_check_text("ref_text", ref_text)
+        return self._builder.voice(ref_text, key, encoding["codes"])
 
     @cached_property
     def _builder(self) -> fish_prompt.PromptBuilder:

@@ -10,12 +10,17 @@ from vllm.entrypoints.serve.exception_handling.error_response import (
 )
 
 from vllm_tts_cache.errors import (
+    AudioBudgetError,
+    DeletionPendingError,
     EncodeTimeoutError,
+    RequestTooLargeError,
+    ServerBusyError,
     ServerFaultError,
     SpeakerExistsError,
     SpeakerLimitError,
     SpeakerNotFoundError,
     SpeakerRequestError,
+    StorageBusyError,
     StorageFullError,
 )
 
@@ -33,15 +38,20 @@ _ROUTE_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (SpeakerNotFoundError, HTTPStatus.NOT_FOUND),
     (SpeakerExistsError, HTTPStatus.CONFLICT),
     (SpeakerLimitError, HTTPStatus.CONFLICT),
+    (AudioBudgetError, HTTPStatus.CONFLICT),
+    (RequestTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (SpeakerRequestError, HTTPStatus.BAD_REQUEST),
     (StorageFullError, HTTPStatus.INSUFFICIENT_STORAGE),
+    (StorageBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (ServerBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (DeletionPendingError, HTTPStatus.SERVICE_UNAVAILABLE),
     (EncodeTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
     (ServerFaultError, HTTPStatus.INTERNAL_SERVER_ERROR),
 )
 
 
 def status_of(error: Exception) -> HTTPStatus:
-    """The status that a voices route answers this error with."""
+    """Return the status that a voices route answers this error with."""
     for kind, status in _ROUTE_STATUS:
         if isinstance(error, kind):
             return status
@@ -49,7 +59,7 @@ def status_of(error: Exception) -> HTTPStatus:
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """The error of a speech request, as the host's serving class returns errors.
+    """Return the error of a speech request, as the host's serving class does.
 
     An unknown voice is a wrong field here, not a missing resource.
     """
@@ -60,14 +70,30 @@ def error_response(error: Exception) -> ErrorResponse:
 
 
 def json_response(error: Exception, **details: Any) -> JSONResponse:
-    """The error of a voices route; ``details`` go beside the host's ``error``."""
+    """Return the answer of a voices route; ``details`` go beside ``error``."""
     status = status_of(error)
     body = create_error_response(str(error), _kind(status), status).model_dump()
-    return JSONResponse({**body, **details}, status_code=status.value)
+    return JSONResponse(
+        {**body, **details}, status_code=status.value, headers=retry_after(error)
+    )
+
+
+def speech_response(error: Exception) -> JSONResponse:
+    """Return the answer of a speech route: as `error_response`, and when to retry."""
+    body = error_response(error)
+    return JSONResponse(
+        body.model_dump(), status_code=body.error.code, headers=retry_after(error)
+    )
+
+
+def retry_after(error: Exception) -> dict[str, str] | None:
+    """Return the header that tells a client when it is worth trying again."""
+    seconds = getattr(error, "retry_after_seconds", None)
+    return None if seconds is None else {"Retry-After": str(seconds)}
 
 
 def is_server_fault(status: HTTPStatus) -> bool:
-    """Whether a status says that the request was fine (5xx)."""
+    """Tell whether a status says that the request was fine (5xx)."""
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 

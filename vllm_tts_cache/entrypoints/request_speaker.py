@@ -1,82 +1,115 @@
-"""The speaker of the request that is being prepared, and what its answer says of it."""
+"""Which speaker a speech request names, and which way it clones."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Container
+from typing import Any
 
-from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
-from vllm_tts_cache.entrypoints.resolve import Clip
+from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
+from vllm_tts_cache.speaker.family import CloneMode, Family
 
-CacheOutcome = Literal["hit", "miss", "none"]
-
-HEADER = "X-Speaker-Cache"
+# What OpenAI clients send where the host wants no voice at all.
+PLACEHOLDER = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSpeaker:
-    """One request's speaker.
+def drop_what_is_ignored(request: Any, presets: Container[str]) -> None:
+    """Take the voice away from a request that does not mean it.
 
-    Attributes:
-        clip: Its reference audio; None for a preset or a raw embedding.
-        in_context: Whether the mode needs codes and the transcript.
+    A raw embedding is the speaker, whatever else is named; and the placeholder is
+    nobody, unless the checkpoint has a speaker of that name.
     """
-
-    clip: Clip | None
-    in_context: bool
-
-    async def ensure(self, ensurer: Ensurer, encoder_names: tuple[str, ...]) -> None:
-        """Wait for the clip's encodings, and report whether they were there.
-
-        Raises: EncodeError, EncodeTimeoutError, WorkerRPCError.
-        """
-        assert self.clip is not None
-        need = EncodingNeed(ref=self.clip.ref, encoder_names=encoder_names)
-        report("hit" if await ensurer.ensure(need) else "miss")
+    if request.speaker_embedding is not None:
+        request.voice = request.ref_audio = None
+    elif _is_placeholder(request.voice) and PLACEHOLDER not in presets:
+        request.voice = None
 
 
-@dataclass(slots=True, eq=False)
-class Outcomes:
-    """What the speakers of one HTTP request (a batch has several) found."""
-
-    seen: list[CacheOutcome] = field(default_factory=list)
-    error: Exception | None = None
-
-    def header(self) -> str:
-        """``miss`` if any was encoded, ``hit`` if all were there, else ``none``."""
-        return min(self.seen, key=["miss", "hit", "none"].index, default="none")
+def names_speaker(request: Any, presets: Container[str]) -> bool:
+    """Tell whether reference audio or a registered voice is to speak."""
+    if request.ref_audio is not None:
+        return True
+    return request.voice is not None and request.voice.strip().lower() not in presets
 
 
-# Context variables, because the host's serving class calls through several layers
-# between our two ends, and runs several requests of a batch beside each other.
-current_speaker: ContextVar[RequestSpeaker | None] = ContextVar(
-    "current_speaker", default=None
-)
-_outcomes: ContextVar[Outcomes | None] = ContextVar("speaker_outcomes", default=None)
+def single_url(ref_audio: Any) -> str:
+    """Return the one URL of a request's ``ref_audio``.
+
+    Raises: InvalidAudioError if there is not exactly one.
+    """
+    urls = ref_audio if isinstance(ref_audio, list) else [ref_audio]
+    if len(urls) != 1 or not isinstance(urls[0], str):
+        raise InvalidAudioError("give one URL (http, https, file or data)")
+    return urls[0]
 
 
-@contextmanager
-def observe_outcomes() -> Iterator[Outcomes]:
-    """Collect the outcomes of what runs inside; an outer observer is joined."""
-    if (outer := _outcomes.get()) is not None:
-        yield outer
-        return
-    outcomes = Outcomes()
-    token = _outcomes.set(outcomes)
-    try:
-        yield outcomes
-    finally:
-        _outcomes.reset(token)
+def clone_mode(
+    family: Family, request: Any, *, stored_ref_text: str | None, inline: bool
+) -> CloneMode:
+    """Return the mode: a transcript, stored or given, asks for an in-context clone.
+
+    The request may say otherwise. Inline audio without a transcript is refused unless
+    it says x-vector, and always by a family that clones in context only.
+
+    Raises: InvalidSpeakerError.
+    """
+    has_transcript = bool(_ref_text(request, stored_ref_text).strip())
+    x_vector = request.x_vector_only_mode
+    if not family.clones_from_embeddings:
+        return _in_context_only(family, has_transcript, x_vector)
+    if x_vector is None:
+        x_vector = not has_transcript and not inline
+    if not x_vector and not has_transcript:
+        reason = (
+            "an in-context clone needs the transcript of the reference audio. Give "
+            "ref_text, or set x_vector_only_mode"
+        )
+        raise InvalidSpeakerError("ref_text", reason)
+    return CloneMode.of(in_context=not x_vector)
 
 
-def report(outcome: CacheOutcome) -> None:
-    """Tell whoever observes."""
-    if (outcomes := _outcomes.get()) is not None:
-        outcomes.seen.append(outcome)
+def as_clone(request: Any, mode: CloneMode, *, stored_ref_text: str | None) -> Any:
+    """Return a copy that names no speaker, as the host's adapters take a clone."""
+    in_context = mode is CloneMode.IN_CONTEXT
+    changed = {
+        "voice": None,
+        "task_type": "Base",
+        "ref_audio": None,
+        "ref_text": _ref_text(request, stored_ref_text) if in_context else None,
+        "x_vector_only_mode": not in_context,
+    }
+    return request.model_copy(update=changed)
 
 
-def report_error(error: Exception) -> None:
-    """Tell whoever observes why the request failed, before the host rewords it."""
-    if (outcomes := _outcomes.get()) is not None:
-        outcomes.error = error
+def refuse_embedding(family: Family, field: str) -> None:
+    """Refuse a raw speaker embedding where the family cannot speak with one.
+
+    Raises: InvalidSpeakerError.
+    """
+    if not family.clones_from_embeddings:
+        reason = (
+            f"{family.name} clones from reference audio, not from an embedding; "
+            "register the voice with audio_sample and ref_text"
+        )
+        raise InvalidSpeakerError(field, reason)
+
+
+def _in_context_only(
+    family: Family, has_transcript: bool, x_vector: bool | None
+) -> CloneMode:
+    if x_vector:
+        reason = f"{family.name} clones in context only; leave it out and give ref_text"
+        raise InvalidSpeakerError("x_vector_only_mode", reason)
+    if not has_transcript:
+        reason = (
+            "voice cloning requires 'ref_text', the transcript of the reference "
+            "audio; give it, or register the voice with it"
+        )
+        raise InvalidSpeakerError("ref_text", reason)
+    return CloneMode.IN_CONTEXT
+
+
+def _is_placeholder(voice: str | None) -> bool:
+    return voice is not None and voice.strip().lower() == PLACEHOLDER
+
+
+def _ref_text(request: Any, stored: str | None) -> str:
+    given = request.ref_text or ""
+    return given if given.strip() else stored or ""

@@ -1,31 +1,58 @@
-"""Registering, finding and deleting speakers: what the voices routes call."""
+"""Registering, finding and deleting speakers: what routes and adapters call."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord
+from vllm_tts_cache.catalogue.names import clean_new
+from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord, check_text
 from vllm_tts_cache.catalogue.segment import Segment
-from vllm_tts_cache.entrypoints.encoding_source import EncodingSource
-from vllm_tts_cache.entrypoints.ensure import (
-    CacheStatus,
-    EncodingNeed,
-    Ensurer,
-    need_of,
-)
+from vllm_tts_cache.catalogue.stored_files import Usage
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.deletions import Deletions
+from vllm_tts_cache.entrypoints.ensure import CacheStatus, EncodingNeed, Ensurer
+from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
+from vllm_tts_cache.entrypoints.inline import InlineClips
+from vllm_tts_cache.entrypoints.poller import GoneError
 from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
-from vllm_tts_cache.entrypoints.quick_looks import QuickLooks
-from vllm_tts_cache.entrypoints.running import RunningRequests
-from vllm_tts_cache.entrypoints.storage import Storage
-from vllm_tts_cache.entrypoints.workers import UnsupportedModelError, Workers
-from vllm_tts_cache.errors import SpeakerNotFoundError, StorageError, TTSCacheError
+from vllm_tts_cache.errors import (
+    SpeakerNotFoundError,
+    SpeakerRequestError,
+    StorageBusyError,
+    TTSCacheError,
+)
 from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker.rpc_client import (
+    STATS,
+    AsyncEngine,
+    AsyncWorkers,
+    UnsupportedModelError,
+)
+from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.speaker_store import (
+    Found,
+    Registered,
+    SpeakerStore,
+)
+from vllm_tts_cache.throttled_log import ThrottledLog
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logger)
+
+# Of what prompts begin with, per process: about 5,000 voices of 30 s on Fish Speech.
+PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
+# A clip takes up to a second of CPU to decode, and up to 10 MiB while it waits.
+NUM_UPLOAD_THREADS = 2
+MAX_WAITING_UPLOADS = 32
+MAX_WAITING_LISTS = 64
+# How long a look-up waits for a process that opens or recovers the catalogue.
+BUSY_SECONDS = 5.0
+BUSY_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +66,18 @@ class Upload:
     mime_type: str | None = None
     original_filename: str | None = None
 
+    def check_texts(self) -> None:
+        """Refuse a name or a text that cannot be, before anything is spent on it.
+
+        Raises: InvalidSpeakerError.
+        """
+        clean_new(self.name)
+        check_text("consent", self.consent)
+        check_text("ref_text", self.ref_text)
+        check_text("description", self.description)
+        check_text("mime_type", self.mime_type)
+        check_text("original_filename", self.original_filename)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
@@ -48,28 +87,94 @@ class Registration:
     warnings: tuple[AudioWarning, ...] = ()
 
 
+class UnsupportedFamilyError(SpeakerRequestError):
+    """The model that is served clones no voices, or not through us."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This model has no reference encoders of ours: there is nothing to "
+            "precompute. Registering, listing and deleting voices work."
+        )
+
+
 class SpeakerService:
-    """The speakers of one server; safe beside other servers on the same storage."""
+    """The speakers of one server; safe beside other servers on the same storage.
+
+    For the event loop only.
+
+    Args:
+        engine: The host's engine client; None if the model has none (diffusion).
+        family: Tells which family is served; None if it is not one of ours.
+    """
 
     def __init__(
         self,
-        *,
-        storage: Storage,
-        ensurer: Ensurer,
-        workers: Workers,
-        encodings: EncodingSource,
-        prompts: PromptMemory[Any],
+        store: SpeakerStore,
+        settings: Settings,
+        engine: AsyncEngine | None,
         family: Callable[[], Family | None],
     ):
-        self.storage = storage
-        self.ensurer = ensurer
-        self.running = RunningRequests()
-        self._workers = workers
-        self.encodings = encodings
-        self.prompts = prompts
-        self._looks = QuickLooks()
+        self.store = store
         self._family = family
+        self._workers = None if engine is None else AsyncWorkers(engine)
+        self._lookups = Lookups(is_local=store.catalogue.is_local)
+        self._uploads = BoundedExecutor(
+            "too many uploads wait",
+            num_threads=NUM_UPLOAD_THREADS,
+            max_waiting=MAX_WAITING_UPLOADS,
+        )
+        self._reads = BoundedExecutor(
+            "too many lists wait", num_threads=2, max_waiting=MAX_WAITING_LISTS
+        )
+        self._max_bytes = {
+            "registered_audio": settings.audio_max_bytes,
+            "inline_audio": settings.inline_audio_max_bytes,
+            "encodings": settings.disk_max_bytes,
+        }
         self._background: set[asyncio.Task[None]] = set()
+        self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
+        self.inline = InlineClips(
+            store, self._lookups, max_fetches=settings.max_fetches
+        )
+        self.deletions = Deletions(
+            store, self._lookups, self._cloning_workers, self._forget
+        )
+        self._ensurer = None
+        if self._workers is not None:
+            self._ensurer = Ensurer(
+                self._workers,
+                store,
+                self._lookups,
+                timeout_seconds=settings.encode_timeout_seconds,
+                max_waiting_inline=settings.max_waiting_inline,
+            )
+
+    @property
+    def ensurer(self) -> Ensurer:
+        """What makes encodings exist.
+
+        Raises: UnsupportedFamilyError.
+        """
+        if self._ensurer is None or self._family() is None:
+            raise UnsupportedFamilyError
+        return self._ensurer
+
+    def start(self) -> None:
+        """Begin what goes on in the background; needs a running event loop."""
+        self.deletions.start()
+
+    def shutdown(self) -> None:
+        """Let go of threads, tasks and files."""
+        for task in self._background:
+            task.cancel()
+        if self._ensurer is not None:
+            self._ensurer.shutdown()
+        self.deletions.shutdown()
+        for threads in (self.inline, self._uploads, self._reads, self._lookups):
+            threads.shutdown()
+        self.store.close()
+
+    # -------- registering
 
     async def register_audio(
         self, upload: Upload, data: bytes, *, precompute: bool
@@ -78,19 +183,22 @@ class SpeakerService:
 
         Nothing that exists is touched before the clip is decoded, checked and safe.
 
-        Raises: SpeakerRequestError, StorageError.
+        Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
-        decoded = await asyncio.to_thread(decode, data)
-        new = _new_speaker(upload, decoded.audio, len(data))
-        record = await self._register(new, decoded.audio)
+        upload.check_texts()
+        done, warnings = await self._uploads.run(self._register_clip, upload, data)
+        self._replaced(done)
         if precompute:
-            self._precompute_in_background(record)
-        return Registration(record=record, warnings=decoded.warnings)
+            self._precompute_in_background(done.record)
+        return Registration(record=done.record, warnings=warnings)
 
     async def register_embedding(
         self, upload: Upload, embedding: tuple[float, ...]
     ) -> Registration:
-        """Register a speaker by a raw speaker embedding: ready at once."""
+        """Register a speaker by a raw speaker embedding: ready at once.
+
+        Raises: SpeakerRequestError, ServerBusyError, StorageError.
+        """
         new = NewSpeaker(
             name=upload.name,
             consent=upload.consent,
@@ -101,132 +209,196 @@ class SpeakerService:
             file_size=4 * len(embedding),
             embedding=embedding,
         )
-        return Registration(record=await self._register(new, None))
+        done = await self._uploads.run(self.store.register, new, None)
+        self._replaced(done)
+        return Registration(record=done.record)
 
-    async def get(self, name: str) -> SpeakerRecord:
-        """Return the speaker of this name.
+    # -------- looking
 
-        Raises: SpeakerNotFoundError.
-        """
-        if (record := await self.find(name)) is None:
-            raise SpeakerNotFoundError(name)
-        return record
-
-    async def find(self, name: str) -> SpeakerRecord | None:
+    async def find(self, name: str) -> Found | None:
         """Return the speaker of this name, or None; one indexed read.
 
         Raises: StorageError.
         """
-        registry = self.storage.registry
-        try:
-            return await self._looks.run(lambda: registry.get_at_once(name))
-        except StorageError:  # a lock that a thread can wait for, or it says what else
-            return await asyncio.to_thread(registry.get, name)
+        until = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                return await self._lookups.run(self.store.find, name)
+            except StorageBusyError:
+                # A read waits for nobody but one who opens or recovers the file.
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(BUSY_POLL_SECONDS)
+
+    async def get(self, name: str) -> Found:
+        """Return the speaker of this name.
+
+        Raises: SpeakerNotFoundError, StorageError.
+        """
+        if (found := await self.find(name)) is None:
+            raise SpeakerNotFoundError(name)
+        return found
+
+    async def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
+        """Return the embedding that a speaker was registered as.
+
+        Raises: SpeakerNotFoundError if it was deleted or replaced meanwhile.
+        """
+        look = self.store.catalogue.speaker_embedding
+        if (found := await self._lookups.run(look, record)) is None:
+            raise SpeakerNotFoundError(record.name)
+        return found
 
     async def list(
         self, *, limit: int, after: str | None, search: str | None
     ) -> list[SpeakerRecord]:
         """Return a page of speakers, ordered by name."""
-        return await asyncio.to_thread(
-            self.storage.registry.list,
+        return await self._reads.run(
+            self.store.catalogue.list,
             limit=limit,
             after=after or "",
             search=search or "",
         )
 
-    async def delete(self, name: str) -> SpeakerRecord:
-        """Remove the speaker; returns when no worker has anything left of it.
-
-        Raises: SpeakerNotFoundError; StorageError or WorkerRPCError if something of
-            it may be left, in which case the name is gone all the same.
-        """
-        record = await asyncio.to_thread(self.storage.registry.delete, name)
-        if record is None:
-            raise SpeakerNotFoundError(name)
-        await self._release(record)
-        return record
-
-    async def precompute(self, record: SpeakerRecord, *, force: bool) -> bool:
-        """Make the speaker's encodings exist; True if they already did.
-
-        Raises: EncodeError, EncodeTimeoutError, WorkerRPCError.
-        """
-        if (need := self.need_of(record)) is None:
-            return True
-        if force and record.audio_sha256 is not None:
-            await self._workers.call("tts_cache_forget", [record.audio_sha256])
-        return await self.ensurer.ensure(need)
-
-    async def status(self, record: SpeakerRecord) -> tuple[CacheStatus, str | None]:
-        """Derive the speaker's status and, of ``failed``, the reason."""
-        if (need := self.need_of(record)) is None:
-            return "ready", None
-        return await self.ensurer.status(need)
-
-    def need_of(self, record: SpeakerRecord) -> EncodingNeed | None:
-        """What the speaker needs in its own mode; None for an embedding."""
-        if record.audio_sha256 is None:
-            return None
-        family, names = self._family(), tuple[str, ...]()
-        if family is not None:  # else the workers say what they cannot do
-            names = family.precomputed(has_transcript=bool(record.ref_text))
-        return need_of(record.audio_sha256, Segment.REGISTERED, names)
+    async def names(
+        self, *, limit: int, after: str | None, search: str | None
+    ) -> "list[str]":
+        """Return the names of `list`'s page, for less."""
+        return await self._reads.run(
+            self.store.catalogue.names,
+            limit=limit,
+            after=after or "",
+            search=search or "",
+        )
 
     async def stats(self) -> dict[str, object]:
-        """Registry count and each worker's counters."""
-        count = await asyncio.to_thread(self.storage.registry.count)
-        return {
-            "registry": {"speakers": count},
-            "flights": self.ensurer.num_flights,
-            "workers": await self._workers.call("tts_cache_stats"),
-        }
+        """Count what is registered and stored, and show each worker's counters.
 
-    async def _register(
-        self, new: NewSpeaker, audio: ReferenceAudio | None
-    ) -> SpeakerRecord:
-        registered = await asyncio.to_thread(self.storage.register, new, audio)
-        if registered.replaced is not None:
-            self._in_background(self._release(registered.replaced))
-        return registered.record
+        Raises: WorkerRPCError, StorageError.
+        """
+        known = await self._reads.run(self._counts)
+        flights = 0 if self._ensurer is None else self._ensurer.num_flights
+        workers = []
+        if (cloning := self._cloning_workers()) is not None:
+            answers = await cloning.call(STATS)
+            workers = [{"rank": answer.rank, **answer.stats} for answer in answers]
+        return {**known, "flights": flights, "workers": workers}
 
-    async def _release(self, record: SpeakerRecord) -> None:
-        """Drop what only this record referred to, from every tier."""
-        if (sha := record.audio_sha256) is None:
-            return
-        await self.running.drained(sha)
-        if await asyncio.to_thread(self.storage.release, sha):
-            self.prompts.forget(sha)
-            try:
-                await self._workers.call("tts_cache_forget", [sha])
-            except UnsupportedModelError:
-                logger.debug("No worker keeps encodings of this model.")
+    # -------- encodings
+
+    async def precompute(self, found: Found, *, force: bool) -> bool:
+        """Make the speaker's encodings exist; True if they already did.
+
+        Raises: SpeakerNotFoundError if it is deleted meanwhile, UnsupportedFamilyError,
+            and as `Ensurer.ensure`.
+        """
+        try:
+            return await self._precompute(found, force=force)
+        except GoneError:
+            found = await self.get(found.record.name)
+            return await self._precompute(found, force=force)
+
+    async def status(self, found: Found) -> tuple[CacheStatus, str | None]:
+        """Derive the speaker's status and, of ``failed``, the reason.
+
+        Raises: WorkerRPCError, StorageError.
+        """
+        try:
+            if found.record.audio_sha256 is None:
+                return "ready", None
+            need = self._need_of(found.record)
+            return await self.ensurer.status(need, found.fingerprints)
+        except (UnsupportedFamilyError, UnsupportedModelError):
+            return "unsupported", None
+
+    # -------- how
+
+    async def _precompute(self, found: Found, *, force: bool) -> bool:
+        if found.record.audio_sha256 is None:
+            return True
+        need = self._need_of(found.record)
+        return await self.ensurer.ensure(need, stored=found.fingerprints, force=force)
+
+    def _cloning_workers(self) -> AsyncWorkers | None:
+        return None if self._family() is None else self._workers
+
+    def _need_of(self, record: SpeakerRecord) -> EncodingNeed:
+        """Return what a speaker with audio needs in its own mode.
+
+        Raises: UnsupportedFamilyError.
+        """
+        assert record.audio_sha256 is not None
+        if (family := self._family()) is None:
+            raise UnsupportedFamilyError
+        ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
+        names = family.precomputed(has_transcript=bool(record.ref_text))
+        return EncodingNeed(ref=ref, encoder_names=names)
+
+    def _register_clip(
+        self, upload: Upload, data: bytes
+    ) -> tuple[Registered, tuple[AudioWarning, ...]]:
+        decoded = decode(data)
+        audio = decoded.audio
+        new = NewSpeaker(
+            **asdict(upload),
+            file_size=len(data),
+            audio_sha256=audio.audio_sha256,
+            num_samples=audio.num_samples,
+            sample_rate_hz=audio.sample_rate_hz,
+        )
+        return self.store.register(new, decoded), decoded.warnings
+
+    def _replaced(self, done: Registered) -> None:
+        if done.deletion is not None:
+            self.deletions.carry_out(done.deletion)
 
     def _precompute_in_background(self, record: SpeakerRecord) -> None:
-        if (need := self.need_of(record)) is not None:
-            self._in_background(self.ensurer.ensure(need))
+        if self._cloning_workers() is not None:
+            need = self._need_of(record)
+            self._in_background(self.ensurer.ensure(need, urgent=False))
 
-    def _in_background(self, work: Awaitable[object]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         async def run() -> None:
             try:
                 await work
             except TTSCacheError as exc:  # the next request that needs it says it
-                logger.warning("In the background: %s", exc)
+                throttled.warn_of("precomputing", "In the background: %s", exc)
 
         task = asyncio.create_task(run())
         self._background.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._background.discard)
 
+    def _forget(self, audio_sha256: str) -> None:
+        self.prompts.forget(audio_sha256)
+        self.inline.forget(audio_sha256)
+        if self._ensurer is not None:
+            self._ensurer.forget(audio_sha256)
 
-def _new_speaker(upload: Upload, audio: ReferenceAudio, file_size: int) -> NewSpeaker:
-    return NewSpeaker(
-        name=upload.name,
-        consent=upload.consent,
-        ref_text=upload.ref_text,
-        description=upload.description,
-        mime_type=upload.mime_type,
-        original_filename=upload.original_filename,
-        file_size=file_size,
-        audio_sha256=audio.audio_sha256,
-        num_samples=audio.num_samples,
-        sample_rate_hz=audio.sample_rate_hz,
-    )
+    def _counts(self) -> dict[str, object]:
+        catalogue = self.store.catalogue
+        storage: dict[str, object] = {
+            segment.value: {kind: _shown(used) for kind, used in kinds.items()}
+            for segment, kinds in catalogue.usage().items()
+        }
+        storage["max_bytes"] = self._max_bytes
+        return {
+            "registry": {"speakers": catalogue.count()},
+            "storage": storage,
+            "deletions": {"unfinished": catalogue.num_unfinished_deletions()},
+        }
+
+
+def _shown(used: Usage) -> dict[str, int]:
+    return {"files": used.num_files, "bytes": used.num_bytes}
+
+
+def open_service(
+    settings: Settings,
+    engine: AsyncEngine | None,
+    family: Callable[[], Family | None],
+) -> SpeakerService:
+    """Open the storage and put the service on top of it.
+
+    Raises: StorageError.
+    """
+    return SpeakerService(open_store(settings), settings, engine, family)

@@ -1,21 +1,98 @@
-"""The batch route, which the host answers outside its serving class."""
+"""The host's speech routes, with a bound on the body and what the speaker tells."""
 
-from fastapi import APIRouter, Depends, Request, Response
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.background import BackgroundTask
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm_omni.entrypoints.openai import api_server
-from vllm_omni.entrypoints.openai.protocol.audio import BatchSpeechRequest
+from vllm_omni.entrypoints.openai.protocol.audio import (
+    BatchSpeechRequest,
+    OpenAICreateSpeechRequest,
+)
 
-from vllm_tts_cache.entrypoints.request_speaker import HEADER, observe_outcomes
+from vllm_tts_cache.entrypoints import http_errors
+from vllm_tts_cache.entrypoints.first_output import first_chunk_or_disconnect
+from vllm_tts_cache.entrypoints.guarded_route import (
+    BATCH_MAX_BYTES,
+    SPEECH_MAX_BYTES,
+    guarded_route,
+)
+from vllm_tts_cache.entrypoints.outcomes import HEADER, Outcomes, observe_outcomes
 
-router = APIRouter()
+speech_router = APIRouter(route_class=guarded_route(SPEECH_MAX_BYTES))
+batch_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
+
+_JSON = [Depends(validate_json_request)]
+# Nobody reads it: the client has left.
+_CLIENT_CLOSED_REQUEST = 499
 
 
-@router.post("/v1/audio/speech/batch", dependencies=[Depends(validate_json_request)])
+@speech_router.post("/v1/audio/speech", dependencies=_JSON)
+async def create_speech(
+    request: OpenAICreateSpeechRequest, raw_request: Request
+) -> Response:
+    """As stock, plus a header; a stream answers when its first audio is there."""
+    with observe_outcomes() as outcomes:
+        response: Any = await api_server.create_speech(request, raw_request)
+        if isinstance(response, StreamingResponse):
+            response = await _begun(response, raw_request, outcomes)
+        if outcomes.error is not None:
+            response = _of_error(outcomes.error, response)
+    return _with_header(response, outcomes)
+
+
+@batch_router.post("/v1/audio/speech/batch", dependencies=_JSON)
 async def create_speech_batch(
     request: BatchSpeechRequest, raw_request: Request
 ) -> Response:
     """As stock, plus the header: `miss` if any item's voice had to be encoded."""
     with observe_outcomes() as outcomes:
         response = await api_server.create_speech_batch(request, raw_request)
+    return _with_header(response, outcomes)
+
+
+async def _begun(
+    response: StreamingResponse, raw_request: Request, outcomes: Outcomes
+) -> Any:
+    """Wait for the first chunk; None if the client leaves before it comes.
+
+    Raises: What the host's route raises for an engine that fails.
+    """
+    after_answer = response.background or BackgroundTask(_nothing)
+    try:
+        begun: Any = await first_chunk_or_disconnect(response, raw_request)
+    except Exception as exc:
+        if outcomes.error is not None:
+            return response  # in whose place the error is answered
+        await after_answer()
+        if isinstance(exc, (EngineGenerateError, EngineDeadError)):
+            raise
+        raise HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, str(exc)) from exc
+    if begun is None:
+        await after_answer()
+    elif begun is not response:
+        begun.background = after_answer
+    return begun
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _of_error(error: Exception, response: Any) -> Response:
+    answer = http_errors.speech_response(error)
+    # The host counts the requests that it works on; this one is over.
+    answer.background = getattr(response, "background", None)
+    return answer
+
+
+def _with_header(response: Any, outcomes: Outcomes) -> Response:
+    # The host answers None to a client that has left.
+    if response is None:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
     response.headers[HEADER] = outcomes.header()
     return response

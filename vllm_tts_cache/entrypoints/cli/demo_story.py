@@ -135,8 +135,8 @@ def _encode_problems(
     for worker in workers:
         if worker["encodes"] != wanted:
             problems.append(f"encodes are {worker['encodes']} instead of {wanted}")
-        if worker["in_place_encodes"]:
-            problems.append(f"{worker['in_place_encodes']} encodes in a prefill")
+        if worker["failed_prompts"]:
+            problems.append(f"{worker['failed_prompts']} requests without a prompt")
     return problems
 
 

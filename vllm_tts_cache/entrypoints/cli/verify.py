@@ -1,18 +1,14 @@
 """``vllm-tts-cache verify``: read every stored voice and say what is wrong."""
 
 import argparse
-from typing import TYPE_CHECKING
 
-from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vllm_tts_cache.entrypoints.storage import Storage
+from vllm_tts_cache.config import load_settings
 
 _DESCRIPTION = """\
-Read the registry, the reference audio and the encodings under SPEAKER_SAMPLES_DIR, and
-print one line for each thing that is wrong. Servers may go on using the directory.
-Status: 0 nothing is wrong, 1 something is, 2 there is nothing to look at.
+Read the catalogue, the reference audio and the encodings under SPEAKER_SAMPLES_DIR, and
+print one line for each thing that is wrong. Nothing is written, and servers may go on
+using the directory. Status: 0 nothing is wrong, 1 something is, 2 there is nothing to
+look at.
 """
 
 
@@ -28,7 +24,7 @@ def add_parser(
     parser.add_argument(
         "--repair",
         action="store_true",
-        help="first remove what killed processes left behind, as a server's start does",
+        help="first finish what killed processes began, as a server's start does",
     )
     parser.set_defaults(run=run)
 
@@ -40,33 +36,18 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: A setting is wrong, or no voices were ever stored there.
         StorageError: The storage cannot be read.
     """
-    storage = _open(load_settings())
+    from vllm_tts_cache.store.opening import open_existing
+
+    store = open_existing(load_settings())
     try:
         if arguments.repair:
-            _repair(storage)
-        problems = storage.verify()
+            for line in store.recover():
+                print(f"repaired: {line}")
+        problems = store.verify()
     finally:
-        storage.registry.close()
+        store.close()
     for problem in problems:
         print(problem)
     if not problems:
-        print(f"{storage.directory}: nothing wrong")
+        print(f"{store.directory}: nothing wrong")
     return 1 if problems else 0
-
-
-def _open(settings: Settings) -> "Storage":
-    from vllm_tts_cache.entrypoints.storage import open_storage
-
-    # Opening creates what is missing, which would make a mistyped path look right.
-    if not (settings.samples_dir / "registry.sqlite3").is_file():
-        raise ConfigError(
-            f"SPEAKER_SAMPLES_DIR={str(settings.samples_dir)!r}: no server has stored "
-            "voices there. Set SPEAKER_SAMPLES_DIR to the directory that the server "
-            "uses, or start the server once."
-        )
-    return open_storage(settings)
-
-
-def _repair(storage: "Storage") -> None:
-    for audio_sha256 in storage.recover():
-        print(f"removed audio {audio_sha256}: no speaker has it")

@@ -6,18 +6,18 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 
-def install() -> None:
+def attach() -> None:
     """Put our serving class, adapters and routes in place of the host's.
 
     The API server looks its serving class up by name when it starts, which is after
-    general plugins ran.
+    general plugins ran. Called again, it changes nothing.
     """
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
-    from vllm_tts_cache.entrypoints import routes, speech_routes
+    from vllm_tts_cache.entrypoints import speech_routes, voices
     from vllm_tts_cache.entrypoints.fish_speech_adapter import CachedFishSpeechAdapter
     from vllm_tts_cache.entrypoints.qwen3_tts_adapter import CachedQwen3TTSAdapter
-    from vllm_tts_cache.entrypoints.serving import CachedServingSpeech
+    from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
 
     if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
         return
@@ -26,7 +26,8 @@ def install() -> None:
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for adapter in (CachedQwen3TTSAdapter, CachedFishSpeechAdapter):
         adapters[adapter.name] = adapter
-    for router in (routes.router, speech_routes.router):
+    routers = voices.router, speech_routes.speech_router, speech_routes.batch_router
+    for router in routers:
         for route in filter(_is_api_route, router.routes):
             api_server._remove_route_from_router(
                 api_server.router, route.path, set(route.methods)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from vllm_tts_cache.entrypoints.first_chunk import after_first_chunk
+from vllm_tts_cache.entrypoints.first_output import after_first_chunk
 from vllm_tts_cache.errors import EncodeError
 
 

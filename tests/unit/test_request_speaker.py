@@ -1,25 +1,21 @@
 import pytest
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
-from vllm_tts_cache.catalogue.segment import Segment
-from vllm_tts_cache.entrypoints.clone_request import (
+from vllm_tts_cache.entrypoints.request_speaker import (
     as_clone,
     clone_mode,
+    drop_what_is_ignored,
+    names_speaker,
     refuse_embedding,
+    single_url,
 )
-from vllm_tts_cache.entrypoints.resolve import Clip
-from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 from vllm_tts_cache.families import fish_speech, qwen3_tts
 from vllm_tts_cache.speaker.family import CloneMode
-from vllm_tts_cache.speaker.ref import SpeakerRef
 
 QWEN, FISH = qwen3_tts.FAMILY, fish_speech.FAMILY
 X_VECTOR, IN_CONTEXT = CloneMode.X_VECTOR, CloneMode.IN_CONTEXT
-CLIP = Clip(
-    ref=SpeakerRef(audio_sha256="0" * 64, segment=Segment.REGISTERED),
-    num_samples=24_000,
-    sample_rate_hz=24_000,
-)
+NOBODY = frozenset()
 
 
 def asked(**fields):
@@ -69,13 +65,48 @@ def test_a_family_without_x_vectors_refuses_them_and_embeddings():
 
 def test_the_host_sees_no_voice_and_no_audio():
     request = asked(voice="Ann", ref_text="  ", ref_audio="data:audio/wav;base64,AAAA")
-    speaker, seen = as_clone(request, CLIP, IN_CONTEXT, stored_ref_text="stored words")
-    assert (seen.voice, seen.ref_audio, seen.task_type) == (None, "data:,", "Base")
+    seen = as_clone(request, IN_CONTEXT, stored_ref_text="stored words")
+    assert (seen.voice, seen.ref_audio, seen.task_type) == (None, None, "Base")
     assert (seen.ref_text, seen.x_vector_only_mode) == ("stored words", False)
-    assert speaker.clip is CLIP and speaker.in_context
-    _, seen = as_clone(request, CLIP, X_VECTOR, stored_ref_text="stored words")
+    seen = as_clone(request, X_VECTOR, stored_ref_text="stored words")
     assert (seen.ref_text, seen.x_vector_only_mode) == (None, True)
     assert request.voice == "Ann"
+
+
+def test_an_embedding_is_the_speaker_whatever_else_is_named():
+    request = asked(voice="Ann", speaker_embedding=[0.5])
+    drop_what_is_ignored(request, NOBODY)
+    assert (request.voice, request.ref_audio) == (None, None)
+    assert not names_speaker(request, NOBODY)
+
+
+@pytest.mark.parametrize("spelling", ["default", " Default "])
+def test_the_placeholder_of_openai_clients_is_nobody(spelling):
+    request = asked(voice=spelling)
+    drop_what_is_ignored(request, NOBODY)
+    assert request.voice is None
+    request = asked(voice=spelling)
+    drop_what_is_ignored(request, frozenset({"default"}))
+    assert request.voice == spelling
+    assert not names_speaker(request, frozenset({"default"}))
+
+
+def test_a_preset_is_the_hosts_and_any_other_name_is_a_registered_voice():
+    assert not names_speaker(asked(voice=" Vivian "), frozenset({"vivian"}))
+    assert names_speaker(asked(voice="Ann"), frozenset({"vivian"}))
+    assert names_speaker(asked(ref_audio="data:x"), NOBODY)
+    assert not names_speaker(asked(), NOBODY)
+
+
+@pytest.mark.parametrize("given", ["data:x", ["data:x"]])
+def test_one_url_is_one_url(given):
+    assert single_url(given) == "data:x"
+
+
+@pytest.mark.parametrize("given", [[], ["a", "b"], [1], [["a"]], None, 3])
+def test_no_or_several_urls_are_refused(given):
+    with pytest.raises(InvalidAudioError, match="one URL"):
+        single_url(given)
 
 
 def test_what_is_precomputed_depends_on_the_modes_that_a_family_has():

@@ -1,13 +1,27 @@
-"""A stream answers its status when its first audio is there."""
+"""What must have come before an answer counts as begun."""
 
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 _SSE_ERROR = "event: speech.audio.error"
+
+
+@with_cancellation
+async def first_chunk_or_disconnect(
+    response: StreamingResponse, raw_request: Request
+) -> Response:
+    """As `after_first_chunk`; ends with the client's connection, answering None.
+
+    The host's own watch for disconnects ends where a handler has returned a stream.
+    """
+    del raw_request
+    return await after_first_chunk(response)
 
 
 async def after_first_chunk(response: StreamingResponse) -> Response:

@@ -1,0 +1,463 @@
+"""Speech requests through the host's real routes, serving class and adapter."""
+
+import asyncio
+import base64
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from tests.audio_clips import sndfile_bytes, voiced
+from tests.in_process_workers import clip, new_speaker, store_clip
+from tests.speech_server import Server, running
+from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.entrypoints.poller import GoneError
+from vllm_tts_cache.speaker.ref import FIELD
+
+
+def wav(**kwargs):
+    return sndfile_bytes((voiced(**kwargs) * 32767).astype(np.int16), 24_000, "WAV")
+
+
+def data_url(**kwargs):
+    return f"data:audio/wav;base64,{base64.b64encode(wav(**kwargs)).decode()}"
+
+
+@pytest.fixture
+async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+    async with running(Server(qwen3_checkpoint, tmp_path, monkeypatch)) as server:
+        yield server
+
+
+async def test_a_registered_voice_speaks_and_its_second_request_waits_for_nothing(
+    server,
+):
+    assert (await server.register("Ann", wav(), ref_text="words")).status_code == 200
+    first = await server.speak(voice="Ann")
+    assert (first.status_code, first.headers["X-Speaker-Cache"]) == (200, "miss")
+    calls = len(server.engine.calls)
+    second = await server.speak(voice="ANN ")
+    assert (second.status_code, second.headers["X-Speaker-Cache"]) == (200, "hit")
+    assert len(server.engine.calls) == calls
+    assert server.encodes == {"speaker": 1, "codec": 1}
+
+
+# -------- what the engine could not find
+
+
+async def plainly(server, **fields):
+    return await server.speak(**fields)
+
+
+async def as_raw_stream(server, **fields):
+    return await server.speak(
+        stream=True, stream_format="audio", response_format="pcm", **fields
+    )
+
+
+async def as_events(server, **fields):
+    return await server.speak(
+        stream=True, stream_format="sse", response_format="pcm", **fields
+    )
+
+
+WAYS = pytest.mark.parametrize("speak", [plainly, as_raw_stream, as_events])
+
+
+async def in_a_batch(server, **fields):
+    """One item; returns its error, None if it was spoken."""
+    answer = await server.client.post(
+        "/v1/audio/speech/batch", json={"items": [{"input": "Hi."}], **fields}
+    )
+    assert answer.status_code == 200
+    return answer.json()["results"][0].get("error")
+
+
+async def by_websocket(server, **fields):
+    """One utterance, streamed; returns its error, None if it was spoken."""
+    told = asyncio.Queue()
+    for message in (
+        {"type": "session.config", "stream_audio": True, "response_format": "pcm"}
+        | fields,
+        {"type": "input.text", "text": "Hello."},
+        {"type": "input.done"},
+    ):
+        told.put_nowait({"type": "websocket.receive", "text": json.dumps(message)})
+    told.put_nowait({"type": "websocket.disconnect", "code": 1000})
+    told_first, said = [{"type": "websocket.connect"}], []
+
+    async def receive():
+        return told_first.pop() if told_first else await told.get()
+
+    async def send(message):
+        said.append(message)
+
+    scope = {
+        "type": "websocket",
+        "path": "/v1/audio/speech/stream",
+        "raw_path": b"",
+        "query_string": b"",
+        "headers": [],
+        "subprotocols": [],
+        "scheme": "ws",
+        "root_path": "",
+        "app": server.app,
+    }
+    await server.app(scope, receive, send)
+    texts = [json.loads(m["text"]) for m in said if m.get("text")]
+    errors = [text["message"] for text in texts if text["type"] == "error"]
+    num_bytes = sum(len(m["bytes"]) for m in said if m.get("bytes"))
+    assert errors or num_bytes > 0, texts
+    return errors[0] if errors else None
+
+
+def lose_files(server, sha):
+    """Somebody removed the encodings; the catalogue does not know."""
+    for path in (server.directory / "store").rglob("*.safetensors"):
+        if path.stem != "audio":
+            path.unlink()
+    server.speakers.forget([sha])
+
+
+async def registered(server, name="Ann", **kwargs):
+    done = await server.register(name, wav(**kwargs), ref_text="words")
+    assert done.status_code == 200, done.text
+    assert (await server.client.post(f"/v1/audio/voices/{name}/cache")).is_success
+    return done.json()["voice"]["audio_sha256"]
+
+
+@WAYS
+async def test_a_prompt_that_is_missing_in_the_engine_is_ensured_and_sent_once_more(
+    server, speak
+):
+    sha = await registered(server)
+    server.engine.before_prefill = [lambda: lose_files(server, sha)]
+    answer = await speak(server, voice="Ann")
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) > 4_800
+    assert b"error" not in answer.content
+    assert answer.headers["X-Speaker-Cache"] == "miss"
+    assert len(server.engine.prompts) == 2
+    assert server.encodes == {"speaker": 2, "codec": 2}
+
+
+@pytest.mark.parametrize("speak", [in_a_batch, by_websocket])
+async def test_so_it_is_in_a_batch_and_on_a_websocket(server, speak):
+    sha = await registered(server)
+    server.engine.before_prefill = [lambda: lose_files(server, sha)]
+    assert await speak(server, voice="Ann") is None
+    assert len(server.engine.prompts) == 2
+
+
+@WAYS
+async def test_a_prompt_that_is_missing_again_is_an_error_that_says_why(server, speak):
+    sha = await registered(server)
+    server.engine.before_prefill = [lambda: lose_files(server, sha)] * 2
+    answer = await speak(server, voice="Ann")
+    assert answer.status_code == 500
+    assert "is not stored" in answer.json()["error"]["message"]
+    assert len(server.engine.prompts) == 2
+    assert (await speak(server, voice="Ann")).status_code == 200
+
+
+@WAYS
+async def test_a_voice_that_was_replaced_meanwhile_speaks_as_the_new_one(server, speak):
+    sha = await registered(server, pitch_hz=220)
+    new = []
+
+    def replace():
+        lose_files(server, sha)
+        store = server.service.store
+        new.append(store_clip(store, clip(1), name="Ann"))
+        store.files.discard(sha, 0)
+
+    server.engine.before_prefill = [replace]
+    answer = await speak(server, voice="Ann", x_vector_only_mode=True)
+    assert answer.status_code == 200, answer.text
+    told = [p["additional_information"][FIELD][0] for p in server.engine.prompts]
+    assert told == [sha, new[0].audio_sha256]
+
+
+@WAYS
+async def test_a_voice_that_was_deleted_meanwhile_is_not_registered(server, speak):
+    sha = await registered(server)
+
+    def delete():
+        store = server.service.store
+        store.remove_files(store.delete("Ann"))
+        lose_files(server, sha)
+
+    server.engine.before_prefill = [delete]
+    answer = await speak(server, voice="Ann")
+    assert answer.status_code == 400
+    assert "'Ann' is not registered" in answer.json()["error"]["message"]
+
+
+@WAYS
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_what_goes_while_the_prompt_is_made_is_resolved_once_more(
+    server, speak, monkeypatch, is_deleted
+):
+    """On Fish Speech, which reads the codes for its prompts, it was a 500."""
+    await registered(server)
+    adapter = type(server.handler._get_tts_adapter())
+    clone, fails = adapter.clone, [GoneError("it is gone")]
+
+    async def cloned(self, speaker):
+        if fails:
+            if is_deleted:
+                store = server.service.store
+                store.remove_files(store.delete("Ann"))
+            raise fails.pop()
+        return await clone(self, speaker)
+
+    monkeypatch.setattr(adapter, "clone", cloned)
+    answer = await speak(server, voice="Ann")
+    assert answer.status_code == (400 if is_deleted else 200), answer.text
+    assert (b"not registered" in answer.content) is is_deleted
+
+
+@WAYS
+async def test_an_inline_clip_that_goes_with_a_voice_is_stored_again(server, speak):
+    """The retry stored it again, and then failed anyway."""
+    sha = await registered(server)
+
+    def delete():
+        store = server.service.store
+        store.remove_files(store.delete("Ann"))
+        lose_files(server, sha)
+
+    server.engine.before_prefill = [delete]
+    answer = await speak(server, ref_audio=data_url(), x_vector_only_mode=True)
+    assert answer.status_code == 200, answer.text
+    assert len(server.engine.prompts) == 2
+    assert server.service.store.has_audio(sha)
+
+
+async def test_an_inline_clip_that_is_deleted_while_it_waits_is_stored_again(server):
+    server.encoders[0].gate.clear()
+    blocker = asyncio.create_task(
+        server.speak(ref_audio=data_url(pitch_hz=500), x_vector_only_mode=True)
+    )
+    await asyncio.to_thread(server.encoders[0].entered.wait, 20)
+    sha = decode(wav()).audio.audio_sha256
+    waiting = asyncio.create_task(
+        server.speak(ref_audio=data_url(), x_vector_only_mode=True)
+    )
+    store = server.service.store
+    while not store.has_audio(sha):
+        await asyncio.sleep(0.01)
+    store.register(new_speaker("Ann", decode(wav()).audio), decode(wav()))
+    store.remove_files(store.delete("Ann"))
+    server.encoders[0].gate.set()
+    assert (await waiting).status_code == (await blocker).status_code == 200
+    assert store.has_audio(sha)
+
+
+async def test_a_failure_that_is_not_ours_stays_the_hosts(server):
+    await registered(server)
+
+    def fail():
+        raise EngineGenerateError("out of something")
+
+    server.engine.before_prefill = [fail]
+    answer = await server.speak(voice="Ann")
+    assert answer.status_code == 500
+    assert len(server.engine.prompts) == 1
+
+
+# -------- what a request names
+
+
+async def test_an_unknown_voice_is_told_with_the_way_to_register_it(server):
+    answer = await server.speak(voice="Bob")
+    assert answer.status_code == 400
+    assert "POST /v1/audio/voices" in answer.json()["error"]["message"]
+    assert server.engine.calls == []
+
+
+@pytest.mark.parametrize("name", ["Ann", "nobody", "default"])
+async def test_with_an_embedding_a_voice_is_ignored_and_nothing_is_read(
+    server, name, monkeypatch
+):
+    """The registered waveform was read on the loop and sent to the engine."""
+    await registered(server)
+    dim = server.engine.model_config.hf_config.talker_config.hidden_size
+    monkeypatch.setattr(server.service.store, "read_audio", None)
+    monkeypatch.setattr(server.service.store, "find", None)
+    answer = await server.speak(voice=name, speaker_embedding=[0.1] * dim)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["X-Speaker-Cache"] == "none"
+    info = server.engine.prompts[-1]["additional_information"]
+    assert "ref_audio" not in info and "speaker" not in info and FIELD not in info
+    assert len(info["voice_clone_prompt"][0]["ref_spk_embedding"]) == dim
+
+
+async def test_the_placeholder_is_no_voice(server):
+    answer = await server.speak(voice="default")
+    assert answer.status_code == 400
+    assert "not registered" not in answer.text
+    spoken = await server.speak(
+        voice="Default", ref_audio=data_url(), x_vector_only_mode=True
+    )
+    assert spoken.status_code == 200, spoken.text
+
+
+async def test_a_registered_embedding_speaks(server):
+    dim = server.engine.model_config.hf_config.talker_config.hidden_size
+    done = await server.client.post(
+        "/v1/audio/voices",
+        data={"name": "E", "consent": "y", "speaker_embedding": str([0.5] * dim)},
+    )
+    assert done.status_code == 200, done.text
+    assert (await server.speak(voice="e")).status_code == 200
+    prompt = server.engine.prompts[-1]["additional_information"]["voice_clone_prompt"]
+    assert prompt[0]["ref_spk_embedding"] == [0.5] * dim
+
+
+async def test_the_host_bounds_a_clones_length_as_for_its_own(server):
+    """It asks the request for its task after the prompt is built."""
+    await registered(server)
+    await server.speak(voice="Ann")
+    info = server.engine.prompts[-1]["additional_information"]
+    assert info["_qwen3_tts_effective_max_tokens"] == [50]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"input": " "}, {"language": "Klingon"}, {"max_new_tokens": 100_000}]
+)
+async def test_what_the_host_refuses_is_refused_before_anything_is_fetched(
+    server, wrong
+):
+    await registered(server)
+    server.engine.calls.clear()
+    for speaker in ({"voice": "Ann"}, {"ref_audio": "http://127.0.0.1:9/never"}):
+        answer = await server.speak(**{"ref_text": "words", **speaker, **wrong})
+        assert answer.status_code == 400
+        assert "fetched" not in answer.text
+    assert server.engine.calls == server.engine.prompts == []
+
+
+# -------- how a request goes through
+
+
+# Where the host's side (vLLM-Omni, FastAPI) may enter ours, and what that counts as.
+VISITS = {
+    "guarded_route": "the route",
+    "speech_routes": "the route",
+    "speech": "preparing",
+    "adapter": "the adapter",
+    "qwen3_tts_adapter": "the adapter",
+}
+HOSTS_SIDE = ("/vllm_omni/", "/vllm/", "/fastapi/", "/starlette/")
+
+
+async def test_a_warm_request_changes_hands_three_times(server):
+    """Once it was eight times, for a speaker that was resolved around the host."""
+    await registered(server)
+    await server.speak(voice="Ann")
+    entered, inside = [], []
+
+    def see(frame, event, _):
+        code = frame.f_code
+        is_ours = "/vllm_tts_cache/entrypoints/" in code.co_filename
+        if not is_ours and not any(part in code.co_filename for part in HOSTS_SIDE):
+            return
+        if event == "call":
+            # What a background task of ours does has nobody's frame below it.
+            if is_ours and inside and not inside[-1]:
+                module = Path(code.co_filename).stem
+                entered.append((VISITS.get(module, module), code.co_name))
+            inside.append(is_ours)
+        elif event == "return" and inside:
+            inside.pop()
+
+    sys.setprofile(see)
+    try:
+        answer = await server.speak(voice="Ann")
+    finally:
+        sys.setprofile(None)
+    assert answer.headers["X-Speaker-Cache"] == "hit"
+    assert {visit for visit, _ in entered} == set(VISITS.values()), entered
+    called = {name for visit, name in entered if visit == "the adapter"}
+    assert called <= {"validate", "build"}, entered
+    assert {n for v, n in entered if v == "preparing"} <= {
+        "_prepare_speech_generation",
+        "_twice_at_most",  # resumed for each output
+    }, entered
+
+
+async def test_a_stream_that_fails_before_its_first_audio_is_counted_as_over(server):
+    server.app.state.enable_server_load_tracking = True
+    server.app.state.server_load_metrics = 0
+    sha = await registered(server)
+    for _ in range(2):
+        server.engine.before_prefill = [lambda: lose_files(server, sha)] * 2
+        assert (await as_raw_stream(server, voice="Ann")).status_code == 500
+        server.engine.before_prefill = []
+        assert (await as_raw_stream(server, voice="Ann")).status_code == 200
+    assert server.app.state.server_load_metrics == 0
+
+
+async def test_a_batch_whose_client_hangs_up_is_no_error_of_ours(server):
+    """The host answers None, and we took its headers."""
+    server.encoders[0].gate.clear()
+    await server.register("Ann", wav())
+    said, body = [], json.dumps({"items": [{"input": "Hi."}], "voice": "Ann"}).encode()
+    messages = [{"type": "http.request", "body": body}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await asyncio.to_thread(server.encoders[0].entered.wait, 20)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        said.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/audio/speech/batch",
+        "raw_path": b"",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("s", 80),
+        "client": ("c", 1),
+        "root_path": "",
+    }
+    await server.app(scope, receive, send)
+    assert said[0]["status"] == 499
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/audio/speech", "/v1/audio/speech/batch", "/v1/audio/voices"]
+)
+async def test_a_body_without_end_is_refused_while_it_arrives(server, path):
+    num_sent = 0
+
+    async def endless():
+        nonlocal num_sent
+        while num_sent < 200:
+            num_sent += 1
+            yield b" " * 1024 * 1024
+
+    kind = "multipart/form-data; boundary=b" if "voices" in path else "application/json"
+    answer = await server.client.post(
+        path, content=endless(), headers={"content-type": kind}
+    )
+    assert answer.status_code in (400, 413)
+    assert num_sent < 80
+
+
+async def test_a_busy_server_says_when_to_come_back(server, monkeypatch):
+    monkeypatch.setattr(server.service.ensurer._poller, "_max_waiting_inline", 0)
+    for speak in (plainly, as_raw_stream, as_events):
+        answer = await speak(server, ref_audio=data_url(), x_vector_only_mode=True)
+        assert answer.status_code == 503
+        assert int(answer.headers["Retry-After"]) > 0

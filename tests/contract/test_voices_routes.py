@@ -1,0 +1,234 @@
+"""The voices routes over the host's real application."""
+
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_speech import data_url, wav
+from tests.in_process_workers import worker
+from tests.speech_server import Server, running
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.entrypoints import deletions, voice_models
+
+VOICES = "/v1/audio/voices"
+
+
+@pytest.fixture
+async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+    async with running(Server(qwen3_checkpoint, tmp_path, monkeypatch)) as server:
+        yield server
+
+
+async def embed(server, voice, **fields):
+    dim = server.engine.model_config.hf_config.talker_config.hidden_size
+    fields = {"name": voice, "consent": "y", "speaker_embedding": str([0.5] * dim)} | (
+        fields
+    )
+    return await server.client.post(VOICES, data=fields)
+
+
+async def test_a_voice_is_registered_shown_listed_and_deleted(server):
+    done = await server.register("Ann", wav(), ref_text="words")
+    assert done.status_code == 200, done.text
+    shown = (await server.client.get(f"{VOICES}/ANN")).json()
+    assert shown["voice"] == done.json()["voice"]
+    assert shown["cache_status"] == "pending"
+    forced = await server.client.post(f"{VOICES}/Ann/cache?force=true")
+    assert forced.json() == {"voice": "Ann", "cache_status": "ready"}
+    listed = (await server.client.get(VOICES)).json()
+    assert listed["voices"] == ["Ann", "default"]
+    assert listed["uploaded_voices"] == [shown["voice"]]
+    assert (await server.client.delete(f"{VOICES}/ann")).json()["success"] is True
+    assert (await server.client.delete(f"{VOICES}/ann")).status_code == 404
+    assert (await server.client.get(f"{VOICES}/Ann")).status_code == 404
+    assert server.service.store.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("consent", "x" * 513, "consent"),
+        ("consent", " ", "consent"),
+        ("ref_text", "x" * 2001, "ref_text"),
+        ("speaker_description", "x" * 2001, "speaker_description"),
+        ("name", "x" * 129, "name"),
+        ("name", "default", "name"),
+        ("name", "adm\u200bin", "name"),
+    ],
+)
+async def test_a_field_over_its_limit_is_a_400_that_names_it(
+    server, field, value, named
+):
+    """One list of voices with 3 MB each was 600 MB."""
+    for answer in (
+        await server.register("Ann", wav(), **{field: value})
+        if field != "name"
+        else await server.register(value, wav()),
+        await embed(server, "Ann", **{field: value}),
+    ):
+        assert answer.status_code == 400
+        assert f"Invalid {named}" in answer.json()["error"]["message"]
+    assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
+
+
+async def test_a_file_name_and_a_media_type_have_limits_too(server):
+    for file in (("x" * 256, wav(), "audio/wav"), ("f", wav(), "audio/" + "x" * 127)):
+        answer = await server.client.post(
+            VOICES, data={"name": "A", "consent": "c"}, files={"audio_sample": file}
+        )
+        assert answer.status_code == 400
+        assert "audio_sample" in answer.json()["error"]["message"]
+
+
+async def test_an_upload_that_is_too_large_is_a_413(server):
+    answer = await server.register("Ann", bytes(12 * 1024**2))
+    assert answer.status_code == 413
+    answer = await server.register("Ann", bytes(10 * 1024**2 + 1))
+    assert answer.status_code == 400  # a form that fits, a clip that does not
+
+
+async def test_a_page_is_bounded_in_bytes_and_goes_on(server, monkeypatch):
+    monkeypatch.setattr(voice_models, "PAGE_MAX_BYTES", 20_000)
+    names = [f"voice {number:02}" for number in range(12)]
+    for name in names:
+        done = await embed(server, name, ref_text="é" * 2000, consent="c" * 500)
+        assert done.status_code == 200, done.text
+    found, query, num_pages = [], {}, 0
+    while query is not None:
+        answer = await server.client.get(VOICES, params=query)
+        assert len(answer.content) < 40_000
+        page = answer.json()
+        found += [voice["name"] for voice in page["uploaded_voices"]]
+        query = {"after": page["next"]} if "next" in page else None
+        num_pages += 1
+    assert found == names
+    assert num_pages > 2
+    listed = (await server.client.get(VOICES, params={"names_only": True})).json()
+    assert "uploaded_voices" not in listed
+    assert set(names) < set(listed["voices"])
+
+
+async def test_a_deletion_that_is_not_finished_says_how_far_it_is(server, monkeypatch):
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.3)
+    await server.register("Ann", wav())
+    server.encoders[0].gate.clear()
+    encoding = asyncio.create_task(server.client.post(f"{VOICES}/Ann/cache"))
+    assert await asyncio.to_thread(server.encoders[0].entered.wait, 20)
+    for _ in range(2):
+        answer = await server.client.delete(f"{VOICES}/Ann")
+        assert answer.status_code == 503
+        assert int(answer.headers["Retry-After"]) > 0
+        assert answer.json()["deletion"] == {"files_removed": True, "waiting_for": 1}
+        assert "Repeat the DELETE" in answer.json()["error"]["message"]
+    assert (await server.client.get(f"{VOICES}/Ann")).status_code == 404
+    server.encoders[0].gate.set()
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
+    assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
+    assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 404
+    assert (await encoding).status_code == 404
+    assert server.service.store.verify() == []
+
+
+async def test_a_stopped_writer_stops_uploads_and_no_speech(server):
+    """Six uploads that waited for its lock took the threads of all inline speech."""
+    await server.register("Ann", wav(), ref_text="words")
+    await server.speak(voice="Ann")
+    inline = {"ref_audio": data_url(), "x_vector_only_mode": True}
+    await server.speak(**inline)
+    path = server.service.store.catalogue.path
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(4.0, lambda: other.execute("ROLLBACK")).start()
+    uploads = [
+        asyncio.create_task(server.register(f"v{n}", wav(pitch_hz=200 + n)))
+        for n in range(6)
+    ]
+    await asyncio.sleep(1.0)
+    for fields in ({"voice": "Ann"}, inline):
+        answer = await asyncio.wait_for(server.speak(**fields), 2.5)
+        assert answer.headers["X-Speaker-Cache"] == "hit", answer.text
+    done = await asyncio.gather(*uploads)
+    assert {answer.status_code for answer in done} == {200}
+    other.close()
+
+
+async def test_what_is_shown_of_the_cache_asks_the_workers_once(server):
+    await server.register("Ann", wav(), ref_text="words")
+    await server.speak(voice="Ann")
+    server.engine.calls.clear()
+    shown = (await server.client.get("/v1/audio/speaker_cache")).json()
+    assert server.engine.calls == ["tts_cache_stats"]
+    assert shown["registry"] == {"speakers": 1}
+    assert shown["storage"]["registered"]["encodings"]["files"] == 2
+    assert shown["workers"][0]["encodes"] == {"speaker": 1, "codec": 1}
+
+
+# -------- models that we do not serve
+
+
+@pytest.fixture(params=["custom voice", "another family"])
+async def foreign(request, qwen3_checkpoint, tmp_path, monkeypatch):
+    config = {"tts_model_type": "custom_voice"}
+    if request.param == "another family":
+        config = {"stage": "voxcpm2"}
+    server = Server(qwen3_checkpoint, tmp_path, monkeypatch, **config)
+    server.engine.workers = (worker(object()),)
+    async with running(server) as server:
+        yield server
+
+
+async def test_the_voices_routes_answer_clearly_for_a_model_that_is_not_ours(foreign):
+    """They were 500 on every such model."""
+    assert (await foreign.register("Ann", wav(), precompute="true")).status_code == 200
+    shown = await foreign.client.get(f"{VOICES}/Ann")
+    assert shown.json()["cache_status"] == "unsupported"
+    forced = await foreign.client.post(f"{VOICES}/Ann/cache?force=true")
+    assert forced.status_code == 400
+    assert "nothing to precompute" in forced.json()["error"]["message"]
+    stats = await foreign.client.get("/v1/audio/speaker_cache")
+    assert stats.json()["workers"] == []
+    assert stats.json()["registry"] == {"speakers": 1}
+    assert (await foreign.client.delete(f"{VOICES}/Ann")).status_code == 200
+    assert (await foreign.client.get(f"{VOICES}/Ann")).status_code == 404
+    assert foreign.engine.calls == []
+
+
+async def test_the_host_reads_voices_through_us_for_a_model_that_is_not_ours(foreign):
+    await foreign.register("Ann", wav(), ref_text="words")
+    handler = foreign.handler
+    assert "ann" in handler.uploaded_speakers
+    assert "ann" in handler._get_available_speakers()
+    info = handler.uploaded_speakers["ann"]
+    assert Path(info["file_path"]).exists()
+    samples, rate_hz = handler._load_uploaded_audio("Ann")
+    assert (samples.shape, rate_hz) == ((48_000,), 24_000)
+    assert handler._get_uploaded_audio_data("Ann").startswith("data:audio/wav;base64,")
+    assert handler._load_uploaded_audio("nobody") is None
+    raw = NewSpeaker(name="Raw", consent="y", embedding=(0.5, -1.0))
+    foreign.service.store.register(raw, None)
+    assert handler._get_uploaded_speaker_embedding("raw") == [0.5, -1.0]
+    assert handler._get_uploaded_speaker_embedding("ann") is None
+    assert handler._load_uploaded_audio("raw") is None
+
+
+async def test_a_diffusion_model_deletes_without_an_error(
+    qwen3_checkpoint, tmp_path, monkeypatch
+):
+    """It deleted, and then raised."""
+    from vllm_omni.entrypoints.openai import api_server
+
+    async with running(Server(qwen3_checkpoint, tmp_path, monkeypatch)) as server:
+        server.handler.shutdown()
+        server.handler = api_server.OmniOpenAIServingSpeech.for_diffusion(
+            server.engine, "omnivoice"
+        )
+        server.app.state.openai_serving_speech = server.handler
+        assert (await server.register("Ann", wav())).status_code == 200
+        shown = await server.client.get(f"{VOICES}/Ann")
+        assert shown.json()["cache_status"] == "unsupported"
+        assert (await server.client.get("/v1/audio/speaker_cache")).status_code == 200
+        assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
+        assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 404

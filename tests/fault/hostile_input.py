@@ -1,0 +1,371 @@
+"""Requests that nobody sends by accident: Hypothesis strategies over all our routes."""
+
+import base64
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from urllib.parse import quote, urlencode
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+
+VOICES = "/v1/audio/voices"
+BOUNDARY = "hostile"
+MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
+EMBEDDING = str([0.5] * 16)
+
+NASTY_TEXTS = [
+    "",
+    " ",
+    "\0",
+    "a\0b",
+    "..",
+    ".",
+    "a/b",
+    "a\\b",
+    "default",
+    "DEFAULT ",
+    "adm\u200bin",
+    "\u202eevil",
+    "\u2066\u2069",
+    "\ud800",
+    "\udfff\ud800",
+    "\ufffe\uffff",
+    "\r\nX-Header: 1",
+    "%00%ff",
+    "%",
+    "_",
+    "' OR 1=1 --",
+    '"; DROP TABLE speaker; --',
+    "\U0001f468\u200d\U0001f469",
+    "I\u0307\u0130\u0131\u017fß",
+    "e\u0301" * 40,
+    "a" * 129,
+    "\U0001f600" * 600,
+    "x" * 70_000,
+    "<|speaker:0|>",
+    "<|" * 400,
+    "{}",
+    "[",
+    "null",
+    "nan",
+    "1e999",
+    "-1",
+    "true",
+]
+# Few, so that requests meet: one replaces, deletes or speaks what another registered.
+NAMES = ["Ann", "ann", "Bob", "Čeněk", "E", "Zoë", "a.b", "50%", "a b"]
+
+texts = st.sampled_from(NASTY_TEXTS) | st.text(
+    st.characters(exclude_categories=()), max_size=30
+)
+names = st.sampled_from(NAMES) | st.sampled_from(NAMES) | texts
+
+NUMBERS = [0, -1, 1, 2**31, 2**63, 10**40, 0.1, -0.0, 1e308]
+NUMBERS += [float("nan"), float("inf"), -float("inf")]
+scalars = st.none() | st.booleans() | st.sampled_from(NUMBERS) | texts
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Case:
+    """One request, as it goes over the wire."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+
+    def __repr__(self):
+        """As much as a reader wants to see of it."""
+        told = f"{self.method} {self.path[:300]} {self.headers}"
+        return f"{told[:600]} {self.body[:1500]!r} ({len(self.body)} bytes)"
+
+
+# -------- clips
+
+
+def _clip(number):
+    return (voiced(8_000, 1.1, pitch_hz=200 + 7 * number) * 32767).astype(np.int16)
+
+
+CLIPS = {
+    "wav": lambda: sndfile_bytes(_clip(0), 8_000, "WAV"),
+    "wav2": lambda: sndfile_bytes(_clip(1), 8_000, "WAV"),
+    "wav3": lambda: sndfile_bytes(_clip(2), 8_000, "WAV"),
+    "flac": lambda: sndfile_bytes(_clip(0), 8_000, "FLAC"),
+    "m4a": lambda: ffmpeg_bytes(voiced(8_000, 1.2), 8_000, "ipod", "aac"),
+    "silence": lambda: sndfile_bytes(np.zeros(9_000, np.int16), 8_000, "WAV"),
+    "short": lambda: sndfile_bytes(_clip(0)[:100], 8_000, "WAV"),
+}
+
+
+@cache
+def clip(name):
+    return CLIPS[name]()
+
+
+@st.composite
+def damaged(draw, data):
+    """Bytes that were good until somebody flipped, cut or repeated some."""
+    data = bytearray(draw(data))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, 300)) % (len(data) + 1)
+        if draw(st.booleans()):
+            data[at : at + 1] = bytes([draw(st.integers(0, 255))])
+        else:
+            del data[at : at + draw(st.sampled_from([1, 7, 1000, 100_000]))]
+    return bytes(data)
+
+
+good_clips = st.sampled_from(["wav", "wav2", "wav3", "flac", "m4a"]).map(clip)
+clips = (
+    good_clips
+    | st.sampled_from(list(CLIPS)).map(clip)
+    | damaged(good_clips)
+    | st.binary(max_size=64)
+    | st.just(bytes(1_100_000))
+)
+
+
+# -------- bodies
+
+
+def _bytes(text):
+    return text.encode("utf-8", "surrogatepass")
+
+
+def part(name, data, filename=None, media_type=None):
+    head = b'Content-Disposition: form-data; name="' + _bytes(name) + b'"'
+    if filename is not None:
+        head += b'; filename="' + _bytes(filename) + b'"'
+    if media_type is not None:
+        head += b"\r\nContent-Type: " + _bytes(media_type)
+    return b"--" + BOUNDARY.encode() + b"\r\n" + head + b"\r\n\r\n" + data + b"\r\n"
+
+
+@st.composite
+def parts(draw):
+    """The parts of a registration: mostly what is asked for, some of it nasty."""
+    good = {"name": draw(names), "consent": "yes", "precompute": draw(flags)}
+    optional = ["ref_text", "speaker_description", "consent", "precompute"]
+    for name in draw(st.lists(st.sampled_from(optional), max_size=2)):
+        good[name] = draw(texts)
+    found = [part(name, _bytes(text)) for name, text in good.items()]
+    if draw(st.integers(0, 4)):
+        name = draw(st.sampled_from(["c.wav", "c.wav", *NASTY_TEXTS[:24]]))
+        media_type = draw(st.sampled_from(["audio/wav", "", "a" * 200, "\ud800/x"]))
+        found.append(part("audio_sample", draw(clips), name, media_type))
+    else:
+        given = st.sampled_from([EMBEDDING, "[]", "[1e39]", "[NaN]", "9" * 5000])
+        nested = st.just("[" * 5000) | values.map(json.dumps)
+        found.append(part("speaker_embedding", _bytes(draw(given | nested))))
+    odd = [
+        part("name", b"as a file", "f"),
+        part("audio_sample", b"as a field"),
+        part("unknown", b"x" * 100),
+        b"",
+    ]
+    found += draw(st.lists(st.sampled_from(odd), max_size=1))
+    return found if draw(st.booleans()) else draw(st.permutations(found))
+
+
+flags = st.sampled_from(["true", "false", "0", "yes", "maybe"])
+whole_forms = parts().map(lambda found: b"".join(found) + f"--{BOUNDARY}--".encode())
+forms = whole_forms | whole_forms | damaged(whole_forms) | st.binary(max_size=50)
+url_forms = st.dictionaries(names, texts.map(_bytes), max_size=4).map(
+    lambda form: urlencode({_bytes(k): v for k, v in form.items()}).encode()
+)
+
+data_urls = clips.map(
+    lambda data: "data:audio/wav;base64," + base64.b64encode(data).decode()
+)
+urls = (
+    data_urls
+    | data_urls
+    | texts
+    | st.sampled_from(
+        [
+            "http://127.0.0.1:9/closed",
+            "http://[::1",
+            "http://127.0.0.1:99999/",
+            "file:///etc/passwd",
+            "file://" + "a" * 5000,
+            "ftp://127.0.0.1/x",
+            "data:",
+            "data:,",
+            "data:audio/wav;base64,@@@",
+            "data:audio/\ud800;base64,AAAA",
+            "//x",
+        ]
+    )
+)
+
+
+@st.composite
+def speech(draw):
+    """A speech request, of which some fields are nothing that they should be."""
+    fields = {"input": "Hello.", "model": "m"}
+    speakers = st.fixed_dictionaries({"voice": names}) | st.fixed_dictionaries(
+        {"ref_audio": urls, "ref_text": st.just("words")}
+    )
+    fields |= draw(speakers)
+    nasty = st.sampled_from(SPEECH_FIELDS)
+    for name in draw(st.lists(nasty, max_size=3)):
+        fields[name] = draw(values)
+    return fields
+
+
+SPEECH_FIELDS = [
+    "input",
+    "voice",
+    "speaker",
+    "ref_audio",
+    "ref_text",
+    "x_vector_only_mode",
+    "stream",
+    "stream_format",
+    "response_format",
+    "speed",
+    "sample_rate",
+    "task_type",
+    "language",
+    "instructions",
+    "speaker_embedding",
+    "max_new_tokens",
+    "seed",
+    "initial_codec_chunk_frames",
+    "non_streaming_mode",
+    "extra_params",
+    "word_timestamps",
+    "model",
+    "ref_audio_2",
+    "duration_seconds",
+    "unknown",
+]
+
+
+@st.composite
+def batch(draw):
+    items = draw(st.lists(speech() | values, max_size=3) | values)
+    return {"items": items} | draw(st.fixed_dictionaries({}, optional=_BATCH))
+
+
+_BATCH = {"voice": names, "response_format": values, "ref_audio": urls}
+
+odd_json = st.sampled_from(
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 20_000,
+        b"\xff\xfe",
+        b'{"input": "\\ud800"}',
+        b'{"input": "x", "voice": "\\udc00"}',
+        b'{"input": ' + b"9" * 5000 + b"}",
+        b'{"input": "x", "speed": 1e999}',
+        b'{"input": "x", "seed": ' + b"9" * 5000 + b"}",
+        b'{"input": "x", "input": "y"}',
+    ]
+)
+
+
+def as_json(fields):
+    return fields.map(lambda value: json.dumps(value).encode())
+
+
+_FORM = {b"content-type": MULTIPART.encode()}
+_JSON = {b"content-type": b"application/json"}
+MEDIA_TYPES = [
+    b"application/json",
+    MULTIPART.encode(),
+    b"multipart/form-data",
+    b"multipart/form-data; boundary=",
+    b"multipart/form-data; boundary=" + b"b" * 5000,
+    b"application/x-www-form-urlencoded",
+    b"text/plain",
+    b"",
+    b"\xff\xfe",
+    b"application/json; charset=utf-7",
+]
+LENGTHS = [b"-1", b"0", b"7", b"999999999999", b"9" * 5000, b"x", b"\xb2", b"1_0", b""]
+
+
+@st.composite
+def headers(draw, media_type):
+    """The right headers, and now and then a wrong one."""
+    found = {b"content-type": media_type}
+    if not draw(st.integers(0, 7)):
+        found[b"content-type"] = draw(st.sampled_from(MEDIA_TYPES))
+    if not draw(st.integers(0, 7)):
+        found[b"content-length"] = draw(st.sampled_from(LENGTHS))
+    return found
+
+
+# -------- requests
+
+
+@st.composite
+def with_body(draw, path, media_type, bodies):
+    head = draw(headers(media_type))
+    return Case("POST", path, draw(bodies), head)
+
+
+voice_paths = (names | st.sampled_from(NAMES)).map(
+    lambda name: f"{VOICES}/{quote(_bytes(name), safe='')}"
+) | st.sampled_from([f"{VOICES}/%ff%fe", f"{VOICES}/a%2Fb", f"{VOICES}//", VOICES])
+queries = st.dictionaries(
+    st.sampled_from(["limit", "after", "search", "names_only", "force", "unknown"]),
+    st.sampled_from(["0", "1", "1000", "1001", "-5", "9" * 5000, "true"]) | texts,
+    max_size=3,
+).map(lambda query: "?" + urlencode({k: _bytes(v) for k, v in query.items()}))
+
+
+@st.composite
+def without_body(draw):
+    method = draw(
+        st.sampled_from(["GET", "GET", "DELETE", "DELETE", "POST", "POST", "PUT"])
+    )
+    path = draw(voice_paths) + draw(st.sampled_from(["", "", "/cache"]))
+    if not draw(st.integers(0, 9)):
+        path = "/v1/audio/speaker_cache"
+    return Case(method, path + draw(queries))
+
+
+json_bodies = as_json(speech()) | as_json(speech()) | as_json(values) | odd_json
+good_forms = st.builds(
+    lambda name, data: (
+        part("name", name.encode())
+        + part("consent", b"yes")
+        + part("ref_text", b"words")
+        + part("audio_sample", data, "clip.wav", "audio/wav")
+        + f"--{BOUNDARY}--".encode()
+    ),
+    st.sampled_from(NAMES),
+    good_clips,
+)
+good_speech = as_json(
+    st.fixed_dictionaries({"input": st.just("Hi."), "voice": st.sampled_from(NAMES)})
+)
+cases = st.one_of(
+    with_body("/v1/audio/speech", _JSON[b"content-type"], good_speech),
+    with_body("/v1/audio/speech", _JSON[b"content-type"], json_bodies),
+    st.builds(Case, st.just("POST"), st.just(VOICES), good_forms, st.just(_FORM)),
+    with_body(VOICES, _FORM[b"content-type"], forms | forms | forms | url_forms),
+    with_body(VOICES, _FORM[b"content-type"], whole_forms),
+    with_body("/v1/audio/speech", _JSON[b"content-type"], as_json(speech())),
+    with_body(
+        "/v1/audio/speech/batch", _JSON[b"content-type"], as_json(batch()) | odd_json
+    ),
+    without_body(),
+    without_body(),
+)

@@ -1,0 +1,210 @@
+"""Every route of ours with hostile input: it is refused, and nothing of it stays."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.fault.hostile_input import VOICES, cases, clip
+from tests.speech_server import Server, running
+
+NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "300"))
+AT_ONCE = 4
+# The host's own, for a path or a method that is nobody's.
+OF_NO_ROUTE = b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}'
+ON_DEMAND = 8  # threads in which the host loads media, each begun when it is needed
+ALL_THREADS = 16  # more at once than any executor has threads
+
+
+@dataclass
+class Answer:
+    """What came back, headers in lower case."""
+
+    status: int = 0
+    headers: dict = field(default_factory=dict)
+    body: bytes = b""
+
+
+async def send(server, case):
+    """Over the ASGI interface, as a server that checks nothing would pass it on."""
+    path, _, query = case.path.partition("?")
+    scope = {
+        "type": "http",
+        "method": case.method,
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": list(case.headers.items()),
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("server", 80),
+        "client": ("client", 1),
+        "root_path": "",
+    }
+    half = len(case.body) // 2
+    chunks = [case.body[half:], case.body[:half]]
+    answer = Answer()
+
+    async def receive():
+        if not chunks:
+            await asyncio.Event().wait()
+        body = chunks.pop()
+        return {"type": "http.request", "body": body, "more_body": bool(chunks)}
+
+    async def tell(message):
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {k.lower(): v for k, v in message["headers"]}
+        else:
+            answer.body += message.get("body", b"")
+
+    # What the host's last handler answers with a 500 is raised as well.
+    with contextlib.suppress(Exception):
+        await server.app(scope, receive, tell)
+    return answer
+
+
+def problem(case, answer):
+    """What is wrong with an answer, whatever was sent; None if nothing is."""
+    status = answer.status
+    if 200 <= status < 400:
+        return None
+    if not 400 <= status < 500 and status not in (503, 507):
+        return f"{status} {answer.body[:300]}"
+    if status == 503 and int(answer.headers.get(b"retry-after", 0)) < 1:
+        return "503 without Retry-After"
+    if case.method == "HEAD" or answer.body in OF_NO_ROUTE:
+        return None
+    error = json.loads(answer.body).get("error", {})
+    if {"message", "type", "param", "code"} <= error.keys() and error["code"] == status:
+        return None
+    return f"not the host's shape: {answer.body[:300]}"
+
+
+class Held:
+    """What this process holds on to."""
+
+    def __init__(self, loop):
+        gc.collect()
+        self.threads = threading.active_count()
+        self.descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        self.tasks = len(asyncio.all_tasks(loop))
+
+    def __repr__(self):
+        return f"{self.threads} threads, {self.descriptors} fds, {self.tasks} tasks"
+
+
+async def with_all_threads(server):
+    """Every thread has begun that ever will, and has its connection."""
+    assert (await server.register("Ann", clip("wav"), ref_text="words")).is_success
+    assert (await server.speak(voice="Ann")).is_success
+    assert (await server.client.delete(f"{VOICES}/Ann")).is_success
+    closed = "http://127.0.0.1:9/"
+    assert (await server.speak(ref_audio=closed, ref_text="a")).status_code == 400
+    service = server.service
+    pools = service._uploads, service._reads, service.inline._executor
+    pools += service.deletions._clients, service.deletions._own
+    await asyncio.gather(
+        *(asyncio.to_thread(look, server) for _ in range(ALL_THREADS)),
+        *(pool.run(look, server) for pool in pools for _ in range(ALL_THREADS)),
+    )
+
+
+def look(server):
+    time.sleep(0.05)
+    server.service.store.catalogue.count()
+
+
+async def emptied(server):
+    """All voices are deleted by the API, and nothing is left to do."""
+    while names := (await server.client.get(VOICES)).json()["uploaded_voices"]:
+        for voice in names:
+            answer = await server.client.delete(server_path(voice["name"]))
+            assert answer.status_code == 200, answer.text
+    await server.settled()
+    store = server.service.store
+    while store.catalogue.num_unfinished_deletions() or server.service.ensurer._poller:
+        await asyncio.sleep(0.05)
+
+
+def server_path(name):
+    return f"{VOICES}/{quote(name, safe='')}"
+
+
+def num_bytes(path):
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+async def check_what_is_left(server, directory):
+    shown = (await server.client.get("/v1/audio/speaker_cache")).json()
+    assert shown["registry"] == {"speakers": 0}
+    assert shown["flights"] == 0
+    registered, inline = shown["storage"]["registered"], shown["storage"]["inline"]
+    assert {kind["files"] for kind in registered.values()} == {0}
+    known = sum(kind["bytes"] for kind in inline.values())
+    assert num_bytes(directory / "store") == known
+    for folder in ("trash", "partial", "quarantine"):
+        assert num_bytes(directory / folder) == 0, folder
+    assert server.service.store.verify() == []
+
+
+def test_no_request_makes_a_fault_or_leaves_anything(
+    qwen3_checkpoint, tmp_path, monkeypatch
+):
+    spooled = tmp_path / "spooled"
+    spooled.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(spooled))
+    loop = asyncio.new_event_loop()
+    faults, problems = [], {}
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    server = Server(qwen3_checkpoint, tmp_path / "speakers", monkeypatch)
+
+    async def together(some):
+        answers = await asyncio.gather(*(send(server, case) for case in some))
+        for case, answer in zip(some, answers, strict=True):
+            if (found := problem(case, answer)) is not None:
+                problems.setdefault(found[:120], f"{found}: {case}")
+
+    @settings(
+        max_examples=-(-NUM_CASES // AT_ONCE),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(some=st.lists(cases, min_size=AT_ONCE, max_size=AT_ONCE))
+    def hostile(some):
+        loop.run_until_complete(together(some))
+
+    async def begin():
+        await context.__aenter__()
+        await with_all_threads(server)
+
+    context = running(server)
+    loop.run_until_complete(begin())
+    try:
+        before = Held(loop)
+        hostile()
+        assert not problems, "\n\n".join(problems.values())
+        loop.run_until_complete(emptied(server))
+        loop.run_until_complete(check_what_is_left(server, tmp_path / "speakers"))
+        after = Held(loop)
+        assert not faults
+        assert after.tasks <= before.tasks, (before, after)
+        assert after.threads <= before.threads + ON_DEMAND, (before, after)
+        assert after.descriptors <= before.descriptors + ON_DEMAND, (before, after)
+        assert [path for path in spooled.iterdir() if path.is_file()] == []
+    finally:
+        loop.run_until_complete(context.__aexit__(None, None, None))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()

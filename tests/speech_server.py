@@ -1,0 +1,202 @@
+"""The host's real speech server in this process, with ours in it, but for its engine.
+
+Routes, serving class, adapters and tokenizer are real, and so are our workers; the
+engine only prefills: it looks for the speaker prompt as a talker does, and speaks
+silence.
+"""
+
+import asyncio
+import uuid
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import torch
+from fastapi import FastAPI
+
+from tests.in_process_workers import (
+    InProcessEngine,
+    SpectrumEncoder,
+    worker_speakers,
+    worker_with,
+)
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.families import fish_speech, qwen3_tts
+from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.ref import SpeakerRef
+
+ENCODERS = ("speaker", "codec")
+STAGES = {
+    qwen3_tts.FAMILY.name: "qwen3_tts",
+    fish_speech.FAMILY.name: "fish_speech_slow_ar",
+}
+
+
+def config_of(checkpoint, family):
+    if family is fish_speech.FAMILY:
+        from vllm_omni.model_executor.models.fish_speech.configuration_fish_speech import (  # noqa: E501
+            FishSpeechConfig,
+        )
+
+        return FishSpeechConfig.from_pretrained(checkpoint)
+    from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
+        Qwen3TTSConfig,
+    )
+
+    return Qwen3TTSConfig.from_pretrained(checkpoint)
+
+
+class PrefillEngine(InProcessEngine):
+    """Stands for the host's engine client.
+
+    ``before_prefill`` holds functions that are called before prefills, one each.
+    """
+
+    def __init__(
+        self, checkpoint, *speakers, stage=None, family=qwen3_tts.FAMILY, **config
+    ):
+        from vllm import SamplingParams
+
+        stage = stage or STAGES[family.name]
+        super().__init__(*(worker_with(each) for each in speakers))
+        self.speakers = speakers
+        self.errored = False
+        self.renderer = self.input_processor = None
+        self.tts_batch_max_items = 32
+        self.default_sampling_params_list = [SamplingParams(max_tokens=50)] * 2
+        self.family = family
+        hf_config = config_of(checkpoint, family)
+        for name, value in config.items():
+            setattr(hf_config, name, value)
+        self.model_config = SimpleNamespace(
+            model=str(checkpoint),
+            hf_config=hf_config,
+            allowed_local_media_path="",
+            allowed_media_domains=None,
+            async_chunk=True,
+        )
+        engine_args = SimpleNamespace(
+            model=str(checkpoint), model_stage=stage, model_arch="", worker_type="ar"
+        )
+        self.stage_configs = [SimpleNamespace(engine_args=engine_args)]
+        self.before_prefill = []
+        self.prompts = []
+
+    async def generate(self, *, prompt, request_id, **_):
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        self.prompts.append({**prompt})
+        internal_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        await asyncio.sleep(0)
+        if self.before_prefill:
+            self.before_prefill.pop(0)()
+        try:
+            self._prefill(prompt["additional_information"])
+        except EncodeError as exc:
+            for each in self.speakers:
+                each.remember_failed_prompt(internal_id, str(exc))
+            raise EngineGenerateError("the request ended as an error") from exc
+        for _ in range(2):
+            yield SimpleNamespace(
+                multimodal_output={"audio": torch.zeros(2_400), "sr": 24_000},
+                final_output_type="audio",
+                metrics={},
+                outputs=[],
+            )
+
+    def _prefill(self, info):
+        if (ref := SpeakerRef.from_info(info)) is not None:
+            in_context = not info.get("x_vector_only_mode", [False])[0]
+            names = self.family.encoders[CloneMode.of(in_context=in_context)]
+            for each in self.speakers:
+                each.prompt(ref, names)
+
+    async def abort(self, request_id):
+        pass
+
+
+class Server:
+    """One API process, its workers, and a client of it."""
+
+    def __init__(self, checkpoint, directory, monkeypatch, encoders=None, **config):
+        monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(directory))
+        self.directory = directory
+        self.encoders = encoders or [SpectrumEncoder(name) for name in ENCODERS]
+        self.speakers = worker_speakers(directory, self.encoders)
+        self.engine = PrefillEngine(checkpoint, self.speakers, **config)
+        self.app = FastAPI()
+        self.handler: Any = None
+
+    def start(self):
+        from vllm.entrypoints.serve.exception_handling.register import (
+            init_exception_handler,
+        )
+        from vllm_omni.entrypoints.openai import api_server
+        from vllm_omni.entrypoints.openai.serving_speech_stream import (
+            OmniStreamingSpeechHandler,
+        )
+        from vllm_omni.entrypoints.serve.utils.errors import (
+            _register_omni_exception_handlers,
+        )
+
+        from vllm_tts_cache.entrypoints.attach import attach
+
+        attach()
+        models = SimpleNamespace(is_base_model=lambda name: True, lora_requests={})
+        self.handler = api_server.OmniOpenAIServingSpeech(
+            self.engine, models, request_logger=None
+        )
+        self.app.include_router(api_server.router)
+        init_exception_handler(self.app)
+        _register_omni_exception_handlers(self.app)
+        state = self.app.state
+        state.args = SimpleNamespace(log_error_stack=False)
+        state.engine_client, state.server = self.engine, None
+        state.openai_serving_speech = self.handler
+        state.openai_streaming_speech = OmniStreamingSpeechHandler(
+            speech_service=self.handler
+        )
+        transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(
+            transport=transport, base_url="http://server", timeout=60
+        )
+
+    @property
+    def service(self):
+        return self.handler.speakers
+
+    @property
+    def encodes(self):
+        return self.speakers.stats()["encodes"]
+
+    async def register(self, name, audio, **fields):
+        return await self.client.post(
+            "/v1/audio/voices",
+            data={"name": name, "consent": "yes", "precompute": "false", **fields},
+            files={"audio_sample": ("clip.wav", audio, "audio/wav")},
+        )
+
+    async def speak(self, **fields):
+        return await self.client.post(
+            "/v1/audio/speech", json={"input": "Hello.", "model": "m", **fields}
+        )
+
+    async def settled(self):
+        """What was started in the background is over."""
+        while self.service._background:
+            await asyncio.wait(set(self.service._background))
+
+
+@asynccontextmanager
+async def running(server):
+    server.start()
+    try:
+        yield server
+    finally:
+        for encoder in server.encoders:
+            encoder.gate.set()
+        await server.settled()
+        await server.client.aclose()
+        server.handler.shutdown()
+        server.speakers.close()

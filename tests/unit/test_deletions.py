@@ -1,0 +1,282 @@
+"""After the answer to a DELETE nothing of the voice is left anywhere."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from tests.unit.test_service import Rig
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints import deletions
+from vllm_tts_cache.errors import (
+    DeletionPendingError,
+    SpeakerNotFoundError,
+    StorageError,
+    WorkerRPCError,
+)
+from vllm_tts_cache.store.opening import open_store
+
+
+@pytest.fixture
+async def rig(tmp_path):
+    made = Rig(tmp_path)
+    yield made
+    await made.close()
+
+
+async def delete(rig, name="Ann"):
+    await rig.service.deletions.delete(name)
+
+
+def left_of(rig, sha):
+    """What can still be found of an audio."""
+    files = [path for path in rig.store.directory.rglob("*") if sha in str(path)]
+    memory = rig.speakers.stats()["tiers"]["memory"]["entries"]
+    return files, memory, rig.store.stored_kinds([sha])[sha]
+
+
+NOTHING = ([], 0, frozenset())
+
+
+async def test_a_deleted_speaker_is_nowhere_when_the_answer_comes(rig):
+    record = await rig.register(ref_text="words")
+    await rig.precompute()
+    await delete(rig, "ann")
+    assert left_of(rig, record.audio_sha256) == NOTHING
+    assert rig.store.verify() == []
+    with pytest.raises(SpeakerNotFoundError):
+        await delete(rig)
+
+
+async def test_the_prompt_memory_forgets_as_well(rig):
+    record = await rig.register()
+
+    class Part:
+        num_bytes = 1
+
+    async def build():
+        return Part()
+
+    await rig.service.prompts.get_or_build("key", record.audio_sha256, build)
+    await delete(rig)
+    assert rig.service.prompts.num_bytes == 0
+
+
+async def remember(rig, record):
+    """Make a part of a prompt, as of a voice that spoke."""
+
+    class Part:
+        num_bytes = 1
+
+    async def build():
+        return Part()
+
+    key = record.audio_sha256, record.ref_text
+    await rig.service.prompts.get_or_build(key, record.audio_sha256, build)
+
+
+async def test_a_transcript_goes_although_another_voice_has_the_same_clip(
+    rig, tmp_path
+):
+    """It stayed in the prompt memory of every server."""
+    other = Rig(tmp_path)
+    ann = await rig.register("Ann", ref_text="Ann's own words")
+    await rig.register("Bob", ref_text="words")
+    for each in (rig, other):
+        await remember(each, ann)
+    await delete(rig)
+    for each in (rig, other):
+        assert each.service.prompts.num_bytes == 0
+        assert each.engine.calls.count("tts_cache_forget") == 0
+    await other.close()
+
+
+async def test_a_transcript_that_was_replaced_goes_as_well(rig):
+    ann = await rig.register("Ann", ref_text="words")
+    await remember(rig, ann)
+    again = await rig.register("Ann", ref_text="words")
+    assert rig.service.prompts.num_bytes > 0  # the same voice as before
+    assert again.audio_sha256 == ann.audio_sha256
+    await rig.register("Ann", ref_text="other words")
+    await rig.settled()
+    assert rig.service.prompts.num_bytes == 0
+    assert rig.store.stored_kinds([ann.audio_sha256])[ann.audio_sha256] == {"audio"}
+    assert rig.store.verify() == []
+
+
+async def test_a_mistake_of_ours_does_not_end_all_deletions(rig, monkeypatch):
+    """The task died unheard, and every DELETE was 503 from then on."""
+    monkeypatch.setattr(deletions, "AFTER_ERROR_SECONDS", 0.05)
+    looks, look = [], rig.store.deletions_to_confirm
+
+    def fails_once():
+        looks.append(1)
+        if len(looks) == 1:
+            raise KeyError("a mistake")
+        return look()
+
+    monkeypatch.setattr(rig.store, "deletions_to_confirm", fails_once)
+    await rig.register()
+    await delete(rig)
+    assert len(looks) > 1
+
+
+async def test_deleting_one_of_two_names_keeps_what_the_other_needs(rig):
+    await rig.register("Ann")
+    await rig.register("Bob")
+    await rig.precompute()
+    await delete(rig)
+    assert rig.engine.calls.count("tts_cache_forget") == 0
+    assert await rig.status("Bob") == ("ready", None)
+
+
+async def test_every_api_server_forgets_before_the_answer(rig, tmp_path):
+    """The other one's prompts and workers kept a deleted voice."""
+    other = Rig(tmp_path)
+    record = await rig.register()
+    await rig.precompute()
+    found = await other.service.get("Ann")
+    await other.service.precompute(found, force=True)
+    await delete(rig)
+    assert left_of(rig, record.audio_sha256) == NOTHING
+    assert other.speakers.stats()["tiers"]["memory"]["entries"] == 0
+    assert other.engine.calls.count("tts_cache_forget") == 1
+    await other.close()
+
+
+async def test_a_server_that_does_not_answer_is_told_about_and_waited_for(
+    rig, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 2.0)
+    silent = open_store(Settings(samples_dir=tmp_path))
+    silent.join()
+    await rig.register()
+    for _ in range(2):  # repeated, it tells how far it is
+        with pytest.raises(DeletionPendingError) as caught:
+            await delete(rig)
+        assert (caught.value.files_removed, caught.value.waiting_for) == (True, 1)
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
+    for deletion in silent.deletions_to_confirm():
+        silent.confirm(deletion.id)
+    await delete(rig)  # it is done, and says so
+    with pytest.raises(SpeakerNotFoundError):
+        await delete(rig)
+    silent.close()
+
+
+async def test_a_worker_that_cannot_be_asked_now_is_asked_again(rig, monkeypatch):
+    """One RPC that failed could never be repeated: 500, then 404, encodings stayed."""
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(deletions, "AFTER_ERROR_SECONDS", 0.1)
+    record = await rig.register()
+    await rig.precompute()
+    call, broken = rig.engine.collective_rpc, True
+
+    async def sometimes(method, *args, **kwargs):
+        if broken and method == "tts_cache_forget":
+            raise RuntimeError("the worker is stuck")
+        return await call(method, *args, **kwargs)
+
+    monkeypatch.setattr(rig.engine, "collective_rpc", sometimes)
+    with pytest.raises(DeletionPendingError) as caught:
+        await delete(rig)
+    assert (caught.value.files_removed, caught.value.waiting_for) == (True, 1)
+    broken = False
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
+    await delete(rig)
+    assert left_of(rig, record.audio_sha256) == NOTHING
+
+
+async def test_an_encode_in_hand_is_waited_for_and_leaves_nothing(rig):
+    record = await rig.register()
+    rig.encoders[0].gate.clear()
+    flight = asyncio.create_task(rig.precompute())
+    assert await asyncio.to_thread(rig.encoders[0].entered.wait, 20)
+    deleting = asyncio.create_task(delete(rig))
+    await asyncio.sleep(1.0)
+    assert not deleting.done()
+    rig.encoders[0].gate.set()
+    await deleting
+    with pytest.raises(SpeakerNotFoundError):  # whoever waited for it hears that
+        await asyncio.wait_for(flight, 20)
+    assert left_of(rig, record.audio_sha256) == NOTHING
+    assert rig.store.verify() == []
+
+
+async def test_a_disk_that_fails_is_tried_again_and_holds_up_no_other(rig, monkeypatch):
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(deletions, "AFTER_ERROR_SECONDS", 0.1)
+    bad = await rig.register("Bad")
+    await rig.register("Good", pitch_hz=330)
+    remove, broken = rig.store.remove_files, True
+
+    def sometimes(deletion):
+        if broken and deletion.audio_sha256 == bad.audio_sha256:
+            raise StorageError("read-only")
+        remove(deletion)
+
+    monkeypatch.setattr(rig.store, "remove_files", sometimes)
+    with pytest.raises(DeletionPendingError) as caught:
+        await delete(rig, "Bad")
+    assert not caught.value.files_removed
+    await delete(rig, "Good")
+    broken = False
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
+    await delete(rig, "Bad")
+    assert rig.store.verify() == []
+
+
+def _delete_and_die(directory):
+    store = open_store(Settings(samples_dir=directory))
+    store.join()
+    store.delete("Ann")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def test_what_a_killed_server_began_another_one_finishes(
+    rig, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(deletions, "ORPHANED_SECONDS", 0.2)
+    record = await rig.register()
+    await rig.precompute()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_delete_and_die, args=(tmp_path,))
+    process.start()
+    await asyncio.to_thread(process.join)
+    assert process.exitcode == -signal.SIGKILL
+    await delete(rig)
+    assert left_of(rig, record.audio_sha256) == NOTHING
+    assert rig.store.verify() == []
+
+
+async def test_a_server_that_is_shut_down_is_waited_for_no_longer(rig, tmp_path):
+    other = Rig(tmp_path)
+    await other.close()
+    await rig.register()
+    await delete(rig)
+
+
+async def test_deleting_a_voice_that_never_was_is_an_error_and_writes_nothing(rig):
+    for name in ("Bob", "", "\ud800", "a/b"):
+        with pytest.raises(SpeakerNotFoundError):
+            await delete(rig, name)
+    assert rig.store.catalogue.num_unfinished_deletions() == 0
+
+
+async def test_a_voice_registered_again_while_it_is_deleted_lives(rig):
+    await rig.register()
+    await rig.precompute()
+    deleting = asyncio.create_task(delete(rig))
+    await asyncio.sleep(0)
+    record = await rig.register()
+    with contextlib.suppress(DeletionPendingError, WorkerRPCError):
+        await deleting
+    if await rig.service.find("Ann") is None:
+        record = await rig.register()
+    await rig.settled()
+    assert rig.store.has_audio(record.audio_sha256)
+    await rig.precompute()
+    assert rig.store.verify() == []

@@ -1,0 +1,72 @@
+import asyncio
+import threading
+
+import pytest
+
+from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
+from vllm_tts_cache.errors import EncodeError, ServerBusyError
+
+
+@pytest.fixture
+def gate():
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def executor():
+    made = BoundedExecutor("too many", num_threads=1, max_waiting=2)
+    yield made
+    made.shutdown()
+
+
+async def test_what_a_function_returns_or_raises_arrives(executor):
+    def fail():
+        raise EncodeError("no")
+
+    assert await executor.run(lambda a, b: a + b, 1, b=2) == 3
+    with pytest.raises(EncodeError, match="no"):
+        await executor.run(fail)
+
+
+async def test_what_would_wait_too_long_is_refused_at_once(executor, gate):
+    waiting = [asyncio.create_task(executor.run(gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(ServerBusyError, match="too many") as caught:
+        await executor.run(gate.wait)
+    assert caught.value.retry_after_seconds > 0
+    gate.set()
+    await asyncio.gather(*waiting)
+    assert await executor.run(lambda: "again") == "again"
+
+
+async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(
+    executor, gate
+):
+    began = threading.Event()
+
+    def hold():
+        began.set()
+        gate.wait()
+
+    leaving = asyncio.create_task(executor.run(hold))
+    await asyncio.to_thread(began.wait)
+    waiting = [asyncio.create_task(executor.run(gate.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    with pytest.raises(ServerBusyError):
+        await executor.run(gate.wait)
+    gate.set()
+    await asyncio.gather(*waiting)
+
+
+async def test_look_ups_take_no_thread_where_the_catalogue_is_local():
+    here = threading.get_ident()
+    local, distant = Lookups(is_local=True), Lookups(is_local=False)
+    try:
+        assert await local.run(threading.get_ident) == here
+        assert await distant.run(threading.get_ident) != here
+    finally:
+        distant.shutdown()

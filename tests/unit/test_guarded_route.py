@@ -1,0 +1,130 @@
+"""Bodies are bounded while they arrive, not after they were spooled."""
+
+import json
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI, File, UploadFile
+from pydantic import BaseModel
+
+from vllm_tts_cache.entrypoints.guarded_route import guarded_route
+
+LIMIT = 100_000
+
+
+class Order(BaseModel):
+    text: str
+
+
+@pytest.fixture
+def app():
+    router = APIRouter(route_class=guarded_route(LIMIT))
+
+    @router.post("/form")
+    async def form(file: UploadFile = File()):  # noqa: B008
+        return {"size": len(await file.read())}
+
+    @router.post("/json")
+    async def text(order: Order):
+        return {"size": len(order.text)}
+
+    app = FastAPI()
+    app.include_router(router)
+    return app
+
+
+@pytest.fixture
+async def client(app):
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+        yield client
+
+
+async def send(app, path, chunks, content_type, headers=()):
+    """POST chunks one by one; returns the status and how many were taken."""
+    num_taken, answer = 0, {}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"content-type", content_type.encode()), *headers],
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("s", 80),
+        "client": ("c", 1),
+        "root_path": "",
+    }
+
+    async def receive():
+        nonlocal num_taken
+        if num_taken == len(chunks):
+            return {"type": "http.disconnect"}
+        num_taken += 1
+        more = num_taken < len(chunks)
+        body = chunks[num_taken - 1]
+        return {"type": "http.request", "body": body, "more_body": more}
+
+    async def take(message):
+        answer.setdefault("status", message.get("status"))
+        answer["body"] = answer.get("body", b"") + message.get("body", b"")
+
+    await app(scope, receive, take)
+    return answer["status"], json.loads(answer["body"]), num_taken
+
+
+def form_chunks(num_bytes):
+    head = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n'
+        b"Content-Type: audio/wav\r\n\r\n"
+    )
+    return [head, *[bytes(10_000)] * (num_bytes // 10_000), b"\r\n--b--\r\n"]
+
+
+async def test_a_body_within_the_limit_arrives(client):
+    done = await client.post("/form", files={"file": bytes(LIMIT // 2)})
+    assert (done.status_code, done.json()) == (200, {"size": LIMIT // 2})
+    done = await client.post("/json", json={"text": "x" * (LIMIT // 2)})
+    assert (done.status_code, done.json()) == (200, {"size": LIMIT // 2})
+
+
+@pytest.mark.parametrize("path", ["/form", "/json"])
+async def test_a_body_that_says_it_is_too_large_is_not_read_at_all(app, path):
+    length = [(b"content-length", str(LIMIT + 1).encode())]
+    chunks = [bytes(10_000)] * 20
+    status, answer, taken = await send(
+        app, path, chunks, "application/json", headers=length
+    )
+    assert (status, taken) == (413, 0)
+    assert "larger than" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "chunks"),
+    [
+        ("/form", "multipart/form-data; boundary=b", form_chunks(10 * LIMIT)),
+        ("/json", "application/json", [b'{"text": "', *[b"x" * 10_000] * 100, b'"}']),
+    ],
+)
+async def test_a_body_without_a_length_is_refused_while_it_arrives(
+    app, path, content_type, chunks
+):
+    status, answer, taken = await send(app, path, chunks, content_type)
+    assert status == 413
+    assert answer["error"]["code"] == 413
+    assert taken <= LIMIT // 10_000 + 2 < len(chunks)
+
+
+async def test_a_length_that_lies_does_not_help(app):
+    length = [(b"content-length", b"10")]
+    chunks = [b'{"text": "', *[b"x" * 10_000] * 100, b'"}']
+    status, _, taken = await send(
+        app, "/json", chunks, "application/json", headers=length
+    )
+    assert status == 413
+    assert taken < 20
+
+
+async def test_a_body_that_is_wrong_is_still_the_hosts_error(client):
+    assert (await client.post("/json", content=b"{")).status_code == 422

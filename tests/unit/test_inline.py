@@ -1,0 +1,349 @@
+import asyncio
+import base64
+import functools
+import gc
+import http.server
+import threading
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from vllm.connections import HTTPConnection
+from vllm.multimodal.media import MediaConnector
+
+from tests.audio_clips import sndfile_bytes, voiced
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints import inline
+from vllm_tts_cache.entrypoints.executors import Lookups
+from vllm_tts_cache.entrypoints.inline import Clip, InlineClips
+from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError
+from vllm_tts_cache.store.opening import open_store
+
+
+class CountingHandler(http.server.SimpleHTTPRequestHandler):
+    fetched: ClassVar[list[str]] = []
+    gate = threading.Event()
+
+    def log_message(self, format, *args):
+        pass
+
+    def do_GET(self):
+        self.fetched.append(self.path)
+        if self.path.startswith("/drip"):
+            self._drip()
+        else:
+            time.sleep(0.2)  # long enough for everybody to ask meanwhile
+            super().do_GET()
+
+    def _drip(self):
+        """A byte now and then: no single read ever takes too long."""
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        try:
+            while not self.gate.wait(0.05):
+                self.wfile.write(b"x")
+                self.wfile.flush()
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(Settings(samples_dir=tmp_path / "voices"))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def clips(store):
+    clips = InlineClips(store, Lookups(is_local=True), max_fetches=4)
+    yield clips
+    clips.shutdown()
+
+
+@pytest.fixture
+def media(tmp_path):
+    directory = tmp_path / "media"
+    directory.mkdir()
+    (directory / "clip.wav").write_bytes(wav())
+    return directory
+
+
+@pytest.fixture
+def web(media):
+    """A web server with the files of `media`; gives its address."""
+    handler = functools.partial(CountingHandler, directory=str(media))
+    CountingHandler.fetched.clear()
+    CountingHandler.gate.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serve = functools.partial(server.serve_forever, poll_interval=0.01)
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        CountingHandler.gate.set()
+        server.shutdown()
+
+
+@pytest.fixture
+async def mine():
+    """A connector of this loop; the host's own connection outlives it."""
+    connection = HTTPConnection()
+    yield connector(connection=connection)
+    await (await connection.get_async_client()).close()
+
+
+def wav(container="WAV", **kwargs):
+    samples = (voiced(**kwargs) * 32767).astype(np.int16)
+    return sndfile_bytes(samples, 24_000, container)
+
+
+def data_url(data, media_type="audio/wav"):
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def connector(**allowed):
+    return MediaConnector(**allowed)
+
+
+@pytest.fixture
+def num_decodes(monkeypatch):
+    decoded, decode = [], inline.decode_data_url
+
+    def counted(text):
+        decoded.append(text)
+        return decode(text)
+
+    monkeypatch.setattr(inline, "decode_data_url", counted)
+    return lambda: len(decoded)
+
+
+async def test_a_data_url_is_stored_inline_and_measured(clips, store):
+    clip = await clips.resolve(data_url(wav()), connector())
+    assert clip.ref.segment is Segment.INLINE
+    assert (clip.num_samples, clip.sample_rate_hz) == (48_000, 24_000)
+    assert store.read_audio(clip.ref.audio_sha256) is not None
+    assert store.verify() == []
+
+
+async def test_concurrent_requests_for_one_url_fetch_it_once(clips, web, mine):
+    url = f"{web}/clip.wav"
+    found = await asyncio.gather(*(clips.resolve(url, mine) for _ in range(8)))
+    assert len(set(found)) == 1 and CountingHandler.fetched == ["/clip.wav"]
+    await clips.resolve(url, mine)
+    assert len(CountingHandler.fetched) == 2
+
+
+async def test_one_clip_is_one_address_whatever_carries_it(clips, media, web):
+    connection = HTTPConnection()
+    urls = [
+        data_url(wav()),
+        data_url(wav("FLAC"), "audio/flac"),
+        data_url(wav()).replace("data:", "DATA:"),
+        (media / "clip.wav").as_uri(),
+        f"{web}/clip.wav",
+    ]
+    allowed = connector(allowed_local_media_path=str(media), connection=connection)
+    found = {await clips.resolve(url, allowed) for url in urls}
+    assert len(found) == 1
+    await (await connection.get_async_client()).close()
+
+
+async def test_a_repeated_data_url_is_not_decoded_again(clips, num_decodes):
+    url = data_url(wav())
+    first = await clips.resolve(url, connector())
+    assert await clips.resolve(url, connector()) == first
+    assert num_decodes() == 1
+
+
+async def test_five_requests_with_one_clip_decode_it_once(clips, num_decodes):
+    url = data_url(wav())
+    found = await asyncio.gather(*(clips.resolve(url, connector()) for _ in range(5)))
+    assert len(set(found)) == 1
+    assert num_decodes() == 1
+
+
+async def test_a_known_data_url_whose_audio_was_deleted_is_stored_again(clips, store):
+    first = await clips.resolve(data_url(wav()), connector())
+    sha = first.ref.audio_sha256
+    fields = {"num_samples": 48_000, "sample_rate_hz": 24_000, "audio_sha256": sha}
+    decoded = inline.decode(wav())
+    store.register(NewSpeaker(name="Ann", consent="yes", **fields), decoded)
+    store.remove_files(store.delete("Ann"))
+    assert not store.has_audio(sha)
+    assert await clips.resolve(data_url(wav()), connector()) == first
+    assert store.read_audio(sha) is not None
+
+
+async def test_only_so_many_data_urls_are_remembered_and_the_used_ones_stay(
+    clips, monkeypatch, num_decodes
+):
+    monkeypatch.setattr(inline, "MAX_REMEMBERED_CLIPS", 2)
+    urls = [data_url(wav(pitch_hz=pitch)) for pitch in (200, 300, 400)]
+    for url in (urls[0], urls[1], urls[0], urls[2], urls[0]):
+        await clips.resolve(url, connector())
+    assert num_decodes() == 3
+    await clips.resolve(urls[1], connector())
+    assert num_decodes() == 4
+
+
+async def test_what_is_forgotten_is_not_remembered(clips, num_decodes):
+    clip = await clips.resolve(data_url(wav()), connector())
+    clips.forget("0" * 64)
+    await clips.resolve(data_url(wav()), connector())
+    assert num_decodes() == 1
+    clips.forget(clip.ref.audio_sha256)
+    assert clips._known == {}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["data:", "data:,", "data:audio/wav;base64,", "data:audio/wav;base64,####"],
+)
+async def test_a_broken_data_url_is_refused_and_stores_nothing(clips, store, url):
+    with pytest.raises(InvalidAudioError):
+        await clips.resolve(url, connector())
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("data", [b"garbage", wav(seconds=0.5), wav(peak=0.0)])
+async def test_unusable_audio_is_refused_from_everywhere(clips, media, web, mine, data):
+    (media / "bad.wav").write_bytes(data)
+    mine.allowed_local_media_path = str(media)
+    allowed = connector(allowed_local_media_path=str(media), connection=mine.connection)
+    for url in (data_url(data), (media / "bad.wav").as_uri(), f"{web}/bad.wav"):
+        with pytest.raises(InvalidAudioError):
+            await clips.resolve(url, allowed)
+
+
+async def test_no_file_is_read_unless_the_operator_allows_a_directory(clips, media):
+    with pytest.raises(InvalidAudioError, match="allowed-local-media-path"):
+        await clips.resolve((media / "clip.wav").as_uri(), connector())
+
+
+@pytest.mark.parametrize("how", ["beside", "dots", "symlink"])
+async def test_a_file_outside_the_allowed_directory_is_refused(
+    clips, store, media, tmp_path, how
+):
+    outside = tmp_path / "outside.wav"
+    outside.write_bytes(wav())
+    (media / "link.wav").symlink_to(outside)
+    url = {
+        "beside": outside.as_uri(),
+        "dots": f"file://{media}/../outside.wav",
+        "symlink": (media / "link.wav").as_uri(),
+    }[how]
+    with pytest.raises(InvalidAudioError, match="must be a subpath"):
+        await clips.resolve(url, connector(allowed_local_media_path=str(media)))
+    assert store.catalogue.usage()[Segment.INLINE]["audio"].num_files == 0
+
+
+async def test_a_file_that_is_not_there_is_the_callers_mistake(clips, media):
+    url = (media / "absent.wav").as_uri()
+    with pytest.raises(InvalidAudioError):
+        await clips.resolve(url, connector(allowed_local_media_path=str(media)))
+
+
+async def test_a_file_is_read_no_further_than_the_limit(clips, media):
+    (media / "big.wav").write_bytes(bytes(11_000_000))
+    with pytest.raises(InvalidAudioError, match="at most"):
+        await clips.resolve(
+            (media / "big.wav").as_uri(), connector(allowed_local_media_path=str(media))
+        )
+
+
+async def test_a_domain_that_is_not_allowed_is_refused(clips, web):
+    allowed = connector(allowed_media_domains=["example.org"])
+    with pytest.raises(InvalidAudioError, match="allowed domains"):
+        await clips.resolve(f"{web}/clip.wav", allowed)
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org/x.wav", "clip.wav", "", "/etc/x"])
+async def test_other_urls_are_refused(clips, url):
+    with pytest.raises(InvalidAudioError):
+        await clips.resolve(url, connector())
+
+
+async def test_an_address_that_nobody_answers_is_the_callers_mistake(clips, mine):
+    with pytest.raises(InvalidAudioError, match="cannot be fetched"):
+        await clips.resolve("http://127.0.0.1:9/clip.wav", mine)
+
+
+async def test_a_download_stops_at_the_limit(clips, media, web, mine):
+    (media / "big.wav").write_bytes(bytes(11_000_000))
+    with pytest.raises(InvalidAudioError, match=r"cannot be (fetched|used)"):
+        await clips.resolve(f"{web}/big.wav", mine)
+
+
+async def test_a_server_that_drips_is_left_after_the_hosts_timeout(
+    clips, web, mine, monkeypatch
+):
+    """Without a limit 110 of them stopped all fetching of the process."""
+    monkeypatch.setenv("VLLM_AUDIO_FETCH_TIMEOUT", "1")
+    began = time.monotonic()
+    with pytest.raises(InvalidAudioError, match=r"longer than 1 s"):
+        await clips.resolve(f"{web}/drip", mine)
+    assert time.monotonic() - began < 5
+    assert len(clips._fetches) == 0
+
+
+async def test_a_fetch_ends_with_the_last_client_that_waits_for_it(clips, web, mine):
+    waiting = [
+        asyncio.create_task(clips.resolve(f"{web}/drip", mine)) for _ in range(3)
+    ]
+    await asyncio.sleep(0.2)
+    for task in waiting[:2]:
+        task.cancel()
+    await asyncio.wait(waiting[:2])
+    assert len(clips._fetches) == 1
+    waiting[2].cancel()
+    await asyncio.wait(waiting)
+    assert len(clips._fetches) == 0
+    await asyncio.sleep(0.1)
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    assert len(names) <= 2, names  # this test's, and the event loop's own
+
+
+async def test_only_so_many_urls_are_fetched_at_once(clips, web, mine):
+    urls = [f"{web}/drip?{number}" for number in range(5)]
+    waiting = [asyncio.create_task(clips.resolve(url, mine)) for url in urls[:4]]
+    await asyncio.sleep(0.1)
+    with pytest.raises(ServerBusyError) as caught:
+        await clips.resolve(urls[4], mine)
+    assert caught.value.retry_after_seconds > 0
+    # Whoever asks for one that is being fetched joins it.
+    joining = asyncio.create_task(clips.resolve(urls[0], mine))
+    await asyncio.sleep(0.05)
+    assert not joining.done()
+    for task in (*waiting, joining):
+        task.cancel()
+    await asyncio.wait([*waiting, joining])
+
+
+async def test_a_failure_that_nobody_waited_for_is_not_logged_as_a_bug(
+    clips, web, mine, caplog
+):
+    leaving = asyncio.create_task(clips.resolve(f"{web}/absent.wav", mine))
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await asyncio.sleep(0.4)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_registered_speaker_is_a_clip_unless_it_is_an_embedding(store):
+    audio_fields = {
+        "audio_sha256": inline.decode(wav()).audio.audio_sha256,
+        "num_samples": 48_000,
+        "sample_rate_hz": 24_000,
+    }
+    new = NewSpeaker(name="Ann", consent="yes", **audio_fields)
+    clip = Clip.of_record(store.register(new, inline.decode(wav())).record)
+    assert clip is not None
+    assert clip.ref.segment is Segment.REGISTERED
+    assert clip.num_samples == 48_000
+    raw = NewSpeaker(name="Bob", consent="yes", embedding=(1.0,))
+    assert Clip.of_record(store.register(raw, None).record) is None

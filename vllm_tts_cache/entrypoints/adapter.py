@@ -1,0 +1,200 @@
+"""What the adapters of all families that we serve share: resolve, ensure, prompt."""
+
+from abc import abstractmethod
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed
+from vllm_tts_cache.entrypoints.inline import Clip
+from vllm_tts_cache.entrypoints.outcomes import report
+from vllm_tts_cache.entrypoints.poller import GoneError
+from vllm_tts_cache.entrypoints.request_speaker import (
+    as_clone,
+    clone_mode,
+    drop_what_is_ignored,
+    names_speaker,
+    refuse_embedding,
+    single_url,
+)
+from vllm_tts_cache.entrypoints.service import SpeakerService
+from vllm_tts_cache.errors import (
+    InvalidSpeakerError,
+    SpeakerNotFoundError,
+    SpeakerRequestError,
+)
+from vllm_tts_cache.speaker.family import CloneMode, Family
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.speaker_store import Found
+
+# What the host's validation takes for inline audio; nothing is ever read from it.
+_ELSEWHERE = "data:,"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """A request's speaker, whose encodings exist.
+
+    Attributes:
+        request: The request without its speaker: no voice, no audio, the mode's
+            ``ref_text``.
+    """
+
+    clip: Clip
+    mode: CloneMode
+    request: Any
+
+    @property
+    def ref(self) -> SpeakerRef:
+        """What the engine is told of it."""
+        return self.clip.ref
+
+
+class CachedAdapter:
+    """Comes before the host's adapter of a family: the waveform stays where it is.
+
+    The speaker is resolved where the prompt is built, so the host calls through as it
+    does without us, and sees a request that names no speaker.
+    """
+
+    ctx: Any
+    capabilities: Any
+
+    @property
+    @abstractmethod
+    def tts_cache_family(self) -> Family | None:
+        """The family, if the checkpoint that is served clones voices; else None."""
+
+    @abstractmethod
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Build the prompt of a clone.
+
+        Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
+        """
+
+    def tts_cache_check_text(self, field: str, text: str) -> None:
+        """Refuse text that the model would read as something else.
+
+        Raises: InvalidSpeakerError.
+        """
+
+    def validate(self, request: Any) -> str | None:
+        """As the host, except for a request that names a speaker: `build` does that."""
+        host: Any = super()
+        if (family := self.tts_cache_family) is None:
+            return host.validate(request)
+        drop_what_is_ignored(request, self._presets)
+        if names_speaker(request, self._presets):
+            return None
+        if request.speaker_embedding is not None:
+            try:
+                refuse_embedding(family, "speaker_embedding")
+            except InvalidSpeakerError as exc:
+                return str(exc)
+            # As the host infers it from reference audio.
+            request.task_type = request.task_type or "Base"
+        return host.validate(request)
+
+    async def build(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """Resolve the speaker, ensure its encodings, build a prompt that names them.
+
+        Raises: SpeakerRequestError, ServerFaultError.
+        """
+        family = self.tts_cache_family
+        if family is None or not names_speaker(request, self._presets):
+            report("none")
+            return await self.speak(request, sampling_params_list, has_inline_ref_audio)
+        # Later the host asks this request for its task, not the copy it validates.
+        request.task_type = "Base"
+        found = await self._found(request)
+        if found is not None and found.record.audio_sha256 is None:
+            report("none")
+            named = await self._named_by_embedding(family, request, found.record)
+            return await self.speak(named, sampling_params_list, False)
+        try:
+            return await self.clone(await self._ensured(family, request, found))
+        except GoneError:
+            # Deleted or replaced since, or an inline clip was deleted with a voice.
+            found = await self._found(request)
+            return await self.clone(await self._ensured(family, request, found))
+
+    async def speak(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """Build the prompt of a request without reference audio, as the host does."""
+        host: Any = super()
+        return await host.build(request, sampling_params_list, has_inline_ref_audio)
+
+    @property
+    def _service(self) -> SpeakerService:
+        return self.ctx.server.speakers
+
+    @property
+    def _presets(self) -> Container[str]:
+        return self.ctx.server.builtin_names
+
+    async def _found(self, request: Any) -> Found | None:
+        """Return the registered voice that a request names; None for inline audio.
+
+        Raises: SpeakerNotFoundError, StorageError.
+        """
+        if request.ref_audio is not None:
+            return None
+        if (found := await self._service.find(request.voice)) is None:
+            raise SpeakerNotFoundError(request.voice)
+        return found
+
+    async def _ensured(
+        self, family: Family, request: Any, found: Found | None
+    ) -> Speaker:
+        stored_ref_text = None if found is None else found.record.ref_text
+        mode = clone_mode(
+            family, request, stored_ref_text=stored_ref_text, inline=found is None
+        )
+        seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
+        # First what costs nothing: a request that is refused fetches nothing.
+        self._check(seen)
+        clip = await self._clip(request, found)
+        need = EncodingNeed(ref=clip.ref, encoder_names=family.encoders[mode])
+        stored = None if found is None else found.fingerprints
+        existed = await self._service.ensurer.ensure(need, stored=stored)
+        report("hit" if existed else "miss")
+        return Speaker(clip=clip, mode=mode, request=seen)
+
+    async def _clip(self, request: Any, found: Found | None) -> Clip:
+        if found is None:
+            url = single_url(request.ref_audio)
+            connector = self.ctx.server.media_connector
+            return await self._service.inline.resolve(url, connector)
+        if (clip := Clip.of_record(found.record)) is None:
+            # It was replaced by an embedding while its audio was waited for.
+            reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
+            raise SpeakerRequestError(reason)
+        return clip
+
+    async def _named_by_embedding(
+        self, family: Family, request: Any, record: SpeakerRecord
+    ) -> Any:
+        refuse_embedding(family, "voice")
+        embedding = await self._service.speaker_embedding(record)
+        named = as_clone(request, CloneMode.X_VECTOR, stored_ref_text=None)
+        named.speaker_embedding = list(embedding)
+        self._check(named)
+        return named
+
+    def _check(self, seen: Any) -> None:
+        """Validate as the host does a clone.
+
+        Raises: SpeakerRequestError.
+        """
+        host: Any = super()
+        seen.ref_audio = _ELSEWHERE
+        problem = host.validate(seen)
+        seen.ref_audio = None
+        if problem is not None:
+            raise SpeakerRequestError(problem)

@@ -1,0 +1,243 @@
+"""What is left to do once a voice is deleted or replaced, here and elsewhere."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
+from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
+from vllm_tts_cache.errors import (
+    DeletionPendingError,
+    SpeakerNotFoundError,
+    StorageError,
+    TTSCacheError,
+)
+from vllm_tts_cache.speaker.rpc_client import (
+    FORGET,
+    AsyncWorkers,
+    UnsupportedModelError,
+)
+from vllm_tts_cache.speaker.wire import ForgetCall
+from vllm_tts_cache.store.keys import AUDIO_KIND
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logger)
+
+# An encode in hand, or an API server that is busy, may hold a deletion up. After this
+# long the client is told how far it is.
+PATIENCE_SECONDS = 15.0
+PROGRESS_SECONDS = 0.1
+ROUND_SECONDS = 0.25
+MIN_ROUND_SECONDS = 0.05
+AFTER_ERROR_SECONDS = 2.0
+# Whoever began a deletion removes its files at once, or is dead, or cannot.
+ORPHANED_SECONDS = 5.0
+# Whoever shuts down does not wait for all files; the next start goes on.
+RECOVER_PATIENCE_SECONDS = 2.0
+NUM_THREADS = 2
+MAX_WAITING = 64
+
+
+class Deletions:
+    """Carries deletions out, and takes part in those of other API processes.
+
+    A deletion's row goes first; then its files, which nobody can read again after
+    that; then what workers and API processes remember, each asked by its own
+    participant. One background task does all of it, and nothing is lost with it: what
+    is to be done is in the catalogue. For the event loop only.
+
+    Args:
+        workers: None if the model that is served has none.
+        forget_here: Drops what this process remembers of an audio.
+    """
+
+    def __init__(
+        self,
+        store: SpeakerStore,
+        lookups: Lookups,
+        workers: Callable[[], AsyncWorkers | None],
+        forget_here: Callable[[str], None],
+    ):
+        self._store = store
+        self._lookups = lookups
+        self._workers = workers
+        self._forget_here = forget_here
+        self._to_remove: dict[int, Deletion] = {}
+        self._orphans: dict[int, float] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._recovering: threading.Thread | None = None
+        self._clients = BoundedExecutor(
+            "too many deletions wait", num_threads=NUM_THREADS, max_waiting=MAX_WAITING
+        )
+        # Never behind clients, and never refused: it has one caller, the task.
+        self._own = BoundedExecutor("a round", num_threads=1, max_waiting=MAX_WAITING)
+
+    def start(self) -> None:
+        """Take part from now on, and finish what killed processes began."""
+        if self._task is None:
+            self._store.join()
+            self._task = asyncio.create_task(self._run())
+            self._recovering = threading.Thread(
+                target=_recover,
+                args=(self._store,),
+                name="tts-cache-recover",
+                daemon=True,
+            )
+            self._recovering.start()
+
+    def shutdown(self) -> None:
+        """Take part no longer; what is left is for the others, or the next start."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._recovering is not None:
+            self._recovering.join(RECOVER_PATIENCE_SECONDS)
+        self._clients.shutdown()
+        self._own.shutdown()
+        with contextlib.suppress(StorageError):  # a dead participant is not waited for
+            self._store.leave()
+
+    async def delete(self, name: str) -> None:
+        """Delete a voice; returns when nothing of it is left anywhere.
+
+        Called again, it tells how far the last deletion of that name is.
+
+        Raises:
+            SpeakerNotFoundError: There is no such voice, and no deletion of one.
+            DeletionPendingError: Something is left; it goes on without the caller.
+            StorageError: The catalogue failed; nothing was changed.
+        """
+        self.start()
+        try:
+            deletion = await self._clients.run(self._store.delete, name)
+        except SpeakerNotFoundError:
+            if await self._progress(name) is None:
+                raise
+        else:
+            self.carry_out(deletion)
+        progress = await self._finished_or_late(name)
+        if progress is None:  # another caller was told
+            return
+        if not progress.is_finished:
+            raise DeletionPendingError(
+                name,
+                files_removed=progress.files_removed,
+                waiting_for=progress.waiting_for,
+            )
+        await self._clients.run(self._store.acknowledge, progress.deletion.id)
+
+    def carry_out(self, deletion: Deletion) -> None:
+        """Remove a deletion's files soon, and have everybody forget its audio."""
+        self._to_remove[deletion.id] = deletion
+        self._news.set()
+
+    async def _finished_or_late(self, name: str) -> DeletionProgress | None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            progress = await self._progress(name)
+            if progress is None or progress.is_finished or time.monotonic() > until:
+                return progress
+            await asyncio.sleep(PROGRESS_SECONDS)
+
+    async def _progress(self, name: str) -> DeletionProgress | None:
+        # It may drop participants that died, so it is not a mere look-up.
+        return await self._clients.run(self._store.progress, name)
+
+    async def _run(self) -> None:
+        pause_seconds = ROUND_SECONDS
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), pause_seconds)
+            self._news.clear()
+            try:
+                await self._round()
+                pause_seconds = ROUND_SECONDS
+            except Exception as exc:  # noqa: BLE001  if it died no DELETE would end
+                throttled.warn_of("deleting", "A deletion is not finished: %r", exc)
+                pause_seconds = AFTER_ERROR_SECONDS
+            await asyncio.sleep(MIN_ROUND_SECONDS)
+
+    async def _round(self) -> None:
+        """Do what there is to do.
+
+        Raises: TTSCacheError; all else was done, and the next round tries again.
+        """
+        error = await self._remove_files()
+        await self._confirm()
+        await self._adopt_orphans()
+        if error is not None:
+            raise error
+
+    async def _remove_files(self) -> StorageError | None:
+        """Remove the files of all deletions; returns an error if any has some left."""
+        error = None
+        for deletion in list(self._to_remove.values()):
+            try:
+                await self._own.run(self._store.remove_files, deletion)
+            except StorageError as exc:
+                error = exc
+            else:
+                del self._to_remove[deletion.id]
+        return error
+
+    async def _confirm(self) -> None:
+        """Have this process and its workers forget what others may delete too.
+
+        Raises: WorkerRPCError, StorageError.
+        """
+        deletions = await self._lookups.run(self._store.deletions_to_confirm)
+        if not deletions:
+            return
+        audios = {d.audio_sha256 for d in deletions if d.audio_sha256 is not None}
+        stored = await self._lookups.run(self._store.stored_kinds, sorted(audios))
+        # What others have as well is theirs: workers know of no names or transcripts.
+        gone = sorted(sha for sha in audios if AUDIO_KIND not in stored[sha])
+        busy = await self._forget_in_workers(gone)
+        for deletion in deletions:
+            if (sha := deletion.audio_sha256) in busy:
+                continue  # asked again in the next round
+            if sha is not None:
+                # After the workers, of whom a prompt could have been made anew.
+                self._forget_here(sha)
+            await self._own.run(self._store.confirm, deletion.id)
+
+    async def _forget_in_workers(self, audio_sha256s: list[str]) -> set[str]:
+        """Return which audios an encode thread is still working on.
+
+        Raises: WorkerRPCError.
+        """
+        if not audio_sha256s or (workers := self._workers()) is None:
+            return set()
+        try:
+            answers = await workers.call(
+                FORGET, ForgetCall(audio_sha256s=audio_sha256s)
+            )
+        except UnsupportedModelError:
+            return set()
+        return {sha for answer in answers for sha in answer.busy}
+
+    async def _adopt_orphans(self) -> None:
+        """Remove what somebody else began to delete, and has not for a while.
+
+        Raises: StorageError.
+        """
+        now = time.monotonic()
+        unfinished = await self._lookups.run(self._store.unfinished_deletions)
+        self._orphans = {d.id: self._orphans.get(d.id, now) for d in unfinished}
+        for deletion in unfinished:
+            if now - self._orphans[deletion.id] > ORPHANED_SECONDS:
+                self.carry_out(deletion)
+
+
+def _recover(store: SpeakerStore) -> None:
+    # Going through all files takes as long as there are voices: not the start's.
+    try:
+        for line in store.recover():
+            logger.info("Recovered: %s.", line)
+    except TTSCacheError as exc:
+        logger.warning("Recovering the speaker storage: %s", exc)

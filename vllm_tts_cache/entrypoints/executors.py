@@ -1,0 +1,92 @@
+"""Threads for one kind of work, with a bound on what waits for them."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from vllm_tts_cache.errors import ServerBusyError
+
+RETRY_AFTER_SECONDS = 2
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class BoundedExecutor:
+    """Runs functions in threads of its own; refuses what would wait too long.
+
+    Each kind of work has its own: asyncio's default pool has few threads, and one
+    kind that waits for a lock or a disk would stop all the others.
+
+    Args:
+        what: What is too much of it, for the message of a refusal.
+        num_threads: Functions that run at once.
+        max_waiting: Functions that may wait for a thread.
+    """
+
+    def __init__(self, what: str, *, num_threads: int, max_waiting: int):
+        self._what = what
+        self._max_pending = num_threads + max_waiting
+        self._num_pending = 0
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tts-cache")
+
+    async def run(
+        self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return what the function returns; a caller that leaves does not stop it.
+
+        Raises: ServerBusyError, and whatever the function raises.
+        """
+        if self._num_pending >= self._max_pending:
+            raise ServerBusyError(self._what, RETRY_AFTER_SECONDS)
+        self._num_pending += 1
+        loop = asyncio.get_running_loop()
+        future = self._pool.submit(function, *args, **kwargs)
+        # Counted until the thread is done with it, not until the caller has left.
+        future.add_done_callback(lambda _: _call_in(loop, self._leave))
+        return await asyncio.wrap_future(future)
+
+    def shutdown(self) -> None:
+        """Drop what waits; what runs ends by itself."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _leave(self) -> None:
+        self._num_pending -= 1
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    # At exit the loop may be closed before the last thread is done.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function)
+
+
+class Lookups:
+    """Indexed reads: on the event loop where the catalogue is local, else in threads.
+
+    On a local disk one takes less than handing it to a thread and back does; a
+    database or a disk behind a network may take long enough to hold everybody up.
+    """
+
+    def __init__(self, *, is_local: bool):
+        self._executor = None
+        if not is_local:
+            self._executor = BoundedExecutor(
+                "too many look-ups wait for the catalogue",
+                num_threads=4,
+                max_waiting=1024,
+            )
+
+    async def run(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what ``look`` returns; it must be small and safe in any thread.
+
+        Raises: ServerBusyError, and whatever it raises.
+        """
+        if self._executor is None:
+            return look(*args, **kwargs)
+        return await self._executor.run(look, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        if self._executor is not None:
+            self._executor.shutdown()

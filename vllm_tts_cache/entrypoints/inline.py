@@ -1,0 +1,234 @@
+"""Inline reference audio: what a request brings along as a URL."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from vllm import envs
+from vllm.multimodal.media import MediaConnector
+from vllm.multimodal.media.base import MediaIO
+
+from vllm_tts_cache.audio.decode import DecodedAudio, decode, decode_data_url
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.entrypoints.executors import (
+    RETRY_AFTER_SECONDS,
+    BoundedExecutor,
+    Lookups,
+)
+from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError, TTSCacheError
+from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+MAX_REMEMBERED_CLIPS = 1024
+NUM_DECODE_THREADS = 2
+MAX_WAITING_DECODES = 64
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """Reference audio by address, with what the prompt's length depends on.
+
+    Attributes:
+        num_samples: At the clip's own rate.
+    """
+
+    ref: SpeakerRef
+    num_samples: int
+    sample_rate_hz: int
+
+    @classmethod
+    def of_record(cls, record: SpeakerRecord) -> "Clip | None":
+        """Return the clip of a registered speaker; None if it is an embedding."""
+        if record.audio_sha256 is None:
+            return None
+        ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
+        return cls(
+            ref=ref,
+            num_samples=record.num_samples,
+            sample_rate_hz=record.sample_rate_hz,
+        )
+
+
+class InlineClips:
+    """Inline reference audio: decoded, checked and stored once, then known by its text.
+
+    A client that repeats its data URL pays one hash of it, not one decoding. What lies
+    behind another URL may change, so it is fetched again, but once at a time. For the
+    event loop only.
+
+    Args:
+        max_fetches: URLs that are fetched at once.
+    """
+
+    def __init__(self, store: SpeakerStore, lookups: Lookups, *, max_fetches: int):
+        self._store = store
+        self._lookups = lookups
+        self._max_fetches = max_fetches
+        self._known: OrderedDict[bytes, Clip] = OrderedDict()
+        self._num_forgets = 0
+        self._fetches = SharedTasks[Clip]()
+        self._decodes = SharedTasks[Clip]()
+        self._executor = BoundedExecutor(
+            "too many clips wait to be decoded",
+            num_threads=NUM_DECODE_THREADS,
+            max_waiting=MAX_WAITING_DECODES,
+        )
+
+    async def resolve(self, url: str, connector: MediaConnector) -> Clip:
+        """Return the clip behind a data, http(s) or file URL; its audio is stored.
+
+        What a server may fetch is the host's decision: its allowed media domains
+        and its allowed local media path hold here as well.
+
+        Raises: InvalidAudioError, ServerBusyError, StorageError.
+        """
+        if url[:5].lower() == "data:":
+            return await self._of_data_url(url)
+        if url not in self._fetches and len(self._fetches) >= self._max_fetches:
+            what = f"{self._max_fetches} references are being fetched"
+            raise ServerBusyError(what, RETRY_AFTER_SECONDS)
+        return await self._fetches.run(url, lambda: self._fetch(url, connector))
+
+    def forget(self, audio_sha256: str) -> None:
+        """Forget which data URLs hold this audio; what is decoded now is not kept."""
+        self._num_forgets += 1
+        for digest, clip in list(self._known.items()):
+            if clip.ref.audio_sha256 == audio_sha256:
+                del self._known[digest]
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        self._executor.shutdown()
+
+    async def _of_data_url(self, url: str) -> Clip:
+        digest = await asyncio.to_thread(_digest, url)
+        if (clip := self._known.get(digest)) is not None:
+            self._known.move_to_end(digest)
+            # Else evicted since, or deleted together with a voice of the same clip.
+            if await self._lookups.run(self._store.has_audio, clip.ref.audio_sha256):
+                return clip
+        return await self._decodes.run(digest.hex(), lambda: self._decode(url, digest))
+
+    async def _decode(self, url: str, digest: bytes) -> Clip:
+        num_forgets = self._num_forgets
+        clip = await self._executor.run(lambda: self._keep(decode_data_url(url)))
+        if num_forgets != self._num_forgets:
+            return clip  # it may be what was just forgotten
+        self._known[digest] = clip
+        while len(self._known) > MAX_REMEMBERED_CLIPS:
+            self._known.popitem(last=False)
+        return clip
+
+    async def _fetch(self, url: str, connector: MediaConnector) -> Clip:
+        data = await _fetched(url, connector)
+        return await self._executor.run(lambda: self._keep(decode(data)))
+
+    def _keep(self, decoded: DecodedAudio) -> Clip:
+        self._store.keep_inline(decoded)
+        audio = decoded.audio
+        ref = SpeakerRef(audio_sha256=audio.audio_sha256, segment=Segment.INLINE)
+        return Clip(
+            ref=ref,
+            num_samples=audio.num_samples,
+            sample_rate_hz=audio.sample_rate_hz,
+        )
+
+
+class SharedTasks(Generic[T]):
+    """One task per key for all who wait for it; it ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[T]] = {}
+        self._num_waiting: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._tasks
+
+    async def run(self, key: str, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what the key's task returns, starting it if there is none.
+
+        Raises: Whatever the task raises.
+        """
+        if (task := self._tasks.get(key)) is None:
+            task = asyncio.create_task(start())
+            self._tasks[key] = task
+            self._num_waiting[key] = 0
+            task.add_done_callback(lambda done: self._end(key, done))
+        self._num_waiting[key] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._leave(key, task)
+
+    def _leave(self, key: str, task: "asyncio.Task[T]") -> None:
+        if self._tasks.get(key) is not task:
+            return  # it is over
+        self._num_waiting[key] -= 1
+        if self._num_waiting[key] == 0 and not task.done():
+            # Forgotten at once: who comes now must not join what is being cancelled.
+            del self._tasks[key], self._num_waiting[key]
+            task.cancel()
+
+    def _end(self, key: str, task: "asyncio.Task[T]") -> None:
+        if not task.cancelled():
+            task.exception()  # else a failure that nobody waited for would be logged
+        if self._tasks.get(key) is task:
+            del self._tasks[key], self._num_waiting[key]
+
+
+async def _fetched(url: str, connector: MediaConnector) -> bytes:
+    """Fetch a file, within the host's limit of time and ours of bytes.
+
+    Raises: InvalidAudioError.
+    """
+    seconds = envs.VLLM_AUDIO_FETCH_TIMEOUT
+    # The host's limit is for one attempt, and for one read of a server that drips.
+    fetch = connector.load_from_url_async(url, _FileIO(), fetch_timeout=seconds)
+    try:
+        return await asyncio.wait_for(fetch, seconds)
+    except TTSCacheError:
+        raise
+    except asyncio.TimeoutError as exc:
+        raise InvalidAudioError(
+            f"its URL cannot be fetched: it took longer than {seconds:g} s "
+            "(VLLM_AUDIO_FETCH_TIMEOUT)"
+        ) from exc
+    except Exception as exc:
+        # A URL that is not allowed, not there or too slow is the caller's to mend,
+        # and the host's reasons come in many classes.
+        raise InvalidAudioError(f"its URL cannot be fetched: {exc}") from exc
+
+
+class _FileIO(MediaIO[bytes]):
+    """The host fetches; we decode, at the source's precision and in our threads."""
+
+    def get_max_bytes(self) -> int:
+        return DEFAULT_LIMITS.max_bytes
+
+    def load_bytes(self, data: bytes) -> bytes:
+        return data
+
+    def load_base64(self, media_type: str, data: str) -> bytes:
+        del data
+        raise InvalidAudioError(f"a data URL ({media_type}) is not fetched")
+
+    def load_file(self, filepath: Path) -> bytes:
+        with filepath.open("rb") as file:
+            # One byte more, so that a file that is too large shows.
+            return file.read(DEFAULT_LIMITS.max_bytes + 1)
+
+
+def _digest(url: str) -> bytes:
+    # Up to 14 MB: too long for the event loop.
+    return hashlib.sha256(url.encode()).digest()

@@ -1,0 +1,388 @@
+"""The one place of a process that asks workers how far encodings are."""
+
+import asyncio
+import contextlib
+import heapq
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.entrypoints.executors import RETRY_AFTER_SECONDS, Lookups
+from vllm_tts_cache.errors import (
+    EncodeError,
+    EncodeTimeoutError,
+    ServerBusyError,
+    TTSCacheError,
+)
+from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.speaker.rpc_client import WANT, AsyncWorkers
+from vllm_tts_cache.speaker.wire import JobReport, JobState, WantAnswer, WantCall
+from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# A worker is told of so many at a time; the others wait here, where nobody pays.
+MAX_OUTSTANDING = 64
+LEASE_SECONDS = 2.0
+# Asking a worker takes it off decoding for half a millisecond; asking the catalogue
+# costs nobody anything. So the worker is asked for what the catalogue cannot tell: a
+# failure, or a full disk. While encodings arrive, only leases are renewed.
+LOOK_SECONDS = 0.02
+ASK_SECONDS = 0.25
+RENEW_SECONDS = LEASE_SECONDS / 2
+# What is new is told at once, but no more often than this.
+MIN_ASK_SECONDS = 0.125
+_NO_NUMBER = -1  # what the catalogue answers with the number to begin from
+
+
+class GoneError(EncodeError):
+    """What a request was to speak with went while it was prepared: resolve it again."""
+
+
+class AudioGoneError(GoneError):
+    """The reference audio is not stored (any more): whoever has it may store it."""
+
+    def __init__(self, audio_sha256: str):
+        super().__init__("The reference audio is not stored (any more).")
+        self.audio_sha256 = audio_sha256
+
+
+class _Rank(IntEnum):
+    URGENT = 0  # a request waits for a registered voice
+    REGISTERED = 1
+    INLINE = 2  # never before a registered voice, whoever waits
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Want:
+    """One encoding that callers of this process wait for.
+
+    Attributes:
+        landed: Done when the encoding exists, or cannot be had.
+        force_id: Names an encode that is done although the encoding exists.
+        number: Who came first.
+        since: When its deadline began to run, in monotonic seconds.
+        is_told: Whether a worker knows of it as it is now.
+        is_doubted: Whether only a worker's word counts: the catalogue may be wrong.
+        is_looked_up: Whether the catalogue was asked for it by name.
+        is_encoding: Whether the encode thread had it in hand, when asked last.
+    """
+
+    key: EncodingKey
+    encoder: str
+    segment: Segment
+    number: int
+    since: float
+    landed: "asyncio.Future[None]"
+    force_id: str = ""
+    num_waiting: int = 0
+    num_urgent: int = 0
+    is_told: bool = False
+    is_doubted: bool = False
+    is_looked_up: bool = False
+    is_encoding: bool = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first."""
+        return self.rank, self.number
+
+    @property
+    def rank(self) -> int:
+        """The lane that it waits in."""
+        if self.segment is Segment.INLINE:
+            return _Rank.INLINE
+        return _Rank.URGENT if self.num_urgent else _Rank.REGISTERED
+
+    def to_wire(self) -> wire.Want:
+        """Return what a worker is told."""
+        return wire.Want(
+            audio_sha256=self.key.audio_sha256,
+            encoder=self.encoder,
+            segment=self.segment.value,
+            urgent=self.num_urgent > 0,
+            force_id=self.force_id,
+        )
+
+
+class EncodePoller:
+    """Asks the catalogue often and the workers seldom, for all callers together.
+
+    It runs while somebody waits. For the event loop only.
+
+    Args:
+        timeout_seconds: Longest encode, and longest time without any progress of the
+            worker, that a caller waits for.
+        max_waiting_inline: Inline wants at once; one more is refused.
+    """
+
+    def __init__(
+        self,
+        workers: AsyncWorkers,
+        store: SpeakerStore,
+        lookups: Lookups,
+        *,
+        timeout_seconds: float,
+        max_waiting_inline: int,
+    ):
+        self._workers = workers
+        self._store = store
+        self._lookups = lookups
+        self._timeout_seconds = timeout_seconds
+        self._max_waiting_inline = max_waiting_inline
+        self._wants: dict[EncodingKey, Want] = {}
+        self._num_joined = 0
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._last_id = _NO_NUMBER
+        self._asked_at = 0.0
+        self._num_stored_since = 0  # since the workers were asked
+        self._has_news = False  # likewise: somebody came, or came forward
+        self._num_finished = -1
+        self._progress_at = 0.0
+
+    def __len__(self) -> int:
+        """Encodings that are waited for."""
+        return len(self._wants)
+
+    def __contains__(self, key: EncodingKey) -> bool:
+        """Tell whether anybody waits for this encoding."""
+        return key in self._wants
+
+    def join(
+        self,
+        key: EncodingKey,
+        encoder: str,
+        segment: Segment,
+        *,
+        urgent: bool,
+        force: bool = False,
+        is_doubted: bool = False,
+    ) -> Want:
+        """Want an encoding; the caller waits for ``landed`` and then leaves.
+
+        Args:
+            key: Which encoding.
+            encoder: The name that workers know its encoder by.
+            segment: Whose it is.
+            urgent: Whether a request waits.
+            force: Encode although it exists.
+            is_doubted: Whether the worker is to look although the catalogue has it.
+
+        Raises: ServerBusyError.
+        """
+        if (want := self._wants.get(key)) is None:
+            want = self._new(key, encoder, segment)
+        before = want.to_wire()
+        want.num_waiting += 1
+        want.num_urgent += urgent
+        want.is_doubted |= is_doubted
+        if segment is Segment.REGISTERED:
+            want.segment = segment
+        if force and not want.force_id:
+            want.force_id = uuid.uuid4().hex
+        want.is_told &= before == want.to_wire()
+        self._has_news |= not want.is_told
+        self._wake()
+        return want
+
+    def leave(self, want: Want, *, urgent: bool) -> None:
+        """Stop waiting; with the last one the want ends, and in time the job too."""
+        want.num_waiting -= 1
+        want.num_urgent -= urgent
+        if want.num_waiting == 0 and self._wants.get(want.key) is want:
+            del self._wants[want.key]
+
+    def shutdown(self) -> None:
+        """Stop asking."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _new(self, key: EncodingKey, encoder: str, segment: Segment) -> Want:
+        if segment is Segment.INLINE:
+            waiting = [w for w in self._wants.values() if w.segment is segment]
+            if len(waiting) >= self._max_waiting_inline:
+                raise _too_many_inline()
+        self._num_joined += 1
+        want = Want(
+            key=key,
+            encoder=encoder,
+            segment=segment,
+            number=self._num_joined,
+            since=time.monotonic(),
+            landed=asyncio.get_running_loop().create_future(),
+        )
+        self._wants[key] = want
+        return want
+
+    def _wake(self) -> None:
+        self._news.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._ended)
+
+    async def _run(self) -> None:
+        self._last_id = _NO_NUMBER
+        while self._wants:
+            self._news.clear()
+            try:
+                await self._look()
+                if self._is_due(time.monotonic()):
+                    await self._ask()
+            except TTSCacheError as exc:
+                for want in list(self._wants.values()):
+                    self._fail(want, exc)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A mistake of ours must not leave callers waiting for ever.
+            logger.error("Waiting for encodings: %r", error)
+            for want in list(self._wants.values()):
+                self._fail(want, EncodeError(f"waiting for it failed: {error!r}"))
+        if self._wants:
+            self._wake()
+
+    # -------- the catalogue
+
+    async def _look(self) -> None:
+        """Land what the catalogue has.
+
+        Raises: StorageError.
+        """
+        look = self._store.stored_since
+        self._last_id, keys = await self._lookups.run(look, self._last_id)
+        self._num_stored_since += len(keys)
+        for want in filter(None, map(self._wants.get, keys)):
+            self._land_stored(want)
+        await self._look_up([w for w in self._wants.values() if not w.is_looked_up])
+
+    async def _look_up(self, new: list[Want]) -> None:
+        """Land what was stored before the first number that we asked for."""
+        if not new:
+            return
+        shas = sorted({want.key.audio_sha256 for want in new})
+        kinds = await self._lookups.run(self._store.stored_kinds, shas)
+        for want in new:
+            want.is_looked_up = True
+            if want.key.encoder_fingerprint in kinds[want.key.audio_sha256]:
+                self._land_stored(want)
+
+    def _land_stored(self, want: Want) -> None:
+        # What is forced is stored already; the worker tells when it is anew.
+        if not want.force_id and not want.is_doubted:
+            self._land(want)
+
+    # -------- the workers
+
+    def _is_due(self, now: float) -> bool:
+        quiet_seconds = now - self._asked_at
+        if quiet_seconds < MIN_ASK_SECONDS:
+            return False
+        first = self._first()
+        if self._has_news and not all(want.is_told for want in first):
+            return True
+        num_told = sum(want.is_told for want in first)
+        arriving = self._num_stored_since and 2 * num_told >= len(first)
+        return quiet_seconds >= (RENEW_SECONDS if arriving else ASK_SECONDS)
+
+    async def _ask(self) -> None:
+        """Tell the workers what is wanted, and take in how far they are.
+
+        Raises: WorkerRPCError.
+        """
+        told = [(want, want.to_wire()) for want in self._first()]
+        self._asked_at, self._num_stored_since = time.monotonic(), 0
+        self._has_news = False
+        for want, _ in told:
+            want.is_told = True
+        call = WantCall(wants=[w for _, w in told], lease_seconds=LEASE_SECONDS)
+        answers = await self._workers.call(WANT, call)
+        self._note_progress(answers)
+        reports = reports_of(answers)
+        for want, as_told in told:
+            if want.force_id == as_told.force_id:
+                key = as_told.audio_sha256, as_told.encoder
+                self._take_in(want, reports.get(key, []))
+        self._expire()
+
+    def _first(self) -> list[Want]:
+        wants = self._wants.values()
+        return heapq.nsmallest(MAX_OUTSTANDING, wants, key=lambda want: want.order)
+
+    def _note_progress(self, answers: Iterable[WantAnswer]) -> None:
+        num_finished = sum(answer.num_finished for answer in answers)
+        if num_finished != self._num_finished:
+            self._num_finished = num_finished
+            self._progress_at = time.monotonic()
+
+    def _take_in(self, want: Want, reports: list[JobReport]) -> None:
+        by_state = {report.state: report for report in reports}
+        want.is_encoding = JobState.ENCODING in by_state
+        if (failed := by_state.get(JobState.FAILED)) is not None:
+            reason = f"The reference audio was not encoded: {failed.reason}"
+            self._fail(want, EncodeError(reason))
+        elif JobState.NO_AUDIO in by_state:
+            self._fail(want, AudioGoneError(want.key.audio_sha256))
+        elif JobState.REFUSED in by_state:
+            self._fail(want, _too_many_inline())
+        elif by_state.keys() == {JobState.READY}:
+            self._land(want)
+        elif want.is_encoding:
+            seconds = max(report.encoding_seconds for report in reports)
+            want.since = time.monotonic() - seconds
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for want in list(self._wants.values()):
+            since = want.since
+            if not want.is_encoding:  # others are before it, and they get on
+                since = max(since, self._progress_at)
+            if now - since > self._timeout_seconds:
+                self._fail(want, _timed_out(self._timeout_seconds))
+
+    # -------- the callers
+
+    def _land(self, want: Want) -> None:
+        self._wants.pop(want.key, None)
+        if not want.landed.done():
+            want.landed.set_result(None)
+
+    def _fail(self, want: Want, error: TTSCacheError) -> None:
+        self._wants.pop(want.key, None)
+        if not want.landed.done():
+            want.landed.set_exception(error)
+            want.landed.exception()  # the callers may all have left
+
+
+def reports_of(answers: Iterable[WantAnswer]) -> dict[tuple[str, str], list[JobReport]]:
+    """(audio, encoder name) -> what the workers that encode say of it, one a replica.
+
+    Only rank 0 encodes; the others load what it publishes.
+    """
+    found: dict[tuple[str, str], list[JobReport]] = {}
+    for answer in answers:
+        for report in answer.reports if answer.rank == 0 else ():
+            key = report.audio_sha256, report.encoder
+            found.setdefault(key, []).append(report)
+    return found
+
+
+def _too_many_inline() -> ServerBusyError:
+    return ServerBusyError(
+        "too many inline references wait to be encoded", RETRY_AFTER_SECONDS
+    )
+
+
+def _timed_out(seconds: float) -> EncodeTimeoutError:
+    return EncodeTimeoutError(
+        f"The reference audio was not encoded within {seconds:g} s; it may still be "
+        "under way. Try again, or raise SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS."
+    )

@@ -1,0 +1,221 @@
+"""The host's speech serving class with its speaker side replaced."""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from vllm.multimodal.media import MediaConnector
+from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
+
+from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints import host_speakers
+from vllm_tts_cache.entrypoints.host_speakers import HostView, NoMemo, SpeakerNames
+from vllm_tts_cache.entrypoints.outcomes import report_error
+from vllm_tts_cache.entrypoints.request_speaker import refuse_embedding
+from vllm_tts_cache.entrypoints.service import Upload, open_service
+from vllm_tts_cache.errors import (
+    EncodeError,
+    InvalidSpeakerError,
+    StorageError,
+    TTSCacheError,
+)
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.ref import SpeakerRef
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+Prepared = tuple[str, Any, dict[str, Any]]
+
+
+class RefusedRequestError(ValueError):
+    """What the host logs in one line; the route answers the error behind it."""
+
+
+class CachedServingSpeech(OmniOpenAIServingSpeech):
+    """Speech requests whose speakers come from the catalogue, by content address."""
+
+    _is_started = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._is_started = True
+        if self.served_family is not None:
+            # Registered voices are found where the prompt is built: the host, which
+            # asks before that for each request, need know no more than the presets.
+            self._get_available_speakers = self.builtin_names.copy
+
+    # -------- what the host asks of its speaker storage
+
+    def _restore_uploaded_speakers(self) -> None:
+        """Open the storage; stock opens every stored file here."""
+        # A pure diffusion model has no engine client, and no worker RPC.
+        engine_client = getattr(self, "engine_client", None)
+        self.speakers = open_service(
+            load_settings(), engine_client, family=lambda: self.served_family
+        )
+        self.speakers.start()
+        self.uploaded_speakers = HostView(self.speakers.store)  # type: ignore[assignment]
+        self._ref_audio_data_url_cache = NoMemo()
+
+    def _get_available_speakers(self) -> Any:
+        # The host lists all of them once, while it starts, for a line in its log.
+        registered = self.uploaded_speakers if self._is_started else {}
+        return SpeakerNames(self.builtin_names, registered)
+
+    def _drop_shadowing_uploads(self) -> None:
+        """Nothing to drop: a built-in name is looked up before a registered one."""
+
+    def _load_uploaded_audio(self, voice_name: str) -> tuple[Any, int] | None:
+        """Read a voice's audio in our form, for families that we do not serve."""
+        try:
+            return host_speakers.load_audio(self.speakers.store, voice_name)
+        except StorageError as exc:
+            logger.warning("Voice %s: %s", voice_name, exc)
+            return None
+
+    def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
+        """Read a voice's raw embedding, for families that we do not serve."""
+        return host_speakers.load_embedding(self.speakers.store, voice_name)
+
+    def shutdown(self) -> None:
+        """Release what the process holds; stock would go through all names."""
+        self.uploaded_speakers = {}
+        super().shutdown()
+        self.speakers.shutdown()
+
+    # -------- what our routes and adapters ask
+
+    @property
+    def builtin_names(self) -> frozenset[str]:
+        """Speakers that come with the checkpoint."""
+        if (adapter := getattr(self, "_adapter", None)) is None:
+            return frozenset()
+        known = adapter.capabilities
+        return frozenset(known.supported_speakers) | frozenset(
+            known.precomputed_speakers
+        )
+
+    @property
+    def served_family(self) -> Family | None:
+        """The family of the model that is served; None if we do not own it."""
+        if self._diffusion_mode:
+            return None
+        return getattr(self._get_tts_adapter(), "tts_cache_family", None)
+
+    @property
+    def media_connector(self) -> MediaConnector:
+        """The host's, which knows what may be fetched."""
+        if self._media_connector is None:
+            self._media_connector = MediaConnector(
+                allowed_local_media_path=self.model_config.allowed_local_media_path,
+                allowed_media_domains=self.model_config.allowed_media_domains,
+            )
+        return self._media_connector
+
+    def check_upload(self, upload: Upload) -> None:
+        """Refuse a name that is taken, and a transcript that no request could use.
+
+        Raises: InvalidSpeakerError.
+        """
+        if fold(upload.name) in {fold(builtin) for builtin in self.builtin_names}:
+            reason = (
+                f"{upload.name!r} is a built-in voice of this model; choose another"
+            )
+            raise InvalidSpeakerError("name", reason)
+        check = getattr(self._get_tts_adapter(), "tts_cache_check_text", None)
+        if check is not None and upload.ref_text is not None:
+            check("ref_text", upload.ref_text)
+
+    def check_embedding(self, embedding: tuple[float, ...]) -> None:
+        """Refuse a raw embedding that the model cannot speak with.
+
+        Raises: InvalidSpeakerError.
+        """
+        field = "speaker_embedding"
+        if (family := self.served_family) is not None:
+            refuse_embedding(family, field)
+        if (adapter := self._get_tts_adapter()) is not None:
+            problem = adapter.validate_tts_embedding_dim(len(embedding))
+            if problem is not None:
+                raise InvalidSpeakerError(field, problem)
+
+    # -------- requests
+
+    async def _prepare_speech_generation(
+        self,
+        request: Any,
+        request_id: str | None = None,
+        has_inline_ref_audio: bool | None = None,
+        arrival_time: float | None = None,
+    ) -> Prepared:
+        """As the host; a request whose prompt is lost in the engine goes there twice.
+
+        Raises: RefusedRequestError where a route of ours listens; else TTSCacheError.
+        """
+        # The same id for both: it is how the client's request is aborted.
+        prepare = functools.partial(
+            super()._prepare_speech_generation,
+            request,
+            has_inline_ref_audio=has_inline_ref_audio,
+            arrival_time=arrival_time,
+        )
+        prepared = await _told(prepare(request_id=request_id))
+        request_id, outputs, params = prepared
+        if (ref := SpeakerRef.from_info(params)) is None:
+            return prepared
+
+        async def again() -> AsyncIterator[Any]:
+            self.speakers.ensurer.doubt(ref.audio_sha256)
+            outputs = (await _told(prepare(request_id=request_id)))[1]
+            # The host took this before the first output, and will not again.
+            self._speech_output_policies.pop(request_id, None)
+            return outputs
+
+        return request_id, self._twice_at_most(request_id, outputs, again), params
+
+    async def _twice_at_most(
+        self,
+        request_id: str,
+        outputs: AsyncIterator[Any],
+        again: Callable[[], Awaitable[AsyncIterator[Any]]],
+    ) -> AsyncIterator[Any]:
+        """Pass outputs on; without any, for want of the prompt, submit once more."""
+        # The first step hands the request to the engine, some milliseconds of the
+        # host's on the event loop, right after as many to prepare it: others go first.
+        await asyncio.sleep(0)
+        for is_last in (False, True):
+            has_begun = False
+            try:
+                async for output in outputs:
+                    has_begun = True
+                    yield output
+                return
+            except (EngineGenerateError, RuntimeError) as exc:
+                cause = None
+                if not has_begun:
+                    cause = await self.speakers.ensurer.cause_of_failure(request_id)
+                if cause is None:
+                    raise
+                if is_last:
+                    reason = f"The speaker prompt could not be had: {cause}"
+                    raise _as_told(EncodeError(reason)) from exc
+            finally:
+                if (close := getattr(outputs, "aclose", None)) is not None:
+                    await close()
+            outputs = await again()
+
+
+async def _told(prepared: Awaitable[Prepared]) -> Prepared:
+    try:
+        return await prepared
+    except TTSCacheError as exc:
+        raise _as_told(exc) from exc
+
+
+def _as_told(error: TTSCacheError) -> Exception:
+    """Tell the route what is wrong, and the host no more than one line of its log."""
+    return RefusedRequestError(str(error)) if report_error(error) else error
