@@ -10,8 +10,9 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from benchmarks import estimate, machine, plots, results, runner, table
-from benchmarks.models import MODELS, QUICK_MODELS
+from benchmarks import machine, plots, report, run
+from benchmarks.models import MODELS, Model
+from benchmarks.run import SCENARIOS, Plan, Scenario
 from benchmarks.sides import CHUNK_FRAMES
 
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -20,11 +21,11 @@ _TABLE_WIDTH = 200
 
 _QUICK = """\
 --quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
-leaves out: Fish Speech, unless --model names it; registry_scale, float32_price and
-kv_prefix; clones in context (but in cold_bystander); references of 10 s; several
-streams at once; 8 clips at once; restart and eviction; 100,000 rows in core. Its clips
-are shorter, its round is one, its churn a twentieth. Its figures show that it works,
-and large differences; they are not for publication.
+leaves out, unless --only or --model names it: Fish Speech; many_voices, inline_flood,
+bulk_registration and kv_prefix. It leaves out: clones in context (but in
+cold_bystander); references of 10 s; several streams at once; 8 clips at once; restart
+and eviction. Its clips are shorter, its numbers smaller, its round is one. Its figures
+show that it works, and large differences; they are not for publication.
 """
 
 
@@ -37,15 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.plots is not None:
         return _draw(given.plots, given.plots_out)
     plan = _plan(given)
-    took = estimate.in_words(plan.parts(), plan.num_rounds)
-    print(f"{plan.num_rounds} rounds, {took}", file=sys.stderr)
+    print(f"{plan.num_rounds} rounds, {_estimate(plan)}", file=sys.stderr)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # unwinds, so that the servers are stopped
     plan.work.mkdir(parents=True, exist_ok=True)
     began = datetime.now(timezone.utc)
     load_before, (revision, is_dirty) = machine.load(), machine.revision()
-    outcome = runner.run(plan)
-    run = results.Run(
+    outcome = run.run(plan)
+    found = report.Run(
         began=began,
         revision=revision,
         is_dirty=is_dirty,
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "quick": plan.is_quick,
             "rounds": plan.num_rounds,
             "scenarios": [scenario.name for scenario in plan.scenarios],
+            "sizes": dict(plan.sizes),
             "seconds": outcome.seconds,
             "failed": outcome.failures,
             "codec_chunk_frames": CHUNK_FRAMES,
@@ -71,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
         rows=outcome.rows,
     )
-    path = results.save(run, given.out)
-    _show(run, path, as_markdown=given.markdown)
+    path = report.save(found, given.out)
+    _show(found, path, as_markdown=given.markdown)
     for failure in outcome.failures:
         print(f"not measured: {failure}", file=sys.stderr)
     if _is_whole(plan) and not outcome.failures:
@@ -80,10 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if outcome.failures else 0
 
 
-def _is_whole(plan: runner.Plan) -> bool:
+def _estimate(plan: Plan) -> str:
+    minutes = max(1, round(plan.seconds / 60))
+    return f"about {minutes} min on two slow cores that nobody else uses"
+
+
+def _is_whole(plan: Plan) -> bool:
     """Whether the pictures of the documentation may come from it."""
-    asked = (len(plan.scenarios), len(plan.models))
-    return not plan.is_quick and asked == (len(runner.SCENARIOS), len(MODELS))
+    asked = (len(plan.scenarios), len(plan.models), len(plan.sizes))
+    return not plan.is_quick and asked == (len(SCENARIOS), len(MODELS), 0)
 
 
 def _draw(result: Path, directory: Path) -> int:
@@ -92,33 +98,46 @@ def _draw(result: Path, directory: Path) -> int:
     return 0
 
 
-def _show(run: results.Run, path: Path, *, as_markdown: bool) -> None:
+def _show(found: report.Run, path: Path, *, as_markdown: bool) -> None:
     if as_markdown:
-        sys.stdout.write(table.markdown(run.rows))
+        sys.stdout.write(report.markdown(found.rows))
     else:
         is_terminal = sys.stdout.isatty()
         console = Console(width=None if is_terminal else _TABLE_WIDTH)
-        console.print(table.rich_table(run.rows))
-    judged = [row.is_met for row in run.rows if row.is_met is not None]
+        console.print(report.rich_table(found.rows))
+    judged = [row.is_met for row in found.rows if row.is_met is not None]
     print(f"{sum(judged)} of {len(judged)} targets met; {path}", file=sys.stderr)
 
 
-def _plan(given: argparse.Namespace) -> runner.Plan:
+def _plan(given: argparse.Namespace) -> Plan:
     default_rounds = QUICK_ROUNDS if given.quick else ROUNDS
-    return runner.Plan(
-        scenarios=[
-            scenario
-            for scenario in runner.SCENARIOS
-            if (scenario.name in given.only if given.only else True)
-            and not (given.quick and scenario.quick is None)
-        ],
+    scenarios = [
+        scenario
+        for scenario in SCENARIOS
+        if (
+            scenario.name in given.only
+            if given.only
+            else scenario.is_in_quick or not given.quick
+        )
+    ]
+    return Plan(
+        scenarios=scenarios,
         models=[m for m in MODELS if m.name in given.model]
         if given.model
-        else list(QUICK_MODELS if given.quick else MODELS),
+        else _models(scenarios, is_quick=given.quick),
         num_rounds=given.rounds or default_rounds,
         is_quick=given.quick,
         work=given.work.absolute(),
+        sizes=dict(given.size or ()),
     )
+
+
+def _models(scenarios: Sequence[Scenario], *, is_quick: bool) -> list[Model]:
+    """All; of a quick run as few as have all of its scenarios."""
+    if not is_quick:
+        return list(MODELS)
+    needed = {s.models[0].name for s in scenarios if s.models}
+    return [model for model in MODELS if model.name in needed]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,11 +145,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks",
         description="Measure vllm-tts-cache beside stock vLLM-Omni, in turns, on the "
         "CPU, with tiny talkers; Qwen3-TTS's reference encoders have their released "
-        "sizes, Fish Speech's codec is small. All of it takes more than an hour on two "
-        "slow cores; an estimate comes first.",
+        "sizes (but in qwen3-tts-tiny), Fish Speech's codec is small. All of it takes "
+        "more than an hour on two slow cores; an estimate comes first.",
         epilog=_QUICK,
     )
-    scenarios = [scenario.name for scenario in runner.SCENARIOS]
+    scenarios = [scenario.name for scenario in SCENARIOS]
     models = [model.name for model in MODELS]
     add = parser.add_argument
     add("--quick", action="store_true", help="much less; see below")
@@ -141,6 +160,14 @@ def _parser() -> argparse.ArgumentParser:
         help="this scenario; may be repeated",
     )
     add("--model", action="append", choices=models, help="this one; may be repeated")
+    add(
+        "--size",
+        action="append",
+        type=_size,
+        metavar="SCENARIO=NUMBER",
+        help="how many voices, registrations or requests many_voices, "
+        "bulk_registration or inline_flood has; may be repeated",
+    )
     add("--rounds", type=_positive, help=f"({ROUNDS}; {QUICK_ROUNDS} with --quick)")
     add("--markdown", action="store_true", help="print the table as Markdown")
     add("--out", type=Path, default=_ROOT / "benchmarks" / "results", help="for JSON")
@@ -162,6 +189,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _leave(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if name not in {scenario.name for scenario in SCENARIOS}:
+        raise ValueError(f"no such scenario: {name}")
+    return name, _positive(number)
 
 
 def _positive(text: str) -> int:

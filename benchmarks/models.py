@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clips import TRANSCRIPT
+from benchmarks.server_plugins import DECODER_PROBE, FLOAT32_ENCODERS, SMALL_CODEC
 from vllm_tts_cache.testing import families
 from vllm_tts_cache.testing.families import ServedFamily
+
+TRANSCRIPT = "The keeper counts the ships at dusk, and writes each name into a book."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class Model:
     """A family as it is measured, and its requests.
 
     Attributes:
+        name: As the command line and the table spell it.
         family: Writes the checkpoint and says how it is served.
         modes: Clone mode -> what a registration adds to the clip, cheapest first.
         inline: What a request adds to ``ref_audio``.
@@ -40,12 +43,15 @@ class Model:
         message_max_bytes: Target of a warm request's message to the engine.
         speaker_cpu_max_ms: Target of its CPU time above the limit's.
         cold_seconds: Length of the references that arrive beside streams.
-        server_plugins: Modules whose ``register`` every process of a server calls.
+        first_max_ratio: Target of a voice's first request against its second.
+        environ: What both servers are set beside the settings of every server.
+        server_plugins: What every process of a server calls, see `server_plugins`.
         stock: How stock's server differs, beside the one setting.
         shares_kv: Whether a voice's later requests find its prefix in the KV, so that
             its first one is the slower for that too.
     """
 
+    name: str
     family: ServedFamily
     modes: Mapping[str, Mapping[str, str]]
     inline: Mapping[str, Any]
@@ -53,13 +59,11 @@ class Model:
     message_max_bytes: int
     speaker_cpu_max_ms: float
     cold_seconds: float
+    first_max_ratio: float
+    environ: Mapping[str, str] = field(default_factory=dict)
     server_plugins: tuple[str, ...] = ()
     stock: StockSide = StockSide()
     shares_kv: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.family.name
 
     @property
     def cheapest_mode(self) -> str:
@@ -81,9 +85,6 @@ class Model:
         return self.family.ensure_checkpoint(work / f"checkpoint-{self.name}")
 
 
-DECODER_PROBE = "benchmarks.decoder_probe"
-
-
 def _real_encoders(family: ServedFamily) -> ServedFamily:
     options = dataclasses.replace(family.options, encoders="real")
     return dataclasses.replace(family, options=options)
@@ -97,19 +98,32 @@ def _raw_embedding(checkpoint: Path) -> dict[str, Any]:
 
 
 QWEN3_TTS = Model(
+    name="qwen3-tts",
     family=_real_encoders(families.QWEN3_TTS),
     modes={"x-vector": {}, "in-context": {"ref_text": TRANSCRIPT}},
     inline={"ref_text": TRANSCRIPT, "task_type": "Base"},
     limit=_raw_embedding,
-    message_max_bytes=4096,
-    speaker_cpu_max_ms=0.5,
+    message_max_bytes=1024,
+    speaker_cpu_max_ms=0.2,
     cold_seconds=25,
-    server_plugins=("benchmarks.float32_encoders", DECODER_PROBE),
+    first_max_ratio=1.05,
+    server_plugins=(FLOAT32_ENCODERS, DECODER_PROBE),
+)
+
+# With small reference encoders, for what is about numbers of voices and not about
+# what one of them costs.
+QWEN3_TTS_TINY = dataclasses.replace(
+    QWEN3_TTS,
+    name="qwen3-tts-tiny",
+    family=families.QWEN3_TTS,
+    environ={"SPEAKER_MAX_UPLOADED": "1000000"},
+    server_plugins=(FLOAT32_ENCODERS,),
 )
 
 # With a small codec: the released one takes a core 52 s for a reference of 30 s, and
 # seconds for each chunk it decodes. So no row of it says what a cold reference costs.
 FISH_SPEECH = Model(
+    name="fish-speech",
     family=families.FISH_SPEECH,
     modes={"in-context": {"ref_text": TRANSCRIPT}},
     inline={"ref_text": TRANSCRIPT},
@@ -117,8 +131,9 @@ FISH_SPEECH = Model(
     message_max_bytes=8192,
     speaker_cpu_max_ms=2.0,
     cold_seconds=25,
+    first_max_ratio=1.1,
     stock=StockSide(
-        server_plugins=("benchmarks.small_codec",),
+        server_plugins=(SMALL_CODEC,),
         # As the host ships it: its prompts are placeholders, and with prefix caching
         # on it takes the wrong rows of them.
         stage_0={"enable_prefix_caching": False},
@@ -127,5 +142,4 @@ FISH_SPEECH = Model(
     shares_kv=True,
 )
 
-MODELS = (QWEN3_TTS, FISH_SPEECH)
-QUICK_MODELS = MODELS[:1]  # of a quick run that names none
+MODELS = (QWEN3_TTS, QWEN3_TTS_TINY, FISH_SPEECH)

@@ -1,66 +1,197 @@
-"""One picture a scenario, drawn from the JSON of a run: ``docs/plots/<name>.png``.
+"""Pictures of a run, each for one question: ``docs/plots/<name>.png``.
 
-The same file gives the same picture, byte for byte on one machine.
+* ``cost``: what a warm request costs the API process, over the length of its reference.
+* ``gaps``: how long a listener waits between chunks, quiet and while others' cold
+  references arrive.
+* ``scale``: what a start and a look-up take, over the number of voices.
+
+Drawn from the JSON of a run; the same file gives the same picture, byte for byte on one
+machine. A picture whose rows a run does not have is left out.
 """
 
-import itertools
 import json
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import STOCK
-from benchmarks.table import number
-
-_COLOURS = {"ours": "#1f6feb", STOCK: "#c9772b", "other": "#8c959f"}
-_TARGET_COLOUR = "#1a7f37"
-_ROW_INCHES, _WIDTH_INCHES, _DPI = 0.36, 8.6, 110
-_LABEL_WIDTH = 52
-_NUM_COLOURS = 48
+_OURS, _STOCK, _GREY = "#1f6feb", "#c9772b", "#57606a"
+_INCHES, _DPI, _NUM_COLOURS = (8.0, 4.2), 110, 64
 
 Rows = Sequence[Mapping[str, Any]]
+Line = tuple[list[float], list[float]]
 
 
 def draw(result: Path, directory: Path) -> list[Path]:
-    """Draw every scenario of a result file; returns the pictures.
+    """Draw what a result file has rows for; returns the pictures.
 
     Raises: ImportError without matplotlib; OSError, ValueError for a bad file.
     """
-    rows = json.loads(result.read_text())["rows"]
+    by_picture: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in json.loads(result.read_text())["rows"]:
+        if point := row.get("point"):
+            by_picture[point["picture"]].append(row)
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for name, group in itertools.groupby(
-        sorted(rows, key=lambda row: row["scenario"]), lambda row: row["scenario"]
-    ):
-        path = directory / f"{name}.png"
-        _draw_scenario(name, list(group), path)
-        drawn.append(path)
+    for name, rows in sorted(by_picture.items()):
+        figure = _figure()
+        _PICTURES[name](figure, rows)
+        drawn.append(directory / f"{name}.png")
+        _save(figure, drawn[-1])
     return drawn
 
 
-def _draw_scenario(name: str, rows: Rows, path: Path) -> None:
-    """A panel a unit, since only what has one unit shares an axis."""
+def _draw_cost(figure: Any, rows: Rows) -> None:
+    figure.suptitle("What a warm request costs the API process", **_TITLE)
+    panels = (
+        ("cpu_ms", 1, "CPU time before the engine is called, ms"),
+        ("engine_bytes", 1e6, "message to the engine, MB"),
+    )
+    for axis, (field, unit, title) in zip(figure.subplots(1, 2), panels, strict=True):
+        lines = _lines(row for row in rows if _line(row).endswith(field))
+        names = []
+        for (side, line), (at, medians) in lines.items():
+            values = [median / unit for median in medians]
+            colour = _STOCK if side == "stock" else _OURS
+            is_fish = line.startswith("fish")
+            axis.plot(at, values, "o--" if is_fish else "o-", color=colour, ms=4)
+            family = "Fish" if is_fish else "Qwen3"
+            names.append((values[-1], f"{side}, {family}", colour))
+        axis.set_xlim(0, 48)
+        axis.set_ylim(0, 1.1 * max(value for value, *_ in names))
+        axis.set_xticks([3, 10, 30])
+        axis.set_xlabel("seconds of reference audio", fontsize=8)
+        _finish(axis, title)
+        _name_apart(axis, 31, names)
+
+
+def _draw_gaps(figure: Any, rows: Rows) -> None:
+    """Shares rather than densities: the tail is what a listener hears."""
+    figure.suptitle("How long a listener waits for the next chunk", **_TITLE)
+    axis = figure.subplots()
+    for row in rows:
+        is_quiet = _line(row) == "quiet"
+        for side, colour in (("ours", _OURS), ("reference", _STOCK)):
+            if row[side] is None:
+                continue
+            gaps = np.sort(row[side]["samples"]) / 1e3
+            # The share of gaps that are at least as long; the longest is 1 of all.
+            shares = 100 * np.arange(len(gaps), 0, -1) / len(gaps)
+            name = "ours" if side == "ours" else "stock"
+            axis.step(
+                gaps,
+                shares,
+                ":" if is_quiet else "-",
+                color=colour,
+                linewidth=1.4 if is_quiet else 2,
+                where="post",
+                label=f"{name}, {_line(row)}",
+            )
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_ylim(top=100)
+    axis.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10])
+    axis.set_xlabel("seconds between two chunks of a running stream", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="lower left")
+    _finish(axis, "% of gaps that are longer")
+
+
+def _draw_scale(figure: Any, rows: Rows) -> None:
+    figure.suptitle("What the number of registered voices costs", **_TITLE)
+    axis = figure.subplots()
+    drawn = _lines(rows)
+    for (side, line), (at, values) in drawn.items():
+        is_stock = line.endswith("stock")
+        if is_stock != (side == "stock"):  # ours beside stock is a line of its own
+            continue
+        colour = _STOCK if is_stock else _OURS
+        axis.plot(at, values, "o--" if "look-up" in line else "o-", color=colour, ms=4)
+        _name(axis, at, values, line, colour)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("registered and encoded voices", fontsize=8)
+    axis.margins(y=0.12)
+    _finish(axis, "ms")
+
+
+_TITLE = {"fontsize": 11, "fontweight": "bold", "x": 0.01, "ha": "left"}
+_PICTURES: dict[str, Callable[[Any, Rows], None]] = {
+    "cost": _draw_cost,
+    "gaps": _draw_gaps,
+    "scale": _draw_scale,
+}
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return row["point"]["line"]
+
+
+def _lines(rows: Any) -> dict[tuple[str, str], Line]:
+    """(ours or stock, line) -> where, and medians, from left to right."""
+    found: dict[tuple[str, str], Line] = defaultdict(lambda: ([], []))
+    for row in sorted(rows, key=lambda row: row["point"]["at"]):
+        for side, summary in (("ours", row["ours"]), ("stock", row["reference"])):
+            if summary is not None:
+                at, values = found[side, _line(row)]
+                at.append(row["point"]["at"])
+                values.append(summary["median"])
+    return found
+
+
+def _name(
+    axis: Any, at: list[float], values: list[float], text: str, colour: str
+) -> None:
+    """The line's name and its last value, at its right end: no legend to look up."""
+    axis.annotate(
+        f"{text}: {_shown(values[-1])}",
+        (at[-1], values[-1]),
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        color=colour,
+    )
+
+
+def _name_apart(axis: Any, at: float, names: list[tuple[float, str, str]]) -> None:
+    """Names and values beside the lines' ends, moved up where they would overlap."""
+    apart = 0.06 * axis.get_ylim()[1]
+    lowest = apart / 3  # above the axis
+    for value, text, colour in sorted(names):
+        lowest = max(value, lowest)
+        axis.text(at, lowest, f"{text}: {_shown(value)}", fontsize=8, color=colour)
+        lowest += apart
+
+
+def _shown(value: float) -> str:
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if value >= 0.01 else f"{value:.4f}"
+
+
+def _finish(axis: Any, title: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_title(title, fontsize=8, loc="left", color=_GREY)
+    for ruler in (axis.xaxis, axis.yaxis):
+        ruler.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.9g}"))
+        ruler.set_minor_formatter(FuncFormatter(lambda *_: ""))
+    axis.tick_params(labelsize=8, colors=_GREY)
+    axis.grid(which="major", color="#e6e8eb")
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _figure() -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = _by_unit(rows)
-    heights = [len(panel) + 1.6 for panel in panels.values()]
-    figure = Figure(
-        figsize=(_WIDTH_INCHES, _ROW_INCHES * sum(heights) + 0.5),
-        dpi=_DPI,
-        facecolor="white",
-        layout="constrained",
-    )
+    figure = Figure(_INCHES, dpi=_DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
-    for axis, (unit, panel) in zip(axes[:, 0], panels.items(), strict=True):
-        _draw_panel(axis, unit, panel)
-    figure.suptitle(name, fontsize=11, fontweight="bold")
-    _add_legend(figure, rows)
-    _save(figure, path)
+    return figure
 
 
 def _save(figure: Any, path: Path) -> None:
@@ -71,116 +202,3 @@ def _save(figure: Any, path: Path) -> None:
     picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
     # Flat colours: a palette loses little that is seen, and most of the bytes.
     picture.quantize(_NUM_COLOURS).save(path, optimize=True)
-
-
-def _draw_panel(axis: Any, unit: str, rows: Rows) -> None:
-    for place, row in enumerate(rows):
-        _bar(axis, place - 0.18, row["ours"], "ours")
-        if row["reference"] is not None:
-            _bar(axis, place + 0.18, row["reference"], _kind(row))
-        if (target := _target(row)) is not None:
-            axis.plot(
-                [target, target],
-                [place - 0.42, place + 0.42],
-                color=_TARGET_COLOUR,
-                linewidth=1.6,
-                zorder=4,
-            )
-    axis.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize=7)
-    axis.set_ylim(len(rows) - 0.4, -0.6)
-    _scale(axis, rows)
-    axis.set_xlabel(unit or "count", fontsize=8)
-    axis.tick_params(axis="x", labelsize=7)
-    axis.grid(axis="x", color="#e6e8eb", zorder=0)
-    axis.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axis.spines[side].set_visible(False)
-
-
-def _bar(axis: Any, place: float, summary: Mapping[str, Any], kind: str) -> None:
-    """The median, the quartiles as a line, the value as text."""
-    median = summary["median"]
-    low, high = np.percentile(summary["samples"], (25, 75))
-    spread = [[max(0.0, median - low)], [max(0.0, high - median)]]
-    axis.barh(
-        place,
-        max(median, 0.0),
-        height=0.34,
-        color=_COLOURS[kind],
-        xerr=spread if high > low else None,
-        error_kw={"elinewidth": 0.9, "ecolor": "#24292f"},
-        zorder=3,
-    )
-    axis.annotate(
-        number(median),
-        (max(high, median, 0.0), place),
-        xytext=(3, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=6.5,
-        zorder=5,
-    )
-
-
-def _scale(axis: Any, rows: Rows) -> None:
-    """Logarithmic where figures are too far apart for one ruler."""
-    summaries = [row["ours"] for row in rows]
-    summaries += [row["reference"] for row in rows if row["reference"]]
-    values = [s["median"] for s in summaries if s["median"] > 0]
-    values += [t for row in rows if (t := _target(row))]
-    if values and max(values) / min(values) > 30:
-        axis.set_xscale("symlog", linthresh=min(values))
-        axis.set_xlim(0, max(values) * 4)
-    else:
-        top = max([*values, *_tops(summaries)])
-        axis.set_xlim(0, 1.15 * top or 1.0)  # all may be 0
-
-
-def _tops(summaries: Iterable[Mapping[str, Any]]) -> list[float]:
-    return [float(np.percentile(s["samples"], 75)) for s in summaries]
-
-
-def _add_legend(figure: Any, rows: Rows) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    kinds = {_kind(row) for row in rows if row["reference"]}
-    handles: list[Any] = [Patch(color=_COLOURS["ours"], label="ours")]
-    if STOCK in kinds:
-        handles.append(Patch(color=_COLOURS[STOCK], label="stock vLLM-Omni"))
-    if "other" in kinds:
-        handles.append(Patch(color=_COLOURS["other"], label="what the row names"))
-    if any(_target(row) is not None for row in rows):
-        handles.append(Line2D([], [], color=_TARGET_COLOUR, label="target"))
-    handles.append(Line2D([], [], color="#24292f", lw=0.9, label="quartiles"))
-    figure.legend(
-        handles=handles, loc="outside lower right", ncols=5, fontsize=7, frameon=False
-    )
-
-
-def _by_unit(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    panels: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        panels.setdefault(row["unit"], []).append(row)
-    return panels
-
-
-def _kind(row: Mapping[str, Any]) -> str:
-    return STOCK if row["versus"] == STOCK else "other"
-
-
-def _target(row: Mapping[str, Any]) -> float | None:
-    """The target as a value of the axis: a ratio's is a share of the reference."""
-    if not (text := row["target"]):
-        return None
-    value = float(text.removeprefix("<= ").removeprefix(">= ").removesuffix("x"))
-    if not text.endswith("x"):
-        return value
-    return value * row["reference"]["median"] if row["reference"] else None
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    what = f"{row['model']}: {row['what']}" if row.get("model") else row["what"]
-    if row["reference"] is not None and row["versus"] != STOCK:
-        what += f" (beside {row['versus']})"
-    return textwrap.fill(what, _LABEL_WIDTH)

@@ -1,212 +1,284 @@
-"""``python -m benchmarks.precision``: what a reference encoder's precision is worth."""
+"""``python -m benchmarks.precision``: what a reference encoder's precision is worth.
+
+Calls each encoder's network on prepared input in float32, with TF32 (on a GPU), in
+batches and in bfloat16, on checkpoints with random weights, and compares with what the
+encoder itself gives. Prints one table; docs/precision.md says what it means.
+"""
 
 import argparse
-import contextlib
+import dataclasses
+import io
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import soundfile
 import torch
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from benchmarks import machine, precision_report, precision_run, results
-from benchmarks.disturbance import Disturbance
-from benchmarks.precision_report import Measurement
-from benchmarks.precision_run import Plan
-from benchmarks.precision_variants import Meter
+from benchmarks.bench import clip
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.families.fish_speech import codec_encoder as fish_speech
+from vllm_tts_cache.families.fish_speech.codec import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
+from vllm_tts_cache.families.fish_speech.resample import resample as fish_resample
+from vllm_tts_cache.families.load import load_reference_encoders
+from vllm_tts_cache.families.qwen3_tts import codec_encoder as qwen3_codec
+from vllm_tts_cache.families.qwen3_tts import speaker_encoder as qwen3_speaker
+from vllm_tts_cache.families.qwen3_tts.resample import resample as qwen3_resample
+from vllm_tts_cache.speaker.family import ReferenceEncoder
+from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.testing.encoder_size import ENCODER_SIZES
 from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
 
+FAMILIES = {family.name: family for family in (QWEN3_TTS, FISH_SPEECH)}
 _ROOT = Path(__file__).parents[1]
-_FAMILIES = {family.name: family for family in (QWEN3_TTS, FISH_SPEECH)}
-_TABLE_WIDTH = 170
+_HEADINGS = "encoder", "variant", "clip", "ms", "CPU ms", "differs from float32"
 
-_EXAMPLES = """\
-examples:
-  python -m benchmarks.precision
-      tiny encoders of both families, on the GPU if there is one
-  OMP_NUM_THREADS=2 python -m benchmarks.precision --encoders tiny --encoders real
-      the released sizes too: of those, on a CPU, a clip of 3 s only
-  python -m benchmarks.precision --device cuda --encoders real --seconds 3 10 30
-      with TF32, and what an encode does to a decode loop beside it
-  python -m benchmarks.precision --family fish-speech --json fish.json
-"""
+Values = npt.NDArray[Any]
+
+
+@contextmanager
+def tf32(_device: torch.device) -> Iterator[None]:
+    """TF32 in matrix products and convolutions, as a process may have it."""
+    conv = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = conv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A way to compute.
+
+    Attributes:
+        neighbours: Lengths of the other clips of the batch, relative to the clip's.
+        around: What the computation runs in.
+        dtype: Of the network and its input.
+    """
+
+    name: str
+    neighbours: Sequence[float] = ()
+    around: Callable[[torch.device], AbstractContextManager[None]] = exact_float32
+    dtype: torch.dtype = torch.float32
+
+
+# bfloat16 comes last, because it casts the network where it is.
+VARIANTS = (
+    Variant(name="float32 (ours)"),
+    Variant(name="TF32 on", around=tf32),
+    Variant(name="batch of 4, one length", neighbours=(1, 1, 1)),
+    Variant(name="batch of 4, padded", neighbours=(0.5, 0.8, 1.25)),
+    Variant(name="bfloat16", dtype=torch.bfloat16),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Network:
+    """One encoder's network, apart from what prepares its input.
+
+    Attributes:
+        module: Its weights.
+        prepare: Audio -> ``(length, ...)`` float32, on the device.
+        compute: ``(num_clips, length, ...)`` -> ``(num_clips, num_frames,
+            num_codebooks)`` codes or ``(num_clips, hidden)`` embeddings.
+        silence: What a shorter clip of a batch is filled up with.
+        samples_per_frame: Of its input; None: it gives an embedding.
+    """
+
+    module: nn.Module
+    prepare: Callable[[ReferenceAudio], Tensor]
+    compute: Callable[[Tensor], Tensor]
+    silence: float = 0.0
+    samples_per_frame: int | None = None
+
+    def values(self, batch: Tensor, length: int) -> Values:
+        """What the first clip gets; it was ``length`` long before it was filled up."""
+        computed = self.compute(batch)[0]
+        if self.samples_per_frame is not None:
+            computed = computed[: math.ceil(length / self.samples_per_frame)]
+        # NumPy has no bfloat16; codes are integers already.
+        return (computed if computed.dtype == torch.int64 else computed.float()).numpy(
+            force=True
+        )
+
+
+def network_of(encoder: ReferenceEncoder) -> Network:
+    """The network of an encoder that ``load_reference_encoders`` gave.
+
+    Raises: TypeError if it is one that is not known here.
+    """
+    match encoder:
+        case fish_speech.CodecEncoder():
+            return _fish_codec(encoder)
+        case qwen3_codec.CodecEncoder():
+            return _qwen3_codec(encoder)
+        case qwen3_speaker.SpeakerEncoder():
+            return Network(
+                module=encoder.network,
+                prepare=lambda audio: encoder._mel(audio)[0].to(encoder.device),
+                compute=encoder.network,
+                silence=math.log(1e-5),  # the floor of its log-mel energies
+            )
+    raise TypeError(f"no network is known of {type(encoder).__name__}")
+
+
+def _fish_codec(encoder: fish_speech.CodecEncoder) -> Network:
+    quantizer: Any = encoder.network.quantizer
+
+    def compute(batch: Tensor) -> Tensor:
+        missing = -batch.shape[1] % SAMPLES_PER_FRAME
+        latents = encoder.network.encoder(pad(batch, (0, missing)).unsqueeze(1))
+        latents = quantizer.pre_module(quantizer.downsample(latents))
+        semantic, semantic_codes, *_ = quantizer.semantic_quantizer(latents)
+        _, residual_codes, *_ = quantizer.quantizer(latents - semantic)
+        return torch.cat([semantic_codes, residual_codes], dim=1).mT
+
+    return Network(
+        module=encoder.network,
+        prepare=lambda audio: fish_resample(audio, SAMPLE_RATE_HZ, encoder.device),
+        compute=compute,
+        samples_per_frame=SAMPLES_PER_FRAME,
+    )
+
+
+def _qwen3_codec(encoder: qwen3_codec.CodecEncoder) -> Network:
+    def prepare(audio: ReferenceAudio) -> Tensor:
+        samples = qwen3_resample(audio, encoder.sample_rate_hz)
+        return torch.tensor(samples, device=encoder.device)
+
+    def compute(batch: Tensor) -> Tensor:
+        codes = encoder.network.encode(
+            batch.unsqueeze(1), num_quantizers=encoder.num_codebooks, return_dict=False
+        )[0]
+        return codes.mT
+
+    return Network(
+        module=encoder.network,
+        prepare=prepare,
+        compute=compute,
+        samples_per_frame=encoder.samples_per_frame,
+    )
+
+
+def difference(given: Values, expected: Values) -> str:
+    """How far an encoding is from the right one, in words.
+
+    Of codes ``(num_frames, num_codebooks)`` the shares that differ, of the first
+    codebook and of all others; of an embedding its largest error and 1 - cosine.
+
+    Raises: ValueError if the shapes differ.
+    """
+    if given.shape != expected.shape:
+        raise ValueError(f"shape {given.shape} against {expected.shape}")
+    if np.array_equal(given, expected):
+        return "equal"
+    if given.ndim == 2:
+        differs = given != expected
+        first, rest = differs[:, :1].mean(), differs[:, 1:].mean()
+        return f"first codebook {first:.1%}, others {rest:.1%}"
+    one, other = given.astype(np.float64), expected.astype(np.float64)
+    # Not 1 minus the cosine, which has no digits left where they are nearly equal.
+    between = one / np.linalg.norm(one) - other / np.linalg.norm(other)
+    largest = np.abs(one - other).max()
+    return f"max abs {largest:.2g}, 1-cos {between @ between / 2:.2g}"
+
+
+def rows(
+    encoder: ReferenceEncoder, device: torch.device, seconds: float, num_samples: int
+) -> Iterator[tuple[str, ...]]:
+    """Every variant on a clip; the last one leaves the network in bfloat16."""
+    network, audio = network_of(encoder), _audio(seconds, 1)
+    expected = np.asarray(next(iter(encoder.encode(audio).arrays.values())))
+    for variant in VARIANTS:
+        if variant.around is tf32 and device.type != "cuda":
+            yield encoder.name, variant.name, f"{seconds:g} s", "needs CUDA", "", ""
+            continue
+        network.module.to(variant.dtype)
+        input_ = network.prepare(audio)
+        batch = _batch(network, input_, seconds, variant.neighbours).to(variant.dtype)
+        took, cpu, values = [], [], expected
+        with variant.around(device):
+            for _ in range(1 + num_samples):  # the first one also chooses kernels
+                began, cpu_began = time.perf_counter(), time.process_time()
+                values = network.values(batch, len(input_))
+                took.append(1e3 * (time.perf_counter() - began))
+                cpu.append(1e3 * (time.process_time() - cpu_began))
+        times = f"{np.median(took[1:]):,.1f}", f"{np.median(cpu[1:]):,.1f}"
+        name = encoder.name, variant.name, f"{seconds:g} s"
+        yield *name, *times, difference(values, expected)
+
+
+def _batch(
+    network: Network, input_: Tensor, seconds: float, neighbours: Sequence[float]
+) -> Tensor:
+    """The clip and its neighbours, filled up to the longest: ``(num_clips, ...)``."""
+    every = [input_]
+    for seed, relative in enumerate(neighbours, start=100):
+        # A little longer than needed, then cut: lengths are rounded on the way.
+        other = network.prepare(_audio(1.1 * relative * seconds, seed))
+        every.append(other[: round(len(input_) * relative)])
+    longest = max(map(len, every))
+    after = [0, 0] * (input_.ndim - 1)
+    return torch.stack(
+        [
+            pad(one, [*after, 0, longest - len(one)], value=network.silence)
+            for one in every
+        ]
+    )
+
+
+def _audio(seconds: float, seed: int) -> ReferenceAudio:
+    """Not decoded by us, since a padded neighbour may be longer than we take."""
+    samples, rate_hz = soundfile.read(io.BytesIO(clip(seconds, seed)), dtype="float32")
+    return ReferenceAudio.of(np.asarray(samples, np.float32), rate_hz)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the JSON, print the tables."""
-    plan, given = _plan(arguments)
-    began, (revision, is_dirty) = datetime.now(timezone.utc), machine.revision()
-    device, load_before = _device_name(plan.meter.device), machine.load()
-    found = Found()
-
-    def run() -> results.Run:
-        return results.Run(
-            began=began,
-            revision=revision,
-            is_dirty=is_dirty,
-            machine={
-                **machine.describe(),
-                "device": device,
-                "load_before": load_before,
-                "load_after": machine.load(),
-            },
-            versions=machine.versions(),
-            settings={**_settings(plan), "complete": found.is_complete(plan)},
-            rows=(),
-        )
-
-    default = _ROOT / "benchmarks" / "results" / precision_report.file_name(run())
-    path = given.json or default
-    # What was measured before Ctrl-C took its time too.
-    with contextlib.suppress(KeyboardInterrupt):
-        for _ in _measure(plan, found):
-            precision_report.save(run(), found.rows, found.disturbances, path)
-    _show(found, f"{device}, {torch.get_num_threads()} CPU threads")
-    print(path, file=sys.stderr)
+    """Print each row as soon as it is measured, since some take minutes."""
+    given = _parser().parse_args(arguments)
+    device = torch.device(given.device)
+    print(f"| {' | '.join(_HEADINGS)} |\n|{' --- |' * len(_HEADINGS)}")
+    for name in given.family or FAMILIES:
+        family = FAMILIES[name]
+        options = dataclasses.replace(family.options, encoders=given.encoders)
+        family = dataclasses.replace(family, options=options)
+        given.work.mkdir(parents=True, exist_ok=True)
+        checkpoint = family.ensure_checkpoint(given.work / f"{name}-{given.encoders}")
+        for encoder in family.encoders:
+            for seconds in given.seconds:
+                # Loaded anew: measuring casts it.
+                loaded = load_reference_encoders(checkpoint, device)[encoder]
+                for row in rows(loaded, device, seconds, given.samples):
+                    print(f"| {name} {' | '.join(row)} |", flush=True)
     return 0
 
 
-@dataclass(slots=True)
-class Found:
-    """What there is so far; without a GPU, no disturbances."""
-
-    rows: list[Measurement] = field(default_factory=list)
-    disturbances: dict[str, list[Disturbance]] = field(default_factory=dict)
-
-    def is_complete(self, plan: Plan) -> bool:
-        return len(self.rows) == plan.num_measurements
-
-
-def _measure(plan: Plan, found: Found) -> Iterator[None]:
-    """Add to what is found; it can be saved after every encoder."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("", total=plan.num_measurements)
-
-        def report(text: str) -> None:
-            progress.update(task, description=text)
-
-        for subject in precision_run.subjects(plan, report):
-            # A line each, for a log, which has no progress bar.
-            progress.console.print(f"{subject.label}, after {len(found.rows)} rows")
-            if plan.has_gpu:
-                report(f"{subject.label}: decode loop")
-                found.disturbances[subject.label] = precision_run.disturb(plan, subject)
-            for row in precision_run.measure(plan, subject, report):
-                found.rows.append(row)
-                progress.advance(task)
-            yield
-
-
-def _show(found: Found, device: str) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
-    console.print(precision_report.rich_table(found.rows))
-    for label, rows in found.disturbances.items():
-        console.print(label, precision_report.disturbance_table(rows))
-    if not found.disturbances:
-        console.print("Disturbance of a decode loop: not measured, needs CUDA.")
-    console.print(f"On {device}.")
-
-
-def _settings(plan: Plan) -> dict[str, Any]:
-    return {
-        "checkpoint": "random weights",
-        "seconds": {size: list(plan.seconds[size]) for size in plan.sizes},
-        "samples": plan.meter.num_samples,
-        "limit_seconds": plan.meter.limit_seconds,
-        "disturb_seconds": plan.disturb_seconds,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return machine.describe()["cpu"]
-
-
-def _plan(arguments: Sequence[str] | None) -> tuple[Plan, argparse.Namespace]:
-    given = _parser().parse_args(arguments)
-    is_slow = given.device == "cpu"
-    seconds = given.seconds or [3.0, 10.0, 30.0]
-    plan = Plan(
-        families=[_FAMILIES[name] for name in given.family or _FAMILIES],
-        sizes=given.encoders or ["tiny"],
-        seconds={
-            "tiny": seconds,
-            "real": given.seconds or ([3.0] if is_slow else seconds),
-        },
-        sizes_with_speech=["tiny"] if is_slow else ENCODER_SIZES,
-        meter=Meter(
-            device=torch.device(given.device),
-            num_samples=given.samples,
-            limit_seconds=given.limit,
-        ),
-        disturb_seconds=given.disturb_seconds,
-        work=given.work.absolute(),
-    )
-    return plan, given
-
-
 def _parser() -> argparse.ArgumentParser:
-    has_cuda = torch.cuda.is_available()
+    devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.precision",
-        description="Time, memory and codes of the reference encoders in float32, with "
-        "TF32, in batches and in bfloat16, on checkpoints with random weights.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.precision", description=__doc__
     )
     add = parser.add_argument
-    add(
-        "--family",
-        action="append",
-        choices=list(_FAMILIES),
-        help="may be repeated (both)",
-    )
-    add(
-        "--encoders",
-        action="append",
-        choices=ENCODER_SIZES,
-        help="may be repeated (tiny)",
-    )
-    add(
-        "--device",
-        # What is not there cannot be chosen.
-        choices=["cpu", "cuda"] if has_cuda else ["cpu"],
-        default="cuda" if has_cuda else "cpu",
-    )
-    add("--seconds", type=_positive, nargs="+", help="of synthetic clips (3 10 30)")
-    add("--samples", type=int, default=3, help="timed runs of each (3)")
-    add(
-        "--limit",
-        type=_positive,
-        default=180.0,
-        metavar="SECONDS",
-        help="for all runs of a variant on a clip (180); past it, not measured",
-    )
-    add("--disturb-seconds", type=_positive, default=5.0, help="each condition (5)")
-    add("--json", type=Path, metavar="FILE", help="(benchmarks/results/...)")
+    add("--family", action="append", choices=list(FAMILIES), help="(both)")
+    add("--encoders", choices=ENCODER_SIZES, default="tiny", help="(%(default)s)")
+    add("--device", choices=devices, default=devices[0])
+    add("--seconds", type=float, nargs="+", default=[3.0], help="of the clips (3)")
+    add("--samples", type=int, default=2, help="timed runs of each (%(default)s)")
     add("--work", type=Path, default=_ROOT / ".work" / "precision")
     return parser
-
-
-def _positive(text: str) -> float:
-    if (number := float(text)) <= 0:
-        raise ValueError(f"must be above 0: {number}")
-    return number
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
-from benchmarks.bench import Bench
-from benchmarks.clips import clip
+from benchmarks.bench import Bench, clip
 from benchmarks.models import MODELS, Model
 from benchmarks.sides import Side, open_sides
 from vllm_tts_cache.testing.client import data_url

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decoder_probe, machine, server_plugins, small_codec
+from benchmarks import machine, server_plugins
+from benchmarks.measure import OURS, STOCK
 from benchmarks.models import Model
 from vllm_tts_cache.testing.client import Speech, SpeechClient
 from vllm_tts_cache.testing.server import Server, ServerOptions
@@ -38,7 +39,7 @@ class Side:
     """One server, and what is asked of it.
 
     Args:
-        name: ``stock`` or ``ours``, or the name of a server that is neither side.
+        name: ``stock``, or anything else for one of ours.
         model: What it serves.
         work: Its directory is made in here, empty.
         environ: What it is set beside the settings of every side.
@@ -68,14 +69,14 @@ class Side:
         inside = {
             "PYTHONPATH": f"{_ROOT}:{directory / 'plugin'}",
             "BENCHMARK_PROBE_FILE": str(self._sights),
-            decoder_probe.VARIABLE: str(self._decodes),
-            small_codec.VARIABLE: str(checkpoint),
+            server_plugins.DECODES_FILE: str(self._decodes),
+            server_plugins.CHECKPOINT: str(checkpoint),
         }
         options = ServerOptions(
             model=checkpoint,
             samples_dir=samples_dir or directory / "speakers",
             log_path=directory / "server.log",
-            environ={**environ, **inside},
+            environ={**model.environ, **environ, **inside},
             arguments=(
                 "--omni",
                 "--deploy-config",
@@ -86,12 +87,12 @@ class Side:
         self.client = SpeechClient(self._server.url)
 
     @property
-    def is_ours(self) -> bool:
-        return self.name == "ours"
+    def is_stock(self) -> bool:
+        return self.name == STOCK
 
     @property
-    def is_stock(self) -> bool:
-        return self.name == "stock"
+    def is_ours(self) -> bool:
+        return not self.is_stock
 
     def start(self) -> None:
         self._server.start()
@@ -203,5 +204,5 @@ def at_once(sides: Iterable[Side], act: Callable[[Side], None]) -> None:
 
 
 def open_sides(model: Model, work: Path) -> Sides:
-    stock = Side("stock", model, work, STOCK_ENVIRON)
-    return Sides(stock, Side("ours", model, work, {}))
+    stock = Side(STOCK, model, work, STOCK_ENVIRON)
+    return Sides(stock, Side(OURS, model, work, {}))

@@ -1,14 +1,29 @@
-"""Streams that run in the background, and when their chunks came."""
+"""Streams that run in the background, and how long their chunks kept them waiting."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.bench import Bench, clip
+from benchmarks.measure import (
+    OURS,
+    STOCK,
+    Point,
+    RatioAtMost,
+    Row,
+    Summary,
+    percentile,
+)
 from benchmarks.sides import Side
 from vllm_tts_cache.testing.server import MODEL_NAME
 
+NUM_STREAMS = 3
+QUIET = "quiet"
+_SENTENCES = 40
 _SETTLE_SECONDS = 0.5
 
 
@@ -82,3 +97,98 @@ class RunningStreams:
                 arrivals.append(time.perf_counter())
                 if self._stop.is_set():
                     return
+
+
+class Bystanders:
+    """Streams beside what is measured: their gaps, by side and by what happened.
+
+    Args:
+        bench: The run.
+        disturbance: What happens beside them, as the table says it: ``while ...``.
+    """
+
+    def __init__(self, bench: Bench, disturbance: str):
+        self._bench, self._disturbance = bench, disturbance
+        self._every: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._p99: dict[tuple[str, str], list[float]] = defaultdict(list)
+
+    def register(self, side: Side) -> None:
+        """Make the streams' voices known and warm."""
+        fields = self._bench.model.modes[self._bench.model.cheapest_mode]
+        for stream in range(NUM_STREAMS):
+            voice = _voice(stream)
+            side.register(voice, clip(3, self._bench.number()), **fields)
+            side.precompute(voice)
+            side.speak(self._bench.short_text(), voice=voice)
+
+    @contextmanager
+    def beside(self, side: Side, quiet_seconds: float) -> Iterator[None]:
+        """Stream; after a quiet time the block is what disturbs."""
+
+        def body(stream: int) -> dict[str, object]:
+            return {"input": self._bench.text(_SENTENCES), "voice": _voice(stream)}
+
+        bodies = [lambda stream=stream: body(stream) for stream in range(NUM_STREAMS)]
+        with RunningStreams(side, bodies) as streams:
+            began = time.perf_counter()
+            time.sleep(quiet_seconds)
+            disturbed = time.perf_counter()
+            yield
+            time.sleep(_SETTLE_SECONDS)  # a stream that was held up goes on first
+            ended = time.perf_counter()
+        name = STOCK if side.is_stock else OURS
+        self.keep(name, QUIET, streams.gaps_ms(began, disturbed))
+        self.keep(name, self._disturbance, streams.gaps_ms(disturbed, ended))
+
+    def keep(self, side: str, state: str, gaps_ms: list[float]) -> None:
+        """Add a round's gaps.
+
+        Raises: RuntimeError if there are none: then no chunk came all the while.
+        """
+        if not gaps_ms:
+            raise RuntimeError(f"{side}: no stream had two chunks, {state}")
+        self._every[side, state] += gaps_ms
+        self._p99[side, state].append(percentile(gaps_ms, 99))
+
+    def rows(
+        self,
+        *,
+        target: RatioAtMost,
+        picture: str = "",
+        no_stock: str = "",
+    ) -> list[Row]:
+        """All gaps, the p99 of each round, and ours disturbed against ours quiet.
+
+        Stock's are there if its gaps were kept.
+        """
+        rows = []
+        for state in (QUIET, self._disturbance):
+            point = Point(picture, state) if picture else None
+            for what, samples in (("every one", self._every), ("p99", self._p99)):
+                stock = samples.get((STOCK, state))
+                rows.append(
+                    Row(
+                        f"gap between chunks, {state}, {what}",
+                        "ms",
+                        Summary.of(samples[OURS, state]),
+                        Summary.of(stock) if stock else None,
+                        no_stock=no_stock,
+                        point=point if samples is self._every else None,
+                    )
+                )
+        quiet, disturbed = (
+            Summary.of(self._p99[OURS, state]) for state in (QUIET, self._disturbance)
+        )
+        against = Row(
+            f"p99 gap, {self._disturbance}, against quiet",
+            "ms",
+            disturbed,
+            quiet,
+            versus="ours, quiet",
+            target=target,
+        )
+        return [*rows, against]
+
+
+def _voice(stream: int) -> str:
+    return f"bystander-{stream}"

@@ -5,9 +5,8 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from benchmarks.bench import Bench
-from benchmarks.clips import clip
-from benchmarks.rows import AtMost, RatioAtMost, Row, Summary
+from benchmarks.bench import Bench, clip
+from benchmarks.measure import AtMost, RatioAtMost, Row, Summary
 from benchmarks.sides import Side
 
 NAME = "concurrent_cold"
@@ -46,10 +45,9 @@ def _measure(bench: Bench, num_clips: int) -> list[Row]:
         _row(f"{whose}: the last of {NUM_REQUESTS} answers is complete", all_done),
         _row(f"{whose}: first audio of each", first_audio),
         Row(
-            scenario=NAME,
-            what=f"{whose}: encodes of each encoder",
-            unit="encodes",
-            ours=Summary.of([max(num_encodes)]),
+            f"{whose}: encodes of each encoder",
+            "encodes",
+            Summary.of([max(num_encodes)]),
             target=AtMost(num_clips),
             note="the most in any round; stock does not count",
         ),
@@ -59,11 +57,10 @@ def _measure(bench: Bench, num_clips: int) -> list[Row]:
 def _row(what: str, samples: Samples) -> Row:
     # For one number of answers, no slower is no less throughput.
     return Row(
-        scenario=NAME,
-        what=what,
-        unit="s",
-        ours=Summary.of(samples["ours"]),
-        reference=Summary.of(samples["stock"]),
+        what,
+        "s",
+        Summary.of(samples["ours"]),
+        Summary.of(samples["stock"]),
         target=RatioAtMost(1.0),
     )
 

@@ -5,9 +5,8 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 
-from benchmarks.bench import Bench
-from benchmarks.clips import clip
-from benchmarks.rows import AtLeast, Row, Summary
+from benchmarks.bench import Bench, clip
+from benchmarks.measure import AtLeast, Row, Summary
 from benchmarks.scenarios.ttfa import ttfa_ms
 from benchmarks.sides import Side
 
@@ -114,19 +113,17 @@ def _rows(seen: Seen) -> list[Row]:
 
     rows = [
         Row(
-            scenario=NAME,
-            what=f"prompt found in the KV, new text, {SECONDS} s reference",
-            unit="%",
-            ours=of("ours", "again", "found_percent"),
-            reference=of("stock", "again", "found_percent"),
+            f"prompt found in the KV, new text, {SECONDS} s reference",
+            "%",
+            of("ours", "again", "found_percent"),
+            of("stock", "again", "found_percent"),
             target=AtLeast(MIN_SHARE_PERCENT),
         ),
         Row(
-            scenario=NAME,
-            what=f"prefill of a voice's second text, {SECONDS} s reference",
-            unit="ms",
-            ours=of("ours", "again", "prefill_ms"),
-            reference=of("stock", "again", "prefill_ms"),
+            f"prefill of a voice's second text, {SECONDS} s reference",
+            "ms",
+            of("ours", "again", "prefill_ms"),
+            of("stock", "again", "prefill_ms"),
         ),
     ]
     titles = {
@@ -136,11 +133,10 @@ def _rows(seen: Seen) -> list[Row]:
     for field, title in titles.items():
         rows.append(
             Row(
-                scenario=NAME,
-                what=f"{title}, against its first, already encoded",
-                unit="ms",
-                ours=of("ours", "again", field),
-                reference=of("ours", "first", field),
+                f"{title}, against its first, already encoded",
+                "ms",
+                of("ours", "again", field),
+                of("ours", "first", field),
                 versus="ours, first",
             )
         )

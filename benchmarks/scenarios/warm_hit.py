@@ -2,9 +2,8 @@
 
 from statistics import median
 
-from benchmarks.bench import Bench
-from benchmarks.clips import clip
-from benchmarks.rows import AtMost, Row, Summary
+from benchmarks.bench import Bench, clip
+from benchmarks.measure import AtMost, Point, Row, Summary
 from benchmarks.sides import Side
 
 NUM_WARM_UPS = 2
@@ -70,12 +69,12 @@ def _rows(bench: Bench, seen: Seen, lengths: tuple[int, ...]) -> list[Row]:
         for field, title, unit, target in fields:
             rows.append(
                 Row(
-                    scenario=NAME,
-                    what=f"{title}, {whose}",
-                    unit=unit,
-                    ours=_of(seen, "ours", what, field),
-                    reference=_of(seen, "stock", what, field),
+                    f"{title}, {whose}",
+                    unit,
+                    _of(seen, "ours", what, field),
+                    _of(seen, "stock", what, field),
                     target=None if is_limit else target,
+                    point=_point(bench, field, what),
                 )
             )
         if not is_limit:
@@ -85,6 +84,12 @@ def _rows(bench: Bench, seen: Seen, lengths: tuple[int, ...]) -> list[Row]:
                 _above_limit(seen, what, "stall_ms", "stall", STALL_MAX_MS),
             ]
     return rows
+
+
+def _point(bench: Bench, field: str, seconds: object) -> Point | None:
+    if not isinstance(seconds, int) or field not in ("cpu_ms", "engine_bytes"):
+        return None
+    return Point("cost", f"{bench.model.name} {field}", seconds)
 
 
 def _above_limit(
@@ -97,11 +102,10 @@ def _above_limit(
         return Summary.of([sight[field] - limit for sight in seen[side, seconds]])
 
     return Row(
-        scenario=NAME,
-        what=f"{title} above the limit's, {seconds} s reference",
-        unit="ms",
-        ours=above("ours"),
-        reference=above("stock"),
+        f"{title} above the limit's, {seconds} s reference",
+        "ms",
+        above("ours"),
+        above("stock"),
         target=AtMost(max_ms),
     )
 

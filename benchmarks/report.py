@@ -1,5 +1,6 @@
-"""Results as one JSON file per run, named by day and revision."""
+"""What a run says: one JSON file, named by day and revision, and one table."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import Row, Summary
+from rich import box
+from rich.table import Table
+
+from benchmarks.measure import STOCK, Row, Summary
 from vllm_tts_cache.files import publish
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+_HEADINGS = (
+    "scenario",
+    "model",
+    "what",
+    "unit",
+    "ours",
+    "against",
+    "ratio",
+    "target",
+    "met",
+)
+_NUM_LEFT = 4  # columns of text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +85,11 @@ def _plain_row(row: Row) -> dict[str, Any]:
         "ours": _plain_summary(row.ours),
         "versus": None if row.reference is None else row.versus,
         "reference": None if row.reference is None else _plain_summary(row.reference),
+        "no_stock": row.no_stock,
         "ratio": None if row.ratio is None else _short(row.ratio),
         "target": None if row.target is None else str(row.target),
         "met": row.is_met,
+        "point": row.point and dataclasses.asdict(row.point),
     }
 
 
@@ -84,3 +103,53 @@ def _plain_summary(summary: Summary) -> dict[str, Any]:
 
 def _short(value: float) -> float:
     return float(f"{value:.4g}") if abs(value) < 10_000 else round(value)
+
+
+def rich_table(rows: Sequence[Row]) -> Table:
+    caption = "median (distance between quartiles); against: stock unless named"
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, pad_edge=False)
+    for heading in _HEADINGS:
+        justify = "left" if heading in _HEADINGS[:_NUM_LEFT] else "right"
+        table.add_column(heading, justify=justify)
+    last = None
+    for row in rows:
+        if last not in (None, row.scenario):
+            table.add_section()
+        table.add_row(*cells(row))
+        last = row.scenario
+    return table
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    num_right = len(_HEADINGS) - _NUM_LEFT
+    rule = ("---",) * _NUM_LEFT + ("---:",) * num_right
+    lines = [_HEADINGS, rule, *map(cells, rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    met = {True: "yes", False: "NO", None: ""}[row.is_met]
+    ratio = "" if row.ratio is None else number(row.ratio)
+    target = "" if row.target is None else str(row.target)
+    what = f"{row.what} ({row.note})" if row.note else row.what
+    ours, reference = _summary(row.ours), _reference(row)
+    head = (row.scenario, row.model, what, row.unit)
+    return *head, ours, reference, ratio, target, met
+
+
+def number(value: float) -> str:
+    """Three digits that count, and no exponent."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def _reference(row: Row) -> str:
+    if row.reference is None:
+        return f"- ({row.no_stock})" if row.no_stock else ""
+    shown = _summary(row.reference)
+    return shown if row.versus == STOCK else f"{row.versus}: {shown}"
+
+
+def _summary(summary: Summary) -> str:
+    return f"{number(summary.median)} ({number(summary.iqr)})"

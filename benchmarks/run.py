@@ -3,9 +3,9 @@
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -19,115 +19,83 @@ from rich.progress import (
 )
 
 from benchmarks.bench import Bench
-from benchmarks.estimate import SERVERS, Seconds
-from benchmarks.models import FISH_SPEECH, MODELS, QWEN3_TTS, Model
-from benchmarks.rows import STOCK, Row
+from benchmarks.measure import STOCK, Row
+from benchmarks.models import FISH_SPEECH, QWEN3_TTS, QWEN3_TTS_TINY, Model
 from benchmarks.scenarios import (
+    bulk_registration,
     churn,
     cold_bystander,
     concurrent_cold,
     core,
     first_request,
-    float32_price,
+    inline_flood,
     kv_prefix,
-    registry_scale,
+    many_voices,
     ttfa,
     warm_hit,
 )
 from benchmarks.sides import open_sides
 
+BOTH = (QWEN3_TTS, FISH_SPEECH)
+NONE: tuple[Model, ...] = ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Seconds on two slow cores that nobody else uses: whatever the rounds are, and each.
+Seconds = tuple[float, float]
+SERVERS: Seconds = (120, 0)  # starting both at once, and stopping them
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """A way to get rows.
 
     Attributes:
-        needs_servers: Runs once for each of its models, beside both servers.
-        models: Where it says something.
-        full: How long it takes.
-        quick: How long it takes in a quick run; None if that leaves it out.
+        models: What is served beside it, once for each; none of them if it needs no
+            servers, or starts its own.
+        full: How long it takes; ``quick``: in a quick run.
+        is_in_quick: Whether a quick run has it that does not name it.
     """
 
-    name: str
     run: Callable[[Bench], list[Row]]
-    needs_servers: bool = True
-    models: tuple[Model, ...] = MODELS
+    models: tuple[Model, ...]
+    _: KW_ONLY
     full: Seconds
-    quick: Seconds | None
+    quick: Seconds
+    is_in_quick: bool = True
 
-    def seconds(self, *, is_quick: bool) -> Seconds:
-        return (is_quick and self.quick) or self.full
+    @property
+    def name(self) -> str:
+        return self.run.__module__.rpartition(".")[2]
 
 
+# Small codecs make a cold reference cost little: those that are about it have only
+# the model with encoders of the released size.
 SCENARIOS = (
+    Scenario(core.run, NONE, full=(20, 0), quick=(8, 0)),
+    Scenario(churn.run, NONE, full=(105, 0), quick=(6, 0)),
+    Scenario(many_voices.run, NONE, full=(480, 80), quick=(150, 25), is_in_quick=False),
+    Scenario(warm_hit.run, BOTH, full=(30, 95), quick=(10, 8)),
+    Scenario(ttfa.run, BOTH, full=(30, 80), quick=(5, 6)),
+    Scenario(concurrent_cold.run, (QWEN3_TTS,), full=(40, 72), quick=(5, 8)),
+    Scenario(cold_bystander.run, (QWEN3_TTS,), full=(30, 86), quick=(8, 14)),
     Scenario(
-        name=core.NAME,
-        run=core.run,
-        needs_servers=False,
-        full=Seconds(20),
-        quick=Seconds(8),
+        inline_flood.run,
+        (QWEN3_TTS,),
+        full=(30, 60),
+        quick=(10, 40),
+        is_in_quick=False,
     ),
     Scenario(
-        name=churn.NAME,
-        run=churn.run,
-        needs_servers=False,
-        full=Seconds(105),
-        quick=Seconds(6),
+        bulk_registration.run,
+        (QWEN3_TTS_TINY,),
+        full=(30, 150),
+        quick=(10, 40),
+        is_in_quick=False,
     ),
     Scenario(
-        name=float32_price.NAME,
-        run=float32_price.run,
-        needs_servers=False,
-        full=Seconds(20, 10),
-        quick=None,
-    ),
-    Scenario(
-        name=registry_scale.NAME,
-        run=registry_scale.run,
-        needs_servers=False,
-        full=Seconds(200, 24),
-        quick=None,
-    ),
-    Scenario(
-        name=warm_hit.NAME,
-        run=warm_hit.run,
-        full=Seconds(30, 95),
-        quick=Seconds(10, 8),
-    ),
-    Scenario(
-        name=ttfa.NAME,
-        run=ttfa.run,
-        full=Seconds(30, 80),
-        quick=Seconds(5, 6),
-    ),
-    Scenario(
-        name=concurrent_cold.NAME,
-        run=concurrent_cold.run,
-        models=(QWEN3_TTS,),  # with a small codec a cold reference costs little
-        full=Seconds(40, 72),
-        quick=Seconds(5, 8),
-    ),
-    Scenario(
-        name=cold_bystander.NAME,
-        run=cold_bystander.run,
-        models=(QWEN3_TTS,),  # with a small codec a cold reference costs little
-        full=Seconds(30, 86),
-        quick=Seconds(8, 14),
-    ),
-    Scenario(
-        name=kv_prefix.NAME,
-        run=kv_prefix.run,
-        models=(FISH_SPEECH,),
-        full=Seconds(30, 58),
-        quick=None,
+        kv_prefix.run, (FISH_SPEECH,), full=(30, 58), quick=(30, 58), is_in_quick=False
     ),
     # The last one: its restart leaves ours with another setting.
-    Scenario(
-        name=first_request.NAME,
-        run=first_request.run,
-        full=Seconds(90, 60),
-        quick=Seconds(2, 4),
-    ),
+    Scenario(first_request.run, BOTH, full=(90, 60), quick=(2, 4)),
 )
 
 
@@ -140,31 +108,30 @@ class Plan:
     num_rounds: int
     is_quick: bool
     work: Path
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def alone(self) -> list[Scenario]:
         """Those that have no server beside them."""
-        return [s for s in self.scenarios if not s.needs_servers]
+        return [s for s in self.scenarios if not s.models]
 
     @property
     def served(self) -> list[tuple[Model, list[Scenario]]]:
         """The models that are served, and what runs beside their servers."""
         pairs = []
         for model in self.models:
-            beside = [
-                s for s in self.scenarios if s.needs_servers and model in s.models
-            ]
+            beside = [s for s in self.scenarios if model in s.models]
             if beside:
                 pairs.append((model, beside))
         return pairs
 
-    def parts(self) -> list[Seconds]:
-        """How long each part of it takes."""
-        parts = [s.seconds(is_quick=self.is_quick) for s in self.alone]
-        for _, beside in self.served:
-            parts.append(SERVERS)
-            parts += [s.seconds(is_quick=self.is_quick) for s in beside]
-        return parts
+    @property
+    def seconds(self) -> float:
+        """How long it takes, about."""
+        runs = [*self.alone, *(s for _, beside in self.served for s in beside)]
+        parts = [SERVERS] * len(self.served)
+        parts += [s.quick if self.is_quick else s.full for s in runs]
+        return sum(fixed + self.num_rounds * each for fixed, each in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +157,7 @@ def run(plan: Plan) -> Outcome:
             is_quick=plan.is_quick,
             work=plan.work,
             step=lambda text: _say(progress, task, text),
+            sizes=plan.sizes,
         )
         # Without servers first: nothing else runs meanwhile.
         for scenario in plan.alone:
@@ -209,13 +177,14 @@ def run(plan: Plan) -> Outcome:
 def _run_one(scenario: Scenario, bench: Bench, outcome: Outcome) -> None:
     began = time.perf_counter()
     bench.step(scenario.name)
-    model = bench.model.name if scenario.needs_servers else ""
+    model = bench.model.name if scenario.models else ""
     what = f"{scenario.name} {model}".strip()
     with _kept(what, outcome):
         rows = scenario.run(bench)
-        if scenario.needs_servers:
+        if scenario.models:
             rows = [of_model(row, bench.model) for row in rows]
-        outcome.rows.extend(rows)
+        named = (dataclasses.replace(row, scenario=scenario.name) for row in rows)
+        outcome.rows.extend(named)
     outcome.seconds[what] = round(time.perf_counter() - began, 1)
 
 
