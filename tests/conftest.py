@@ -1,8 +1,78 @@
 """What tests of several levels share; heavy imports wait until they are needed."""
 
+import logging
+import os
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+FAMILIES = ("qwen3-tts", "fish-speech")
+ORDER = {family: place for place, family in enumerate(FAMILIES)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the end-to-end tests first, a family's together: the others fill up.
+
+    pytest's own grouping gives up at a second parameter, and each change of family
+    starts a server.
+    """
+    items.sort(key=lambda item: ORDER.get(group_of(item.nodeid), len(ORDER)))
+    items.sort(key=lambda item: level_of(item.nodeid) != "e2e")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process of ``-n 2`` whole files, or all that a family's servers do."""
+    # Not by xdist's own groups: those of 3.8 do nothing under pytest 9.2.
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServers(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByServers(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the time that each level took, summed over processes."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[level_of(report.nodeid)] += report.duration
+    terminalreporter.section("time of each level", sep="-")
+    terminalreporter.line(f"on {processor()}")
+    for level, spent in sorted(seconds.items()):
+        terminalreporter.line(f"{level:10} {spent:8.1f} s")
+
+
+def processor() -> str:
+    """Which CPU the claims about equal bits were tested on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "an unknown processor"
+    known = {k.strip(): v.strip() for k, _, v in (ln.partition(":") for ln in lines)}
+    flags = known.get("flags", "").split()
+    has = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags]
+    return f"{known.get('model name', 'an unknown processor')} ({', '.join(has)})"
+
+
+def group_of(nodeid: str) -> str:
+    """A file, or the family of an end-to-end test."""
+    file, _, name = nodeid.partition("::")
+    if level_of(nodeid) == "e2e":
+        parameters = name.partition("[")[2]
+        return next((family for family in FAMILIES if family in parameters), file)
+    return file
+
+
+def level_of(nodeid: str) -> str:
+    """unit, contract, fault or e2e."""
+    return nodeid.removeprefix("tests/").split("/")[0]
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +89,23 @@ def fish_speech_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vllm_tts_cache.testing.fish_speech.write import write_fish_speech_checkpoint
 
     return write_fish_speech_checkpoint(tmp_path_factory.mktemp("fish-speech") / "tiny")
+
+
+@pytest.fixture
+def plugin_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """The plugin's log, also where vLLM was imported and keeps its loggers' lines."""
+    logger = logging.getLogger("vllm.vllm_tts_cache")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    caplog.set_level(logging.INFO, logger=logger.name)
+    return caplog
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills",
+        default=os.environ.get("TTS_CACHE_TEST_KILLS", "40"),
+        help="how often the store is killed in tests/fault/store/test_kills.py",
+    )

@@ -1,15 +1,22 @@
 """Real servers on a tiny checkpoint, and clips to register."""
 
 import json
+import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from benchmarks import server_plugins
 from tests.audio_clips import sndfile_bytes, voiced
+from tests.e2e import warm_request_probe
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.storage import open_storage
+from vllm_tts_cache.store.opening import open_existing
 from vllm_tts_cache.testing.client import SpeechClient
 from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
 from vllm_tts_cache.testing.server import Server, ServerOptions
+
+ROOT = Path(__file__).parents[2]
 
 
 def pytest_generate_tests(metafunc):
@@ -22,21 +29,6 @@ def pytest_generate_tests(metafunc):
         )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """Keep a family's tests together: pytest's own grouping gives up at a second
-    parameter, and each change of family starts a server.
-
-    The hook sees the whole run; tests elsewhere may call another thing a family.
-    """
-
-    def runs_on_fish(item):
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        return params.get("family") == FISH_SPEECH
-
-    items.sort(key=runs_on_fish)
-
-
 @pytest.fixture(scope="session")
 def checkpoint(family, request):
     """The tiny checkpoint of the family; do not write to it."""
@@ -47,12 +39,20 @@ def checkpoint(family, request):
 
 @pytest.fixture(scope="session")
 def shared_server(family, checkpoint, tmp_path_factory):
-    """One server for every test that neither restarts nor breaks it."""
+    """One server for every test that neither restarts nor breaks it.
+
+    The probe in it says what its processes do: `Probed` in the test that asks.
+    """
     folder = tmp_path_factory.mktemp("shared")
+    server_plugins.announce(folder / "plugin", [warm_request_probe.__name__])
     options = ServerOptions(
         model=checkpoint,
         samples_dir=folder / "speakers",
         log_path=folder / "server.log",
+        environ={
+            "PYTHONPATH": f"{ROOT}:{folder / 'plugin'}",
+            warm_request_probe.VARIABLE: str(folder / "seen.jsonl"),
+        },
         arguments=family.arguments,
     )
     with Server(options) as server:
@@ -67,29 +67,60 @@ def client(shared_server):
     assert shared_server.is_healthy()
 
 
-@pytest.fixture
-def make_server(family, checkpoint, tmp_path):
-    """Servers of one test's own, on one storage directory; stopped at its end."""
-    servers, clients = [], []
+class Servers:
+    """Servers one after another on one storage directory; the last one is stopped."""
 
-    def make(arguments=(), *, stage_0=None, **environ):
-        deploy_file = overlaid(family.deploy_file, stage_0 or {}, tmp_path)
+    def __init__(self, family, checkpoint, folder):
+        self.samples_dir = folder / "speakers"
+        self._family, self._checkpoint, self._folder = family, checkpoint, folder
+        self._server = self._client = None
+
+    def start(self, arguments=(), *, stage_0=None, **environ):
+        """Start one in the place of the one before; returns it and a client."""
+        self.stop()
+        deploy_file = overlaid(self._family.deploy_file, stage_0 or {}, self._folder)
         options = ServerOptions(
-            model=checkpoint,
-            samples_dir=tmp_path / "speakers",
-            log_path=tmp_path / "server.log",
+            model=self._checkpoint,
+            samples_dir=self.samples_dir,
+            log_path=self._folder / "server.log",
             environ={name: str(value) for name, value in environ.items()},
             arguments=("--omni", "--deploy-config", str(deploy_file), *arguments),
         )
-        servers.append(Server(options).start())
-        clients.append(SpeechClient(servers[-1].url))
-        return servers[-1], clients[-1]
+        self._server = Server(options).start()
+        self._client = SpeechClient(self._server.url)
+        return self._server, self._client
 
-    yield make
-    for client in clients:
-        client.close()
-    for server in servers:
-        server.stop()
+    def stop(self):
+        if self._client is not None:
+            self._client.close()
+        if self._server is not None:
+            self._server.stop()
+        self._server = self._client = None
+
+    def problems(self, patience_seconds=30.0):
+        """What `verify` finds; recovery runs beside serving, so it is waited for."""
+        settings = load_settings({"SPEAKER_SAMPLES_DIR": str(self.samples_dir)})
+        with closing(open_existing(settings)) as store:
+            until = time.monotonic() + patience_seconds
+            while (found := store.verify()) and time.monotonic() < until:
+                time.sleep(0.2)
+        return found
+
+
+@pytest.fixture
+def servers(family, checkpoint, tmp_path):
+    """Servers of one test's own."""
+    own = Servers(family, checkpoint, tmp_path)
+    yield own
+    own.stop()
+
+
+@pytest.fixture(scope="session")
+def journey(family, checkpoint, tmp_path_factory):
+    """The servers of a family's journey, whose tests follow one another."""
+    own = Servers(family, checkpoint, tmp_path_factory.mktemp("journey"))
+    yield own
+    own.stop()
 
 
 def overlaid(deploy_file, stage_0, folder):
@@ -103,16 +134,6 @@ def overlaid(deploy_file, stage_0, folder):
     path = folder / "overlay.yaml"
     path.write_text(json.dumps(overlay))  # JSON is YAML
     return path
-
-
-@pytest.fixture
-def storage(tmp_path):
-    """The storage directory of `make_server`, opened beside (or after) the server."""
-    opened = open_storage(
-        load_settings({"SPEAKER_SAMPLES_DIR": f"{tmp_path}/speakers"})
-    )
-    yield opened
-    opened.registry.close()
 
 
 @pytest.fixture(scope="session")

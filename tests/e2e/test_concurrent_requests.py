@@ -94,14 +94,16 @@ def test_every_answer_is_wholly_the_old_or_the_new_voice(
     speakers = [threading.Thread(target=keep_speaking) for _ in range(3)]
     for speaker in speakers:
         speaker.start()
-    for clip in (clips[0], clips[1], clips[0]):
-        assert client.http.delete("/v1/audio/voices/changing").status_code == 200
-        client.register("changing", clip, ref_text="Hello there.")
-        now = client.speak("Hi.", voice="changing")
-        assert (now.status, now.audio) == (200, pure[clips.index(clip)])
-    done.set()
-    for speaker in speakers:
-        speaker.join()
+    try:
+        for clip in (clips[0], clips[1], clips[0]):
+            assert client.http.delete("/v1/audio/voices/changing").status_code == 200
+            client.register("changing", clip, ref_text="Hello there.")
+            now = client.speak("Hi.", voice="changing")
+            assert (now.status, now.audio) == (200, pure[clips.index(clip)])
+    finally:
+        done.set()
+        for speaker in speakers:
+            speaker.join()
 
     assert {a.status for a in answers} <= {200, 400}  # 400: while it was deleted
     spoken = {a.audio for a in answers if a.status == 200}

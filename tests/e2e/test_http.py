@@ -158,8 +158,8 @@ def test_a_failing_precompute_says_why_and_the_next_call_tries_again(
 ):
     clip = make_clip()
     voice = client.register("failing", clip, ref_text="Hi.").json()["voice"]
-    audio = shared_server.options.samples_dir / "audio"
-    (stored,) = audio.rglob(f"{voice['audio_sha256']}.*")
+    store = shared_server.options.samples_dir / "store"
+    (stored,) = store.rglob(f"{voice['audio_sha256']}/audio.*")
     stored.unlink()
     assert "not stored" in error(failed := client.precompute("failing"), 500)
     assert failed.json()["cache_status"] == "failed"
@@ -173,7 +173,7 @@ def test_stats_show_registry_and_every_tier(client, make_clip):
     stats = client.stats()
     assert stats["registry"]["speakers"] >= 0
     (worker,) = stats["workers"]
-    for tier in ("memory", "disk"):
-        fields = {"entries", "bytes", "max_bytes", "hits", "misses", "evictions"}
-        assert fields <= worker["tiers"][tier].keys()
-    assert {"encodes", "in_place_encodes", "in_flight"} <= worker.keys()
+    fields = {"entries", "bytes", "max_bytes", "hits", "misses", "evictions"}
+    assert fields <= worker["tiers"]["memory"].keys()
+    assert stats["storage"]["registered"]["audio"].keys() == {"files", "bytes"}
+    assert {"encodes", "failed_prompts", "in_flight"} <= worker.keys()

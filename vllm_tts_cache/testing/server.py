@@ -13,12 +13,16 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
+import psutil
 
 from vllm_tts_cache.errors import ServerFaultError
 from vllm_tts_cache.testing.families import QWEN3_TTS
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
+# A stage that died leaves the others waiting, and they hardly compute. A start that
+# progresses uses more, however busy the machine is.
+STALL_SECONDS, STALL_CPU_SECONDS = 90.0, 2.0
 STOP_TIMEOUT_SECONDS = 30.0
 MODEL_NAME = "tts"
 
@@ -147,17 +151,51 @@ class Server:
 
     def _wait_until_healthy(self, report: Callable[[float], None]) -> None:
         assert self._process is not None
-        began = time.monotonic()
+        began, stall = time.monotonic(), _Stall(self._process.pid)
         while not self.is_healthy():
             waited = time.monotonic() - began
-            ended = self._process.poll() is not None
-            if ended or waited > START_TIMEOUT_SECONDS:
-                what = "ended" if ended else "was not healthy in time"
+            if what := self._why_not(waited, stall):
                 raise ServerFaultError(
                     f"The server {what}; see {self.options.log_path}"
                 )
             report(waited)
             time.sleep(0.25)
+
+    def _why_not(self, waited: float, stall: "_Stall") -> str | None:
+        """Say why it will not become healthy; None while it may."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return "ended"
+        if waited > START_TIMEOUT_SECONDS:
+            return "was not healthy in time"
+        return "does nothing any more" if stall.has_come() else None
+
+
+class _Stall:
+    """Whether a server's processes have hardly computed for a while.
+
+    Args:
+        pid: Of the process that the others descend from.
+    """
+
+    def __init__(self, pid: int):
+        self._process = psutil.Process(pid)
+        self._since, self._cpu_seconds = time.monotonic(), 0.0
+
+    def has_come(self) -> bool:
+        """Look again."""
+        cpu_seconds = self._used()
+        if abs(cpu_seconds - self._cpu_seconds) > STALL_CPU_SECONDS:
+            self._since, self._cpu_seconds = time.monotonic(), cpu_seconds
+        return time.monotonic() - self._since > STALL_SECONDS
+
+    def _used(self) -> float:
+        total = 0.0
+        with contextlib.suppress(psutil.Error):
+            for process in (self._process, *self._process.children(recursive=True)):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
 
 
 def free_port() -> int:

@@ -1,0 +1,56 @@
+"""Many clients on one Fish Speech server, some of whom hang up."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from vllm_tts_cache.testing.client import SpeechClient
+
+
+def kv_counter(client, name):
+    """A counter of vLLM's own for the stage that prefills."""
+    pattern = rf'^vllm:{name}_total\{{.*stage="0".*\}} (\S+)$'
+    found = re.findall(pattern, client.http.get("/metrics").text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def speak_briefly(client, voice, text):
+    spoken = client.speak(text, voice=voice, max_new_tokens=24)
+    assert spoken.status == 200, spoken.audio
+    return spoken.audio
+
+
+def crowd(server, expected):
+    """Six clients at once, every third request hung up on; all hear what is expected.
+
+    Args:
+        server: Where.
+        expected: (voice, text) -> audio.
+    """
+    requests, failures = list(expected), []
+
+    def run(seed):
+        client, order = SpeechClient(server.url), np.random.default_rng(seed)
+        for number in range(6):
+            request = requests[order.integers(len(requests))]
+            if number % 3 == 2:
+                hang_up(client, *request)
+            elif speak_briefly(client, *request) != expected[request]:
+                failures.append(request)
+        client.close()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(run, range(6)))
+    assert not failures
+
+
+def hang_up(client, voice, text):
+    with pytest.raises(httpx.ReadTimeout):
+        client.http.post(
+            "/v1/audio/speech",
+            json={"model": "tts", "input": text, "voice": voice, "stream": True},
+            timeout=0.05,
+        )

@@ -1,0 +1,275 @@
+"""A family's voices through two servers: spoken, evicted, damaged, killed, restarted.
+
+The tests of one family follow one another, on two starts of the engine.
+"""
+
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.audio_clips import sndfile_bytes, voiced
+from tests.e2e.crowds import crowd, kv_counter, speak_briefly
+from vllm_tts_cache.testing.client import SpeechClient, data_url
+from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
+]
+
+TEXT = "Hello world, this is a test."
+SPOKEN = "Hello there."
+# Room in memory for one encoding; no KV prefix, or a voice's second request would
+# need no encoding.
+FIRST = {"stage_0": {"enable_prefix_caching": False}, "SPEAKER_CACHE_MAX_ENTRIES": 1}
+# The second server is another one in what must not be heard: two API processes on one
+# engine; prefills in chunks, and a KV pool too small for all voices.
+SECOND = {
+    QWEN3_TTS.name: {
+        "arguments": ("--api-server-count", "2"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    },
+    FISH_SPEECH.name: {
+        "stage_0": {
+            "enable_chunked_prefill": True,
+            "max_num_batched_tokens": 128,
+            "max_model_len": 1024,
+            "num_gpu_blocks_override": 72,  # of 32 tokens: three requests and a bit
+        }
+    },
+}
+CROWD_TEXTS = ("Hello there.", "Something else is said now, and it is longer.")
+ROUNDS = 8
+
+
+class Told:
+    """What the first server said, for the second one to say again."""
+
+    def __init__(self, servers, options):
+        self.servers = servers
+        self.server, self.client = servers.start(**options)
+        self.heard = {}
+        self.crowd = {}
+
+    def restart(self, options):
+        self.server, self.client = self.servers.start(**options)
+
+
+@pytest.fixture(scope="module")
+def told(journey):
+    return Told(journey, FIRST)
+
+
+def test_a_voice_is_encoded_once_whatever_it_is_called(told, family):
+    client = told.client
+    # Integers, since encoders round what is not one each in their own way.
+    samples = (voiced(44_100, 3.3) * 2**23).astype(np.int32) * 256
+    wav = sndfile_bytes(samples, 44_100, subtype="PCM_24")
+    flac = sndfile_bytes(samples, 44_100, "FLAC", "PCM_24")
+
+    assert client.register("Ada", wav, ref_text=SPOKEN).status_code == 200
+    assert client.precompute("ada").json() == {"voice": "Ada", "cache_status": "ready"}
+    again = client.precompute("ADA ").json()
+    assert again["cache_status"] == "ready" and "already exists" in again["message"]
+
+    spoken = [client.speak(TEXT, voice="Ada") for _ in range(3)]
+    assert [(s.status, s.cache) for s in spoken] == [(200, "hit")] * 3
+    client.register("Ada's twin", flac, ref_text=SPOKEN)
+    twin = client.speak(TEXT, voice="Ada's twin")
+    inline = client.speak(
+        TEXT, ref_audio=data_url(flac), ref_text=SPOKEN, task_type="Base"
+    )
+    heard = {s.audio for s in (*spoken, twin, inline)}
+    assert len(heard) == 1 and len(spoken[0].audio) > 0
+    told.heard["Ada"] = spoken[0].audio
+    told.heard["x-vector"] = x_vector(family, client)
+    assert told.heard["x-vector"] not in heard
+    assert client.encodes() == dict.fromkeys(family.encoders, 1)
+
+
+def x_vector(family, client):
+    """What an x-vector clone sounds like; a family without the mode says so."""
+    spoken = client.speak(TEXT, voice="Ada", x_vector_only_mode=True)
+    if family.family.clones_from_embeddings:
+        assert (spoken.status, spoken.cache) == (200, "hit")
+    else:
+        assert spoken.status == 400 and b"x_vector_only_mode" in spoken.audio
+    return spoken.audio
+
+
+def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
+    server, client, samples_dir = told.server, told.client, told.servers.samples_dir
+    # One encoding each: x-vector voices where the family has them.
+    fields = {} if family.family.clones_from_embeddings else {"ref_text": SPOKEN}
+    encoder = family.encoders[0]
+    heard = {}
+    for name in ("A", "B"):
+        client.register(name, make_clip(), **fields)
+        client.precompute(name)
+        heard[name] = client.speak("Hi.", voice=name).audio
+    assert heard["A"] != heard["B"]
+    sha = client.http.get("/v1/audio/voices/A").json()["voice"]["audio_sha256"]
+    num_encodes = client.encodes()[encoder]
+
+    def speak_both():
+        for name in ("A", "B"):
+            spoken = client.speak("Hi.", voice=name)
+            assert (spoken.status, spoken.audio) == (200, heard[name])
+
+    speak_both()  # evicted from memory, reloaded from disk
+    assert client.encodes()[encoder] == num_encodes
+
+    file = encoding_file(samples_dir, sha)
+    file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
+    speak_both()  # quarantined, encoded again, and the request submitted once more
+    assert client.encodes()[encoder] == num_encodes + 1
+    assert list((samples_dir / "quarantine" / sha).iterdir())
+
+    encoding_file(samples_dir, sha).unlink()
+    speak_both()
+    assert client.encodes()[encoder] == num_encodes + 2
+
+    # Corrupt, evicted, and its audio gone: this voice cannot be had any more.
+    stream = threading.Thread(target=speak_slowly, args=(server.url, beside := []))
+    client.speak("Hi.", voice="B")
+    file = encoding_file(samples_dir, sha)
+    file.write_bytes(b"garbage")
+    file.with_name("audio.safetensors").unlink()
+    stream.start()
+    time.sleep(0.5)
+    lost = client.http.post(
+        "/v1/audio/speech", json={"model": "tts", "input": "Hi.", "voice": "A"}
+    )
+    assert lost.status_code == 500
+    assert "reference audio" in lost.json()["error"]["message"]
+    again = client.speak("Hi.", voice="A")
+    assert again.status == 500 and b"Traceback" not in again.audio
+    stream.join()
+    assert beside == [200]
+    assert client.speak("Hi.", voice="B").audio == heard["B"]
+    assert server.is_healthy()
+    assert client.http.delete("/v1/audio/voices/A").status_code == 200
+
+
+def encoding_file(samples_dir, sha):
+    found = (samples_dir / "store" / sha[:2] / sha).glob("*.safetensors")
+    (file,) = (path for path in found if path.stem != "audio")
+    return file
+
+
+def speak_slowly(url, statuses):
+    client = SpeechClient(url)
+    statuses.append(client.speak("Hello world. " * 8, voice="B").status)
+    client.close()
+
+
+@pytest.mark.families(FISH_SPEECH)
+def test_voices_are_heard_without_a_cache_and_alone(told, make_clip):
+    for number in range(4):
+        name = f"voice {number}"
+        told.client.register(name, make_clip(20.0), ref_text=SPOKEN)
+        told.client.precompute(name).raise_for_status()
+        for text in CROWD_TEXTS:
+            told.crowd[name, text] = speak_briefly(told.client, name, text)
+    assert len(set(told.crowd.values())) == len(told.crowd)
+
+
+def test_kill_in_the_middle_of_uploads_and_of_a_precompute(told, family, make_clip):
+    def upload_and_precompute(number):
+        own, attempt = SpeechClient(told.server.url), 0
+        while True:
+            attempt += 1
+            try:
+                name = f"victim-{number}-{attempt}"
+                own.register(name, make_clip(20.0), ref_text="x", precompute="true")
+            except httpx.HTTPError:
+                own.close()
+                return
+
+    uploads = [
+        threading.Thread(target=upload_and_precompute, args=(n,)) for n in range(2)
+    ]
+    for upload in uploads:
+        upload.start()
+    until = time.monotonic() + 60.0
+    while told.client.stats()["registry"]["speakers"] < 6:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    told.server.kill()
+    for upload in uploads:
+        upload.join()
+    told.restart(SECOND[family.name])
+    assert told.servers.problems() == []
+
+
+def test_after_the_restart_nothing_known_is_encoded_again(told, family):
+    client = told.client
+    spoken = [client.speak(TEXT, voice="Ada") for _ in range(3)]
+    assert [(s.status, s.cache) for s in spoken] == [(200, "hit")] * 3
+    assert {s.audio for s in spoken} == {told.heard["Ada"]}
+    assert x_vector(family, client) == told.heard["x-vector"]
+    assert client.encodes() == dict.fromkeys(family.encoders, 0)
+    workers = client.stats()["workers"]
+    assert sum(w["failed_prompts"] for w in workers) == 0
+
+
+@pytest.mark.families(FISH_SPEECH)
+def test_audio_depends_on_no_cache_no_chunk_and_no_neighbour(told):
+    """Prefix caching on now, in chunks, in a pool too small for all voices."""
+    server, client, plain = told.server, told.client, told.crowd
+    for _ in range(2):
+        assert {r: speak_briefly(client, *r) for r in plain} == plain
+    assert kv_counter(client, "prefix_cache_hits") > 0
+    crowd(server, plain)
+    assert kv_counter(client, "num_preemptions") == 0
+    assert {r: speak_briefly(client, *r) for r in plain} == plain
+
+
+def test_voices_of_the_killed_server_speak(told):
+    shown = told.client.http.get("/v1/audio/voices").json()["uploaded_voices"]
+    victims = [v["name"] for v in shown if v["name"].startswith("victim")]
+    assert victims, "the kill came before the first upload was done"
+    for name in victims[-2:]:
+        assert told.client.precompute(name).status_code == 200
+        assert told.client.speak("Hi.", voice=name).status == 200
+
+
+@pytest.mark.families(QWEN3_TTS)
+def test_uploads_and_deletes_are_seen_by_both_api_processes(told, make_clip):
+    client = told.client
+    before = client.encodes()
+
+    def speak():
+        # A new connection each time, so that the kernel picks either process.
+        client.http.headers["Connection"] = "close"
+        return client.speak("Hi.", voice="both")
+
+    heard = []
+    for clip in (make_clip(pitch_hz=300), make_clip(pitch_hz=900)):
+        assert client.register("both", clip, ref_text="Hello.").status_code == 200
+        spoken = [speak() for _ in range(ROUNDS)]
+        assert {s.status for s in spoken} == {200}
+        assert len({s.audio for s in spoken}) == 1
+        heard.append(spoken[0].audio)
+    assert heard[0] != heard[1]
+    after = client.encodes()
+    assert {name: after[name] - before[name] for name in after} == {
+        "speaker": 2,
+        "codec": 2,
+    }
+    assert client.http.delete("/v1/audio/voices/both").status_code == 200
+    assert {speak().status for _ in range(ROUNDS)} == {400}
+
+
+def test_nothing_is_lost_and_nothing_is_left(told):
+    shown = told.client.http.get("/v1/audio/voices").json()["uploaded_voices"]
+    for voice in shown:
+        answer = told.client.http.delete(f"/v1/audio/voices/{voice['name']}")
+        assert answer.status_code == 200
+    assert told.servers.problems() == []
+    left = {p.stem for p in told.servers.samples_dir.rglob("*.safetensors")}
+    assert left.isdisjoint(voice["audio_sha256"] for voice in shown)

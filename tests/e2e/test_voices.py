@@ -1,0 +1,61 @@
+"""What becomes of one voice on a server that goes on: precomputed, forced, damaged."""
+
+import time
+
+import pytest
+
+from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
+]
+
+
+def test_forced_precompute_encodes_again_to_the_same_bits(client, make_clip):
+    client.register("forced", make_clip(), ref_text="Hello there.")
+    client.precompute("forced")
+    first, encodes = client.speak(voice="forced"), client.encodes()
+    answer = client.precompute("forced", force=True).json()
+    assert answer == {"voice": "forced", "cache_status": "ready"}
+    assert client.encodes() == {name: n + 1 for name, n in encodes.items()}
+    assert client.speak(voice="forced").audio == first.audio
+
+
+def test_registering_precomputes_in_the_background(client, make_clip):
+    client.register("early", make_clip(), ref_text="Hello.", precompute="true")
+    until = time.monotonic() + 60
+    while (status := client.http.get("/v1/audio/voices/early/cache").json())[
+        "cache_status"
+    ] != "ready":
+        assert status["cache_status"] in ("pending", "processing")
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert client.speak(voice="early").cache == "hit"
+
+
+def test_removing_the_stored_audio_does_not_silence_a_precomputed_voice(
+    client, shared_server, make_clip
+):
+    client.register("kept", make_clip(), ref_text="Hello there.")
+    client.precompute("kept")
+    sha = client.http.get("/v1/audio/voices/kept").json()["voice"]["audio_sha256"]
+    first = client.speak(voice="kept")
+    stored = shared_server.options.samples_dir / "store" / sha[:2] / sha
+    stored = stored / "audio.safetensors"
+    stored.unlink()
+    again = client.speak(voice="kept")
+    assert (again.status, again.audio) == (200, first.audio)
+    client.http.delete("/v1/audio/voices/kept")
+
+
+@pytest.mark.families(QWEN3_TTS)
+def test_a_raw_embedding_speaks_the_same_registered_and_in_the_request(client):
+    values = [0.01 * (i % 7 - 3) for i in range(128)]
+    form = {"name": "raw", "consent": "c", "speaker_embedding": str(values)}
+    assert client.http.post("/v1/audio/voices", data=form).status_code == 200
+    assert client.precompute("raw").json()["cache_status"] == "ready"
+    registered = client.speak(voice="raw")
+    given = client.speak(speaker_embedding=values, task_type="Base")
+    assert (registered.status, registered.audio) == (200, given.audio)
