@@ -19,8 +19,9 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 from vllm_tts_cache.files import storage_error
+from vllm_tts_cache.throttled_log import ThrottledLog
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -122,5 +123,6 @@ def _error_behind(exc: HTTPException) -> TTSCacheError:
 
 def _answer(request: Request, error: TTSCacheError) -> Response:
     if http_errors.is_server_fault(http_errors.status_of(error)):
-        logger.warning("%s %s: %s", request.method, request.url.path, error)
+        cause = f"answering: {type(error).__name__}"
+        throttled.warn_of(cause, "%s %s: %s", request.method, request.url.path, error)
     return http_errors.json_response(error)

@@ -25,8 +25,9 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.throttled_log import ThrottledLog
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 Prepared = tuple[str, Any, dict[str, Any]]
 
@@ -74,7 +75,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         try:
             return host_speakers.load_audio(self.speakers.store, voice_name)
         except StorageError as exc:
-            logger.warning("Voice %s: %s", voice_name, exc)
+            throttled.warn_of("reading a voice", "Voice %s: %s", voice_name, exc)
             return None
 
     def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
