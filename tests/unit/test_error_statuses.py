@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints import http_errors
 from vllm_tts_cache.entrypoints.guarded_route import GuardedRoute
-from vllm_tts_cache.entrypoints.poller import AudioGoneError
+from vllm_tts_cache.entrypoints.poller import AudioGoneError, GoneError
 from vllm_tts_cache.entrypoints.service import UnsupportedFamilyError
 from vllm_tts_cache.speaker.rpc_client import UnsupportedModelError
 
@@ -36,6 +36,7 @@ ERRORS = [
     (errors.WorkerRPCError("no"), 500, "InternalServerError"),
     (UnsupportedModelError("no"), 500, "InternalServerError"),
     (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
+    (GoneError("gone"), 500, "InternalServerError"),
     (AudioGoneError("a" * 64), 500, "InternalServerError"),
     (UnsupportedFamilyError(), 400, "BadRequestError"),
     (errors.StorageFullError("/x"), 507, "InternalServerError"),
