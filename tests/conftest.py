@@ -12,14 +12,18 @@ FAMILIES = ("qwen3-tts", "fish-speech")
 ORDER = {family: place for place, family in enumerate(FAMILIES)}
 
 
+@pytest.hookimpl(trylast=True)  # after pytest's own order, which splits a family
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the end-to-end tests first, a family's together: the others fill up.
+    """Put the end-to-end tests first, a family's together and as they are written."""
+    items.sort(key=_place)
 
-    pytest's own grouping gives up at a second parameter, and each change of family
-    starts a server.
-    """
-    items.sort(key=lambda item: ORDER.get(group_of(item.nodeid), len(ORDER)))
-    items.sort(key=lambda item: level_of(item.nodeid) != "e2e")
+
+def _place(item: pytest.Item) -> tuple[int, str, int]:
+    """Sort only end-to-end tests, which are the first; the others stay as they are."""
+    if level_of(item.nodeid) != "e2e":
+        return (len(ORDER) + 1, "", 0)
+    file, line, _ = item.location
+    return (ORDER.get(group_of(item.nodeid), len(ORDER)), file, line or 0)
 
 
 @pytest.hookimpl(optionalhook=True)
