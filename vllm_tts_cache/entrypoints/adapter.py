@@ -130,6 +130,17 @@ class CachedAdapter:
         host: Any = super()
         return await host.build(request, sampling_params_list, has_inline_ref_audio)
 
+    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
+        """Refuse texts that the model would read as something else: here none.
+
+        Args:
+            request: A clone, with the transcript that it is to be made with.
+            has_own_ref_text: Whether that came with the request. A stored one was
+                checked when it was registered.
+
+        Raises: InvalidSpeakerError.
+        """
+
     @property
     def _service(self) -> SpeakerService:
         return self.ctx.server.speakers
@@ -159,6 +170,7 @@ class CachedAdapter:
         seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
         # First what costs nothing: a request that is refused fetches nothing.
         self._check(seen)
+        await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
         clip = await self._clip(request, found)
         need = EncodingNeed(ref=clip.ref, encoder_names=family.encoders[mode])
         stored = None if found is None else found.fingerprints

@@ -48,7 +48,7 @@ class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
 
         Raises: InvalidSpeakerError.
         """
-        await self._check_input(request.input)
+        await self._check_text("input", request.input)
         prepared = await super().speak(
             request, sampling_params_list, has_inline_ref_audio
         )
@@ -61,7 +61,6 @@ class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
         Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
         """
         text = speaker.request.input
-        await self._check_input(text)
         voice = await self._voice(speaker.ref, speaker.request.ref_text)
         built = await asyncio.to_thread(self._builder.speak, voice, text)
         prompt = built.to_engine(speaker.ref)
@@ -70,11 +69,20 @@ class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
             prompt=prompt, tts_params=params, model_type="fish_speech"
         )
 
-    async def _check_input(self, text: str) -> None:
+    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
+        """Refuse a control token that would end or forge a turn.
+
+        Raises: InvalidSpeakerError.
+        """
+        await self._check_text("input", request.input)
+        if has_own_ref_text:
+            await self._check_text("ref_text", request.ref_text)
+
+    async def _check_text(self, field: str, text: str) -> None:
         if len(text) <= _SHORT_CHARS:
-            self.tts_cache_check_text("input", text)
+            self.tts_cache_check_text(field, text)
         else:
-            await asyncio.to_thread(self.tts_cache_check_text, "input", text)
+            await asyncio.to_thread(self.tts_cache_check_text, field, text)
 
     async def _voice(self, ref: SpeakerRef, ref_text: str) -> fish_prompt.VoicePart:
         need = EncodingNeed(ref=ref, encoder_names=(CODEC,))
