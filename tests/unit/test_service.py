@@ -340,7 +340,7 @@ async def test_a_service_that_is_shut_down_leaves_no_thread_and_no_descriptor(tm
             if path.is_symlink()
         ]
         # A worker keeps this one as long as its process lives.
-        return len(ours), sum("encode-turns" not in path for path in opened)
+        return len(ours), sum("turns.lock" not in path for path in opened)
 
     await live()
     threads, descriptors = held()

@@ -35,14 +35,6 @@ class Usage:
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """The bytes that the files of one segment may have."""
-
-    audio_max_bytes: int
-    encodings_max_bytes: int
-
-
 _IS_ROW = (stored_file.c.audio_sha256 == bindparam("of_sha")) & (
     stored_file.c.kind == bindparam("of_kind")
 )

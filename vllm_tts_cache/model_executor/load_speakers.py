@@ -19,9 +19,7 @@ from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.speaker.family import ReferenceEncoder
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.store.turns import KeyTurns
-
-TURNS_FILE = "encode-turns.lock"
+from vllm_tts_cache.store.turns import open_turns
 
 
 def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
@@ -57,7 +55,7 @@ def build_worker_speakers(
         encoders=encoders,
         cache=cache,
         store=store,
-        turns=KeyTurns(settings.samples_dir / TURNS_FILE),
+        turns=open_turns(settings),
         device=encode_device,
     )
     queue = EncodeQueue(
