@@ -6,6 +6,7 @@ silence.
 """
 
 import asyncio
+import socket
 import uuid
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -13,7 +14,10 @@ from typing import Any
 
 import httpx
 import torch
+import uvicorn
 from fastapi import FastAPI
+from vllm.connections import HTTPConnection
+from vllm.multimodal.media import MediaConnector
 
 from tests.in_process_workers import (
     InProcessEngine,
@@ -147,6 +151,9 @@ class Server:
         self.handler = api_server.OmniOpenAIServingSpeech(
             self.engine, models, request_logger=None
         )
+        # The host's own connection outlives an event loop, and knows but one.
+        self.connection = HTTPConnection()
+        self.handler._media_connector = MediaConnector(connection=self.connection)
         self.app.include_router(api_server.router)
         init_exception_handler(self.app)
         _register_omni_exception_handlers(self.app)
@@ -198,5 +205,22 @@ async def running(server):
             encoder.gate.set()
         await server.settled()
         await server.client.aclose()
+        await (await server.connection.get_async_client()).close()
         server.handler.shutdown()
         server.speakers.close()
+
+
+@asynccontextmanager
+async def listening(app):
+    """A real web server in front of it, as the host starts it; gives its port."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
+        web = uvicorn.Server(config)
+        serving = asyncio.create_task(web.serve([listener]))
+        while not web.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            web.should_exit = True
+            await serving

@@ -2,28 +2,23 @@
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import tempfile
-import threading
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fault.hostile_input import VOICES, cases, clip
+from tests.fault.held import ON_DEMAND, Held, with_all_threads
+from tests.fault.hostile_input import VOICES, cases
 from tests.speech_server import Server, running
 
 NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "300"))
 AT_ONCE = 4
 # The host's own, for a path or a method that is nobody's.
 OF_NO_ROUTE = b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}'
-ON_DEMAND = 8  # threads in which the host loads media, each begun when it is needed
-ALL_THREADS = 16  # more at once than any executor has threads
 
 
 @dataclass
@@ -89,40 +84,6 @@ def problem(case, answer):
     if {"message", "type", "param", "code"} <= error.keys() and error["code"] == status:
         return None
     return f"not the host's shape: {answer.body[:300]}"
-
-
-class Held:
-    """What this process holds on to."""
-
-    def __init__(self, loop):
-        gc.collect()
-        self.threads = threading.active_count()
-        self.descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
-        self.tasks = len(asyncio.all_tasks(loop))
-
-    def __repr__(self):
-        return f"{self.threads} threads, {self.descriptors} fds, {self.tasks} tasks"
-
-
-async def with_all_threads(server):
-    """Every thread has begun that ever will, and has its connection."""
-    assert (await server.register("Ann", clip("wav"), ref_text="words")).is_success
-    assert (await server.speak(voice="Ann")).is_success
-    assert (await server.client.delete(f"{VOICES}/Ann")).is_success
-    closed = "http://127.0.0.1:9/"
-    assert (await server.speak(ref_audio=closed, ref_text="a")).status_code == 400
-    service = server.service
-    pools = service._uploads, service._reads, service.inline._executor
-    pools += service.deletions._clients, service.deletions._own
-    await asyncio.gather(
-        *(asyncio.to_thread(look, server) for _ in range(ALL_THREADS)),
-        *(pool.run(look, server) for pool in pools for _ in range(ALL_THREADS)),
-    )
-
-
-def look(server):
-    time.sleep(0.05)
-    server.service.store.catalogue.count()
 
 
 async def emptied(server):

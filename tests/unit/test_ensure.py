@@ -449,6 +449,22 @@ async def test_a_worker_that_cannot_be_asked_fails_all_who_wait(rig, monkeypatch
     assert rig.ensurer.num_flights == 0
 
 
+async def test_what_is_shut_down_asks_no_more_and_whoever_waits_hears_so(rig):
+    """It began anew for those who waited, and asked as long as they did."""
+    rig.encoders[0].gate.clear()
+    waiting = asyncio.create_task(rig.ensurer.ensure(rig.need()))
+    await rig.entered()
+    rig.ensurer.shutdown()
+    for caller in (waiting, rig.ensurer.ensure(rig.need(1))):
+        with pytest.raises(ServerBusyError, match="shutting down"):
+            await asyncio.wait_for(caller, 10)
+    await asyncio.sleep(0.1)
+    rig.engine.calls.clear()
+    await asyncio.sleep(0.5)
+    assert rig.engine.calls == []
+    assert rig.ensurer.num_flights == 0
+
+
 async def test_waiting_leaves_the_event_loop_free(rig):
     need = rig.need()
     rig.encoders[0].gate.clear()

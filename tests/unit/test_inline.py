@@ -26,6 +26,7 @@ from vllm_tts_cache.store.opening import open_store
 class CountingHandler(http.server.SimpleHTTPRequestHandler):
     fetched: ClassVar[list[str]] = []
     gate = threading.Event()
+    pause_seconds = 0.2  # long enough for everybody to ask meanwhile
 
     def log_message(self, format, *args):
         pass
@@ -35,7 +36,7 @@ class CountingHandler(http.server.SimpleHTTPRequestHandler):
         if self.path.startswith("/drip"):
             self._drip()
         else:
-            time.sleep(0.2)  # long enough for everybody to ask meanwhile
+            time.sleep(self.pause_seconds)
             super().do_GET()
 
     def _drip(self):

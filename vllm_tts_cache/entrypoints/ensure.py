@@ -206,7 +206,10 @@ class Ensurer:
         return next((a.causes[request_id] for a in answers if a.causes), None)
 
     def shutdown(self) -> None:
-        """Stop asking; whoever waits is cancelled with the server."""
+        """Stop asking.
+
+        Whoever waits, or comes later, is told that the server is busy.
+        """
         self._poller.shutdown()
 
     def _read(self, key: EncodingKey) -> Encoding | None:

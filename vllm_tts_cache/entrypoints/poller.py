@@ -139,6 +139,7 @@ class EncodePoller:
         self._num_joined = 0
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_shut_down = False
         self._last_id = _NO_NUMBER
         self._asked_at = 0.0
         self._num_stored_since = 0  # since the workers were asked
@@ -176,6 +177,8 @@ class EncodePoller:
 
         Raises: ServerBusyError.
         """
+        if self._is_shut_down:
+            raise _shutting_down()
         if (want := self._wants.get(key)) is None:
             want = self._new(key, encoder, segment)
         before = want.to_wire()
@@ -199,7 +202,10 @@ class EncodePoller:
             del self._wants[want.key]
 
     def shutdown(self) -> None:
-        """Stop asking."""
+        """Stop asking; who waits is told so, and who comes later."""
+        self._is_shut_down = True
+        for want in list(self._wants.values()):
+            self._fail(want, _shutting_down())
         if self._task is not None:
             self._task.cancel()
 
@@ -379,6 +385,10 @@ def _too_many_inline() -> ServerBusyError:
     return ServerBusyError(
         "too many inline references wait to be encoded", RETRY_AFTER_SECONDS
     )
+
+
+def _shutting_down() -> ServerBusyError:
+    return ServerBusyError("it is shutting down", RETRY_AFTER_SECONDS)
 
 
 def _timed_out(seconds: float) -> EncodeTimeoutError:

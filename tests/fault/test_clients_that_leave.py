@@ -1,0 +1,222 @@
+"""Two hundred clients that ask for something dear, and leave before it comes."""
+
+import asyncio
+import base64
+import itertools
+import json
+import time
+
+import pytest
+from websockets.asyncio.client import connect
+
+from tests.audio_clips import sndfile_bytes, voiced
+from tests.fault.held import ON_DEMAND, Held, with_all_threads
+from tests.speech_server import Server, listening, running
+from tests.unit.test_inline import CountingHandler
+from tests.unit import test_inline
+
+NUM_CLIENTS = 200
+AT_ONCE = 40  # fewer than may wait to be decoded
+SOON_SECONDS = 60.0
+
+media, web = test_inline.media, test_inline.web
+
+
+@pytest.fixture
+async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", str(2 * NUM_CLIENTS))
+    monkeypatch.setenv("SPEAKER_CACHE_MAX_FETCHES", str(2 * NUM_CLIENTS))
+    directory = tmp_path / "speakers"
+    async with running(Server(qwen3_checkpoint, directory, monkeypatch)) as server:
+        await with_all_threads(server)
+        yield server
+
+
+async def soon(condition):
+    until = time.monotonic() + SOON_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
+
+
+def clip(number):
+    samples = voiced(8_000, 1.1, pitch_hz=120 + number)
+    data = sndfile_bytes((samples * 32767).astype("int16"), 8_000, "WAV")
+    return f"data:audio/wav;base64,{base64.b64encode(data).decode()}"
+
+
+# -------- ways to ask
+
+
+def fields_of(url):
+    return {"input": "Hi.", "ref_audio": url, "x_vector_only_mode": True}
+
+
+async def posted(port, path, fields):
+    """A connection on which an answer would come."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: s\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    await writer.drain()
+    return writer.transport
+
+
+async def plainly(port, url):
+    return await posted(port, "/v1/audio/speech", fields_of(url))
+
+
+async def as_a_stream(port, url):
+    how = {"stream": True, "stream_format": "audio", "response_format": "pcm"}
+    return await posted(port, "/v1/audio/speech", fields_of(url) | how)
+
+
+async def in_a_batch(port, url):
+    fields = {"items": [fields_of(url)]}
+    return await posted(port, "/v1/audio/speech/batch", fields)
+
+
+async def by_websocket(port, url):
+    socket = await connect(f"ws://127.0.0.1:{port}/v1/audio/speech/stream")
+    config = {"type": "session.config", "ref_audio": url, "x_vector_only_mode": True}
+    for message in (
+        config,
+        {"type": "input.text", "text": "Hi."},
+        {"type": "input.done"},
+    ):
+        await socket.send(json.dumps(message))
+    return socket.transport
+
+
+WAYS = pytest.mark.parametrize(
+    "ask", [plainly, as_a_stream, in_a_batch, by_websocket]
+)
+
+
+async def leave(connections):
+    """Half of them with a farewell, half without."""
+    for connection, politely in zip(connections, itertools.cycle([True, False])):
+        if politely:
+            connection.close()
+        else:
+            connection.abort()
+
+
+# -------- what they leave
+
+
+def num_waiting(server):
+    """Clients, encodings and clips that something is done for."""
+    service = server.service
+    inline = service.inline
+    return (
+        service.ensurer.num_flights
+        + len(inline._fetches)
+        + len(inline._decodes)
+        + inline._executor._num_pending
+    )
+
+
+async def nothing_is_left(server, before):
+    await soon(lambda: num_waiting(server) == 0)
+    await soon(lambda: server.speakers.stats()["in_flight"] == 0)
+    await soon(lambda: server.service.ensurer._poller._task is None)
+    loop = asyncio.get_running_loop()
+    await soon(lambda: len(asyncio.all_tasks(loop)) <= before.tasks)
+    after = Held(loop)
+    assert after.threads <= before.threads + ON_DEMAND, (before, after)
+    assert after.descriptors <= before.descriptors + ON_DEMAND, (before, after)
+    assert server.service.store.verify() == []
+
+
+async def registered(server):
+    done = await server.register("Ann", voice(), ref_text="words")
+    assert done.status_code == 200, done.text
+
+
+def voice():
+    samples = voiced(24_000, 2.0, pitch_hz=90)
+    return sndfile_bytes((samples * 32767).astype("int16"), 24_000, "WAV")
+
+
+@WAYS
+async def test_who_waits_for_an_encode_and_leaves_holds_nobody_up(server, ask):
+    """A registered voice waited 41 s behind 200 abandoned jobs of 0.2 s."""
+    speaker = server.encoders[0]
+    num_before = speaker.num_calls
+    async with listening(server.app) as port:
+        before = Held(asyncio.get_running_loop())
+        speaker.gate.clear()
+        connections, ensurer = [], server.service.ensurer
+        for first in range(0, NUM_CLIENTS, AT_ONCE):
+            connections += [
+                await ask(port, clip(number)) for number in range(first, first + AT_ONCE)
+            ]
+            await soon(lambda: ensurer.num_flights == len(connections))
+        await soon(speaker.entered.is_set)
+        await leave(connections)
+        await soon(lambda: ensurer.num_flights == 0)
+        await registered(server)
+        speaking = asyncio.create_task(server.speak(voice="Ann"))
+        await soon(lambda: ensurer.num_flights == 2)
+        speaker.gate.set()
+        answer = await speaking
+        assert (answer.status_code, answer.headers["X-Speaker-Cache"]) == (200, "miss")
+        assert speaker.num_calls - num_before == 2  # the one in hand, and Ann
+        await nothing_is_left(server, before)
+
+
+@WAYS
+async def test_who_waits_for_a_fetch_and_leaves_takes_it_along(server, web, ask):
+    """200 fetches ran on, and stopped those of everybody else."""
+    fetches = server.service.inline._fetches
+    async with listening(server.app) as port:
+        before = Held(asyncio.get_running_loop())
+        connections = [
+            await ask(port, f"{web}/drip?{number}") for number in range(NUM_CLIENTS)
+        ]
+        await soon(lambda: len(fetches) == NUM_CLIENTS)
+        await leave(connections)
+        await soon(lambda: not fetches)
+        began = time.monotonic()
+        answer = await server.speak(**fields_of(f"{web}/clip.wav"))
+        assert answer.status_code == 200, answer.text
+        assert time.monotonic() - began < 10.0
+        CountingHandler.gate.set()
+        await nothing_is_left(server, before)
+
+
+@pytest.mark.parametrize("path", ["encode", "fetch"])
+async def test_what_is_too_much_is_refused_and_the_rest_leaves_nothing(
+    qwen3_checkpoint, tmp_path, monkeypatch, path, web
+):
+    """At the bounds that a server has without any setting."""
+    async with running(Server(qwen3_checkpoint, tmp_path / "s", monkeypatch)) as server:
+        await with_all_threads(server)
+        before = Held(asyncio.get_running_loop())
+        server.encoders[0].gate.clear()
+        asked = [
+            asyncio.create_task(
+                server.speak(
+                    **fields_of(clip(n) if path == "encode" else f"{web}/drip?{n}")
+                )
+            )
+            for n in range(NUM_CLIENTS)
+        ]
+        num_served = 64 if path == "encode" else 16
+        await soon(lambda: sum(t.done() for t in asked) >= NUM_CLIENTS - num_served)
+        await asyncio.sleep(0.1)
+        refused = [task.result() for task in asked if task.done()]
+        assert len(refused) == NUM_CLIENTS - num_served
+        for answer in refused:
+            assert answer.status_code == 503
+            assert int(answer.headers["Retry-After"]) > 0
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+        server.encoders[0].gate.set()
+        CountingHandler.gate.set()
+        await nothing_is_left(server, before)

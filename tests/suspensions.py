@@ -1,0 +1,95 @@
+"""Drives a coroutine by its suspensions, so that each of them can be the last."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from typing import Any, Literal
+
+Moment = Literal["waiting", "come"]
+MOMENTS: tuple[Moment, ...] = ("waiting", "come")
+
+
+class Steps:
+    """Awaits a coroutine, and calls ``act`` at its suspension of that number.
+
+    Args:
+        coroutine: What is driven.
+        number: From 1.
+        act: Cancels whatever is to be cancelled.
+        moment: ``waiting``: as the coroutine begins to wait. ``come``: once what it
+            waits for is there, but before it could go on with it.
+    """
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        number: int,
+        act: Callable[[], object],
+        moment: Moment = "waiting",
+    ):
+        self._steps = coroutine.__await__()
+        self._number = number
+        self._act = act
+        self._moment = moment
+        self.num_suspensions = 0
+
+    @property
+    def has_acted(self) -> bool:
+        """Whether the coroutine came that far."""
+        return self.num_suspensions >= self._number
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step = lambda: self._steps.send(None)  # noqa: E731
+        while True:
+            try:
+                awaited = step()
+            except StopIteration as stop:
+                return stop.value
+            self.num_suspensions += 1
+            if self.num_suspensions == self._number:
+                self._arm(awaited)
+            try:
+                yield awaited
+            except BaseException as exc:  # noqa: BLE001  it is the coroutine's
+                step = lambda exc=exc: self._steps.throw(exc)  # noqa: E731
+            else:
+                step = lambda: self._steps.send(None)  # noqa: E731
+
+    def _arm(self, awaited: Any) -> None:
+        if self._moment == "waiting" or awaited is None:
+            self._act()
+        else:
+            # Before the task itself is told, which is added when this was yielded.
+            awaited.add_done_callback(lambda _: self._act())
+
+
+async def at_each_suspension(
+    make: Callable[[], Coroutine[Any, Any, Any]], moment: Moment
+) -> AsyncIterator[int]:
+    """Cancel ``make()`` at its first suspension, a new one at its second, and so on.
+
+    Gives the number after each; ends when one finishes before it is cancelled.
+    """
+    number = 0
+    while True:
+        number += 1
+        cancelled = await cancelled_at(make(), number, moment)
+        yield number
+        if not cancelled:
+            return
+
+
+async def cancelled_at(
+    coroutine: Coroutine[Any, Any, Any], number: int, moment: Moment
+) -> bool:
+    """Cancel a coroutine at one suspension; False if it has not as many."""
+    steps = Steps(coroutine, number, lambda: task.cancel(), moment)
+    task = asyncio.create_task(awaiting(steps))
+    await asyncio.wait([task])
+    if not steps.has_acted:
+        task.result()  # unhindered it must not fail
+    return steps.has_acted
+
+
+async def awaiting(awaitable: Awaitable[Any]) -> Any:
+    """Make a coroutine of it, as a task wants one."""
+    return await awaitable
