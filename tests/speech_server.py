@@ -8,7 +8,7 @@ silence.
 import asyncio
 import socket
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,9 +137,6 @@ class Server:
             init_exception_handler,
         )
         from vllm_omni.entrypoints.openai import api_server
-        from vllm_omni.entrypoints.openai.serving_speech_stream import (
-            OmniStreamingSpeechHandler,
-        )
         from vllm_omni.entrypoints.serve.utils.errors import (
             _register_omni_exception_handlers,
         )
@@ -161,7 +158,7 @@ class Server:
         state.args = SimpleNamespace(log_error_stack=False)
         state.engine_client, state.server = self.engine, None
         state.openai_serving_speech = self.handler
-        state.openai_streaming_speech = OmniStreamingSpeechHandler(
+        state.openai_streaming_speech = api_server.OmniStreamingSpeechHandler(
             speech_service=self.handler
         )
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
@@ -210,12 +207,25 @@ async def running(server):
         server.speakers.close()
 
 
+class WebServer(uvicorn.Server):
+    """Leaves the signals to whoever runs the tests."""
+
+    def capture_signals(self):
+        return nullcontext()
+
+
 @asynccontextmanager
 async def listening(app):
     """A real web server in front of it, as the host starts it; gives its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
-        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
-        web = uvicorn.Server(config)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=5,
+        )
+        web = WebServer(config)
         serving = asyncio.create_task(web.serve([listener]))
         while not web.started:
             await asyncio.sleep(0.01)

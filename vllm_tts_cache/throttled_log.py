@@ -34,7 +34,13 @@ class ThrottledLog:
         self._lock = threading.Lock()
         self._causes: OrderedDict[str, _Cause] = OrderedDict()
 
-    def warn_of(self, cause: str, message: str, *values: object) -> None:
+    def warn_of(
+        self,
+        cause: str,
+        message: str,
+        *values: object,
+        mistake: BaseException | None = None,
+    ) -> None:
         """Log a warning, unless its cause had a line within the last minute.
 
         The next line of a cause says how many were left out before it.
@@ -44,6 +50,7 @@ class ThrottledLog:
                 and no name, or a thousand voices on a full disk are a thousand lines.
             message: The line, with ``%``-placeholders for the values, as in `logging`.
             values: What stands in them; may name the one voice that it happened to.
+            mistake: Of ours, whose traceback goes with the line.
         """
         num_suppressed = self._turn(cause)
         if num_suppressed is None:
@@ -52,7 +59,7 @@ class ThrottledLog:
         if num_suppressed:
             line += f" ({num_suppressed} more like this were not logged)"
         # The caller's own line, not this one, where a formatter shows it.
-        self._logger.warning("%s", line, stacklevel=2)
+        self._logger.warning("%s", line, stacklevel=2, exc_info=mistake)
 
     def _turn(self, cause: str) -> int | None:
         """Return how many lines were left out since the last; None: leave this out."""

@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 
 OMNI = "vllm_omni"
 SERVING = "entrypoints/openai/serving_speech.py"
+STREAM = "entrypoints/openai/serving_speech_stream.py"
 API_SERVER = "entrypoints/openai/api_server.py"
 ADAPTERS = "entrypoints/openai/tts_adapters"
 SCHEDULER = "core/sched/omni_ar_scheduler.py"
@@ -159,15 +160,31 @@ def test_seam_scheduler_a_request_can_end_as_an_error_with_a_reason():
     )
 
 
-def test_seam_serving_class_is_looked_up_by_name_when_the_server_starts():
+@pytest.mark.parametrize(
+    "serving", ["OmniOpenAIServingSpeech", "OmniStreamingSpeechHandler"]
+)
+def test_seam_serving_class_is_looked_up_by_name_when_the_server_starts(serving):
     uses = [
         node.lineno
         for function in tree_of(API_SERVER).body
         if isinstance(function, FUNCTIONS)
         for node in ast.walk(function)
-        if isinstance(node, ast.Name) and node.id == "OmniOpenAIServingSpeech"
+        if isinstance(node, ast.Name) and node.id == serving
     ]
-    assert uses, "api_server.OmniOpenAIServingSpeech is not looked up as a global"
+    assert uses, f"api_server.{serving} is not looked up as a global"
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("handle_session", ["websocket"]),
+        ("_parse_message", ["websocket", "raw"]),
+        ("_send_error", ["websocket", "message"]),
+    ],
+)
+def test_seam_streaming_handler_has_what_ours_builds_on(name, takes):
+    method = method_in(STREAM, "OmniStreamingSpeechHandler", name)
+    assert parameters(method)[: len(takes)] == takes, name
 
 
 @pytest.mark.parametrize(

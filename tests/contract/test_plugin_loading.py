@@ -31,6 +31,7 @@ def fingerprint():
         "mixin": sorted(n for n in vars(OmniWorkerMixin) if "tts_cache" in n),
         "scheduler": "_update_request_with_output" in vars(OmniARScheduler),
         "serving": api_server.OmniOpenAIServingSpeech.__module__,
+        "stream": api_server.OmniStreamingSpeechHandler.__module__,
         "adapter": tts_adapters.TTS_ADAPTER_REGISTRY["qwen3_tts"].__module__,
         "routes": sorted(
             r.endpoint.__module__ for r in api_server.router.routes
@@ -172,13 +173,14 @@ def test_switched_off_everything_is_stocks(fingerprints):
     stock = fingerprints["stock"]
     assert fingerprints["switched off"] == stock
     assert (stock["mixin"], stock["scheduler"]) == ([], False)
-    modules = [*stock["models"], stock["serving"], stock["adapter"], *stock["routes"]]
+    modules = [*stock["models"], *stock["routes"]]
+    modules += [stock["serving"], stock["stream"], stock["adapter"]]
     assert all(module.startswith("vllm_omni.") for module in modules), modules
 
 
 def test_registering_puts_our_parts_in_place(fingerprints):
     once = fingerprints["once"]
-    ours = [*once["models"], once["serving"], once["adapter"]]
+    ours = [*once["models"], once["serving"], once["stream"], once["adapter"]]
     assert all(module.startswith("vllm_tts_cache.") for module in ours), ours
     assert len(once["mixin"]) == 6
     assert once["scheduler"] is True

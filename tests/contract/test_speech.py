@@ -86,7 +86,6 @@ async def by_websocket(server, **fields):
         {"type": "input.done"},
     ):
         told.put_nowait({"type": "websocket.receive", "text": json.dumps(message)})
-    told.put_nowait({"type": "websocket.disconnect", "code": 1000})
     told_first, said = [{"type": "websocket.connect"}], []
 
     async def receive():
@@ -94,6 +93,8 @@ async def by_websocket(server, **fields):
 
     async def send(message):
         said.append(message)
+        if "session.done" in message.get("text", ""):
+            told.put_nowait({"type": "websocket.disconnect", "code": 1000})
 
     scope = {
         "type": "websocket",

@@ -402,17 +402,19 @@ async def test_a_server_that_is_shut_down_while_it_deletes_leaves_it_to_the_next
         own._task.cancel()
         sha = await first.voice()
         own.carry_out(first.store.delete("Ann"))
-        steps = Steps(own._run(), number, lambda own=own: own._task.cancel(), moment)
+        steps = Steps(own._run(), number, own.shutdown, moment)
         own._task = asyncio.create_task(awaiting(steps))
         unfinished = first.store.catalogue.num_unfinished_deletions
-        await soon(lambda own=own, left=unfinished: own._task.done() or not left())
-        is_finished = not unfinished()
+        await soon(lambda steps=steps, left=unfinished: steps.has_acted or not left())
+        if is_finished := not steps.has_acted:
+            own.shutdown()
+        await soon(own._task.done)
         first.service.shutdown()
         first.speakers.close()
         second = DeletionRig(tmp_path)
         await second.nothing_is_left(sha)
         assert second.store.verify() == []
         await second.close()
-        if is_finished and not steps.has_acted:
+        if is_finished:
             break
     assert number > 5

@@ -37,6 +37,13 @@ def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, caplog)
     speakers.close()
 
 
+def test_a_hundred_failed_requests_are_one_line(plugin_log):
+    requests = FailedRequests()
+    for number in range(100):
+        requests.add(f"request-{number}", CAUSE, None)
+    assert plugin_log.messages == [f"No speaker prompt for request request-0: {CAUSE}"]
+
+
 def test_a_failed_request_can_sample_one_id_and_its_neighbours_what_they_could(failed):
     given = logits()
     ended = failed.end(given.clone(), ["one", "failed", "two"])

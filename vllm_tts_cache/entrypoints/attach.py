@@ -7,10 +7,10 @@ from starlette.routing import BaseRoute
 
 
 def attach() -> None:
-    """Put our serving class, adapters and routes in place of the host's.
+    """Put our serving classes, adapters and routes in place of the host's.
 
-    The API server looks its serving class up by name when it starts, which is after
-    general plugins ran. Called again, it changes nothing.
+    The API server looks its classes up by name when it starts, which is after general
+    plugins ran. Called again, it changes nothing.
     """
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
@@ -18,10 +18,12 @@ def attach() -> None:
     from vllm_tts_cache.entrypoints.fish_speech_adapter import CachedFishSpeechAdapter
     from vllm_tts_cache.entrypoints.qwen3_tts_adapter import CachedQwen3TTSAdapter
     from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
+    from vllm_tts_cache.entrypoints.speech_stream import CachedStreamingSpeech
 
     if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
         return
     api_server.OmniOpenAIServingSpeech = CachedServingSpeech
+    api_server.OmniStreamingSpeechHandler = CachedStreamingSpeech
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for adapter in (CachedQwen3TTSAdapter, CachedFishSpeechAdapter):

@@ -71,6 +71,7 @@ class Deletions:
         self._orphans: dict[int, float] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_shut_down = False
         self._recovering: threading.Thread | None = None
         self._clients = BoundedExecutor(
             "too many deletions wait", num_threads=NUM_THREADS, max_waiting=MAX_WAITING
@@ -93,6 +94,7 @@ class Deletions:
 
     def shutdown(self) -> None:
         """Take part no longer; what is left is for the others, or the next start."""
+        self._is_shut_down = True
         if self._task is not None:
             self._task.cancel()
         if self._recovering is not None:
@@ -150,7 +152,8 @@ class Deletions:
 
     async def _run(self) -> None:
         pause_seconds = ROUND_SECONDS
-        while True:
+        # Before Python 3.12 `wait_for` may take a cancellation for nothing.
+        while not self._is_shut_down:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), pause_seconds)
             self._news.clear()

@@ -23,8 +23,9 @@ from vllm_tts_cache.speaker.rpc_client import WANT, AsyncWorkers
 from vllm_tts_cache.speaker.wire import JobReport, JobState, WantAnswer, WantCall
 from vllm_tts_cache.store.keys import EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.throttled_log import ThrottledLog
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 # A worker is told of so many at a time; the others wait here, where nobody pays.
 MAX_OUTSTANDING = 64
@@ -250,7 +251,8 @@ class EncodePoller:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             # A mistake of ours must not leave callers waiting for ever.
-            logger.error("Waiting for encodings: %r", error)
+            message = "Waiting for encodings: %r"
+            throttled.warn_of("waiting", message, error, mistake=error)
             for want in list(self._wants.values()):
                 self._fail(want, EncodeError(f"waiting for it failed: {error!r}"))
         if self._wants:

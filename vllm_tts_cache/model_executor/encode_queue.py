@@ -17,8 +17,6 @@ from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.keys import EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-
 MAX_REMEMBERED = 1024  # failures; and as many finished force ids
 # Another process that has the key finishes, or dies and its lock with it. After this
 # long it is stuck, and encoding twice is harmless.
@@ -100,7 +98,7 @@ class EncodeQueue:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._warnings = ThrottledLog(logger)
+        self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
         self._num_finished = 0
         self._num_refused = 0
 
@@ -214,8 +212,9 @@ class EncodeQueue:
         while not self._is_closed:
             try:
                 self._step()
-            except Exception:
-                logger.exception("The encode thread; it goes on.")
+            except Exception as exc:  # noqa: BLE001  the queue must not stop for it
+                message = "The encode thread goes on after %r"
+                self._warnings.warn_of("its thread", message, exc, mistake=exc)
                 time.sleep(_PAUSE_AFTER_FAULT_SECONDS)
 
     def _step(self) -> None:

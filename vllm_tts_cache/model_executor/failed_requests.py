@@ -14,8 +14,7 @@ import torch
 
 from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
+from vllm_tts_cache.throttled_log import ThrottledLog
 
 # A request leaves this list long before so many others have failed after it.
 MAX_FAILED_REQUESTS = 4096
@@ -26,6 +25,7 @@ class FailedRequests:
 
     def __init__(self) -> None:
         self._ids: OrderedDict[str, None] = OrderedDict()
+        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ids
@@ -34,7 +34,8 @@ class FailedRequests:
         self, request_id: str, cause: Exception, speakers: WorkerSpeakers | None
     ) -> None:
         """Log the cause, count it, and remember the request."""
-        logger.error("No speaker prompt for request %s: %s", request_id, cause)
+        message = "No speaker prompt for request %s: %s"
+        self._log.warn_of("no speaker prompt", message, request_id, cause)
         if speakers is not None:
             speakers.remember_failed_prompt(request_id, str(cause) or repr(cause))
         self._ids[request_id] = None

@@ -4,7 +4,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 FLUSH_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
@@ -65,7 +67,8 @@ class Recency:
         try:
             self._hand_on(used)
         except Exception as exc:  # noqa: BLE001  a dead thread would note no use again
-            logger.info("The use of %d speakers was not noted: %s", len(used), exc)
+            message = "The use of %d speakers was not noted: %s"
+            throttled.warn_of("noting uses", message, len(used), exc)
 
     def _start_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():

@@ -1,0 +1,160 @@
+"""A disk that fails under a crowd: one line per cause and minute, with a count.
+
+Twenty cold voices on a disk that failed were 516 lines a second.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import re
+import sqlite3
+from collections import Counter
+
+import pytest
+from sqlalchemy import Engine
+
+from tests.fault.test_clients_that_leave import clip, fields_of
+from tests.speech_server import Server, running
+from tests.unit.test_inline import wav
+from vllm_tts_cache import files, throttled_log
+from vllm_tts_cache.entrypoints import deletions
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+VOICES = "/v1/audio/voices"
+NUM_EACH = 40
+LEFT_OUT = re.compile(r" \((\d+) more like this were not logged\)$")
+
+
+class Lines(logging.Handler):
+    """What the plugin logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+class Warned:
+    """How often each log was warned of each cause."""
+
+    def __init__(self, monkeypatch):
+        self.counts = Counter()
+        self._known = set()
+        warn_of = ThrottledLog.warn_of
+
+        def counted(log, cause, *args, **kwargs):
+            if id(log) not in self._known:
+                self._known.add(id(log))
+                log._causes.clear()  # another test's minute
+            self.counts[id(log), cause] += 1
+            return warn_of(log, cause, *args, **kwargs)
+
+        monkeypatch.setattr(ThrottledLog, "warn_of", counted)
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    logger, handler = logging.getLogger("vllm.vllm_tts_cache"), Lines()
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    return handler.lines
+
+
+@pytest.fixture
+async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(deletions, "AFTER_ERROR_SECONDS", 0.05)
+    directory = tmp_path / "speakers"
+    async with running(Server(qwen3_checkpoint, directory, monkeypatch)) as server:
+        yield server
+
+
+# -------- disks
+
+
+def full(monkeypatch, _):
+    """Nothing more can be written."""
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+def unreadable(monkeypatch, _):
+    """What is stored cannot be read, and nothing can be removed."""
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files, "_read_all", fail)
+    monkeypatch.setattr(os, "rename", fail)
+    monkeypatch.setattr(os, "unlink", fail)
+
+
+def without_catalogue(monkeypatch, server):
+    """No file of the catalogue's can be opened any more."""
+
+    def fail(*_, **__):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Engine, "connect", fail)
+    monkeypatch.setattr(Engine, "begin", fail)
+
+
+# -------- a crowd
+
+
+async def crowd(server, first):
+    """Some of everything, many times; answers their statuses."""
+    client = server.client
+    voices = [f"voice-{number % 10}" for number in range(first, first + NUM_EACH)]
+    pitches = range(200 + first, 200 + first + NUM_EACH)
+    asked = [
+        *(server.register(f"new-{p}", wav(pitch_hz=p)) for p in pitches),
+        *(server.speak(**fields_of(clip(p))) for p in pitches),
+        *(server.speak(voice=voice) for voice in voices),
+        *(server.speak(voice=voice, x_vector_only_mode=True) for voice in voices),
+        *(client.post(f"{VOICES}/{voice}/cache?force=true") for voice in voices),
+        *(client.get(f"{VOICES}/{voice}/cache") for voice in voices),
+        *(client.get(VOICES) for _ in voices),
+        *(client.get("/v1/audio/speaker_cache") for _ in voices),
+        *(client.delete(f"{VOICES}/{voice}") for voice in voices[:2]),
+    ]
+    answers = await asyncio.gather(*asked)
+    return Counter(answer.status_code for answer in answers)
+
+
+@pytest.mark.parametrize("disk", [full, unreadable, without_catalogue])
+async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
+    server, monkeypatch, lines, disk
+):
+    for number in range(10):
+        done = await server.register(
+            f"voice-{number}", wav(pitch_hz=100 + number), ref_text="words"
+        )
+        assert done.status_code == 200, done.text
+    await server.speak(voice="voice-0")
+    server.speakers.forget([done.json()["voice"]["audio_sha256"]])
+    assert lines == []
+    warned = Warned(monkeypatch)
+    with monkeypatch.context() as breaking:
+        disk(breaking, server)
+        statuses = await crowd(server, 0)
+        assert sum(n for status, n in statuses.items() if status >= 500) > NUM_EACH
+        causes = dict(warned.counts)
+        assert sum(causes.values()) > 5 * len(causes), causes
+        assert len(lines) == len(causes) <= 8, lines
+        assert not [line for line in lines if LEFT_OUT.search(line)]
+        # A minute later each cause has another, which says how many there were.
+        monkeypatch.setattr(throttled_log, "INTERVAL_SECONDS", 0.0)
+        del lines[:]
+        await crowd(server, NUM_EACH)
+        told = [LEFT_OUT.search(line) for line in lines]
+        left_out = sum(int(found[1]) for found in told if found)
+        again = {cause: n for cause, n in causes.items() if warned.counts[cause] > n}
+        assert left_out >= sum(n - 1 for n in again.values()) > 0

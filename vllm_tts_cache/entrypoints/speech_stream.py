@@ -1,0 +1,120 @@
+"""The host's speech WebSocket: what is done for a client ends when it leaves."""
+
+import asyncio
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from fastapi import WebSocket, WebSocketDisconnect
+from vllm_omni.entrypoints.openai.serving_speech_stream import (
+    OmniStreamingSpeechHandler,
+)
+
+Message = MutableMapping[str, Any]
+
+# A session's configuration may bring a clip, for which the host takes 4 MiB.
+AHEAD_MAX_BYTES = 8 * 1024 * 1024
+_TOO_BIG = 1009
+_GONE = 1006
+
+
+class CachedStreamingSpeech(OmniStreamingSpeechHandler):
+    """Sessions as the host's, which listen to their client all the time.
+
+    The host listens between utterances only: while a reference is fetched or encoded
+    it would not see that nobody waits for it any more.
+    """
+
+    async def handle_session(self, websocket: WebSocket) -> None:
+        """Serve one connection until it is closed, by whomever."""
+        ahead = _ReadAhead(websocket)
+        seen = WebSocket(websocket.scope, ahead.receive, ahead.send)
+        session = asyncio.create_task(super().handle_session(seen))
+        reading = asyncio.create_task(ahead.read())
+        tasks = {session, reading}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if ahead.is_too_much:
+            await self._send_error(websocket, "Too much was sent ahead of the speech")
+            with suppress(Exception):  # it may have left
+                await websocket.close(_TOO_BIG)
+        if not session.cancelled():
+            session.result()
+
+    async def _parse_message(
+        self, websocket: WebSocket, raw: str
+    ) -> dict[str, Any] | None:
+        """As the host; what only Python's parser refuses is no JSON either."""
+        try:
+            return await super()._parse_message(websocket, raw)
+        except (RecursionError, ValueError):
+            await self._send_error(websocket, "Invalid JSON message")
+            return None
+
+
+class _ReadAhead:
+    """What a client sends, taken before the session asks for it.
+
+    Bounded in what the session has not taken yet, and in what it has taken without
+    telling the client anything, as it does while it only collects text.
+    """
+
+    def __init__(self, websocket: WebSocket):
+        self._websocket = websocket
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._num_ahead = 0
+        self._num_unanswered = 0
+
+    @property
+    def is_too_much(self) -> bool:
+        return max(self._num_ahead, self._num_unanswered) > AHEAD_MAX_BYTES
+
+    async def read(self) -> None:
+        """Return when the client has left, or has sent too much."""
+        try:
+            while not self.is_too_much:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                self._num_ahead += _num_bytes(message)
+                self._messages.put_nowait(message)
+        finally:
+            # Before Python 3.12 `wait_for` may take a cancellation for nothing: a
+            # session that outlives it must not wait for who is no longer there.
+            self._messages.put_nowait({"type": "websocket.disconnect", "code": _GONE})
+
+    async def receive(self) -> Message:
+        """Return the next message; one in bytes, which the host does not expect, as
+        one without a text.
+        """
+        message = await self._messages.get()
+        num_bytes = _num_bytes(message)
+        self._num_ahead -= num_bytes
+        self._num_unanswered += num_bytes
+        if message["type"] == "websocket.receive" and message.get("text") is None:
+            return {**message, "text": ""}
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Tell the client something.
+
+        Raises: WebSocketDisconnect if it has left, as often as it is asked.
+        """
+        try:
+            await self._websocket.send(message)
+        except RuntimeError as exc:
+            raise WebSocketDisconnect(_GONE) from exc
+        except UnicodeEncodeError:
+            # The host repeats to the client what it was told, as it was told.
+            text = message["text"].encode(errors="replace").decode()
+            await self._websocket.send({**message, "text": text})
+        self._num_unanswered = 0
+
+
+def _num_bytes(message: Message) -> int:
+    # Near enough of text, most of which is ASCII.
+    return len(message.get("text") or message.get("bytes") or b"")
