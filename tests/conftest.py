@@ -95,6 +95,12 @@ def fish_speech_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_fish_speech_checkpoint(tmp_path_factory.mktemp("fish-speech") / "tiny")
 
 
+@pytest.fixture(autouse=True)
+def every_level_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+    """Hear every level: a package that the host imports silences whoever listens."""
+    caplog.handler.setLevel(logging.NOTSET)
+
+
 @pytest.fixture
 def plugin_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

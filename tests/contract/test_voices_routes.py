@@ -111,6 +111,55 @@ async def test_a_page_is_bounded_in_bytes_and_goes_on(server, monkeypatch):
     assert set(names) < set(listed["voices"])
 
 
+async def test_a_page_of_more_than_a_thousand_voices_cannot_be_asked_for(server):
+    assert (await server.client.get(f"{VOICES}?limit=1000")).status_code == 200
+    for limit in (0, 1001, 10**9):
+        answer = await server.client.get(f"{VOICES}?limit={limit}")
+        assert 400 <= answer.status_code < 500
+
+
+NUM_AT_ONCE = 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_waiting"), [("upload", 32), ("list", 64), ("delete", 64)]
+)
+async def test_what_waits_is_bounded_for_each_kind_of_work(
+    server, monkeypatch, kind, max_waiting
+):
+    service, gate = server.service, threading.Event()
+    owner, name, ask = {
+        "upload": (service, "_register_clip", lambda: server.register("A", wav())),
+        "list": (service.store.catalogue, "list", lambda: server.client.get(VOICES)),
+        "delete": (
+            service.store,
+            "delete",
+            lambda: server.client.delete(f"{VOICES}/A"),
+        ),
+    }[kind]
+    work = getattr(owner, name)
+
+    def held(*args, **kwargs):
+        assert gate.wait(60)
+        return work(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, held)
+    num_served, num_refused = NUM_AT_ONCE + max_waiting, 5
+    asked = [asyncio.create_task(ask()) for _ in range(num_served + num_refused)]
+    try:
+        while sum(task.done() for task in asked) < num_refused:
+            await asyncio.sleep(0.01)
+        refused = [task.result() for task in asked if task.done()]
+        assert len(refused) == num_refused
+        assert {answer.status_code for answer in refused} == {503}
+        assert all(int(answer.headers["Retry-After"]) > 0 for answer in refused)
+    finally:
+        gate.set()
+    answers = await asyncio.gather(*asked)
+    statuses = [answer.status_code for answer in answers]
+    assert statuses.count(503) == num_refused
+
+
 async def test_a_deletion_that_is_not_finished_says_how_far_it_is(server, monkeypatch):
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.3)
     await server.register("Ann", wav())

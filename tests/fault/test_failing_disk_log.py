@@ -27,10 +27,10 @@ LEFT_OUT = re.compile(r" \((\d+) more like this were not logged\)$")
 
 
 class Lines(logging.Handler):
-    """What the plugin logs."""
+    """What is logged."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, level=logging.NOTSET):
+        super().__init__(level)
         self.lines = []
 
     def emit(self, record):
@@ -53,6 +53,14 @@ class Warned:
             return warn_of(log, cause, *args, **kwargs)
 
         monkeypatch.setattr(ThrottledLog, "warn_of", counted)
+
+
+@pytest.fixture
+def hosts_errors(monkeypatch):
+    """What the host takes for its own mistakes, each with a traceback."""
+    handler = Lines(logging.ERROR)
+    monkeypatch.setattr(logging.getLogger("vllm_omni"), "handlers", [handler])
+    return handler.lines
 
 
 @pytest.fixture
@@ -131,7 +139,7 @@ async def crowd(server, first):
 
 @pytest.mark.parametrize("disk", [full, unreadable, without_catalogue])
 async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
-    server, monkeypatch, lines, disk
+    server, monkeypatch, lines, hosts_errors, disk
 ):
     for number in range(10):
         done = await server.register(
@@ -150,6 +158,7 @@ async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
         assert sum(causes.values()) > 5 * len(causes), causes
         assert len(lines) == len(causes) <= 8, lines
         assert not [line for line in lines if LEFT_OUT.search(line)]
+        assert hosts_errors == []
         # A minute later each cause has another, which says how many there were.
         monkeypatch.setattr(throttled_log, "INTERVAL_SECONDS", 0.0)
         del lines[:]

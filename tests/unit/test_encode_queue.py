@@ -231,12 +231,12 @@ def test_failures_are_remembered_up_to_a_number(rig, monkeypatch):
     assert [rig.look(name).reason for name in "abc"] == ["", "b cannot", "c cannot"]
 
 
-def test_failures_of_a_thousand_clips_are_one_line_in_the_log(rig, caplog):
+def test_failures_of_a_thousand_clips_are_one_line_in_the_log(rig, plugin_log):
     for number in range(50):
         rig.work.errors[str(number)] = EncodeError("the disk")
         rig.want(str(number))
     rig.run()
-    assert caplog.text.count("the disk") == 1
+    assert plugin_log.text.count("the disk") == 1
 
 
 def test_what_exists_already_is_not_encoded_unless_it_is_forced(rig):

@@ -25,13 +25,13 @@ def logits(num_rows=3):
     return torch.randn(num_rows, 4_096, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, caplog):
+def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, plugin_log):
     speakers = worker_speakers(tmp_path, [SpectrumEncoder("speaker")])
     requests = FailedRequests()
     requests.add("mine", CAUSE, speakers)
     assert "mine" in requests
     assert "other" not in requests
-    assert f"No speaker prompt for request mine: {CAUSE}" in caplog.text
+    assert f"No speaker prompt for request mine: {CAUSE}" in plugin_log.text
     assert speakers.stats()["failed_prompts"] == 1
     assert speakers.failed(["mine", "other"]) == {"mine": str(CAUSE)}
     speakers.close()

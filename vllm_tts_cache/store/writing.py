@@ -79,8 +79,7 @@ class Writer:
         except _GoneError:  # deleted or evicted since we looked
             return self.keep(audio, segment, commit, is_bounded=is_bounded)
         finally:
-            if staged is not None:
-                staged.unlink(missing_ok=True)
+            _unstage(staged)
         if segment is Segment.INLINE:
             self._evict(segment, sha, AUDIO_KIND)
         return result
@@ -97,7 +96,7 @@ class Writer:
                     return False
                 self._place(db, staged, sha, kind, audio.segment, len(blob))
         finally:
-            staged.unlink(missing_ok=True)
+            _unstage(staged)
         self._evict(audio.segment, sha, kind)
         return True
 
@@ -174,6 +173,13 @@ class Writer:
         except StorageError as exc:
             cause = "more is stored than may be"
             self._log.warn_of(cause, "Cannot remove what is over its budget: %s", exc)
+
+
+def _unstage(staged: Path | None) -> None:
+    # Whatever became of it was decided before; what stays is swept with the process.
+    if staged is not None:
+        with suppress(OSError):
+            staged.unlink(missing_ok=True)
 
 
 class _GoneError(Exception):

@@ -102,6 +102,19 @@ def test_no_flipped_byte_of_audio_is_ever_served(store):
     assert store.read_audio(address()) is not None
 
 
+def test_what_cannot_be_tidied_up_makes_no_error_of_what_was_done(store, monkeypatch):
+    """It was registered, and answered with a 500."""
+
+    def unwilling(*_args, **_kwargs):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "unlink", unwilling)
+        register(store, "Bob", 1)
+        assert publish(store, 1)
+    assert store.read_audio(address(1)) is not None
+
+
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
 def test_truncated_files_are_set_aside_and_can_be_stored_again(store, length):
     for kind in ("audio", KIND):
