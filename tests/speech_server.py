@@ -8,7 +8,7 @@ silence.
 import asyncio
 import socket
 import uuid
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,8 +210,9 @@ async def running(server):
 class WebServer(uvicorn.Server):
     """Leaves the signals to whoever runs the tests."""
 
+    @contextmanager
     def capture_signals(self):
-        return nullcontext()
+        yield
 
 
 @asynccontextmanager

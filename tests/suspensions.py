@@ -63,31 +63,38 @@ class Steps:
 
 
 async def at_each_suspension(
-    make: Callable[[], Coroutine[Any, Any, Any]], moment: Moment
-) -> AsyncIterator[int]:
+    make: Callable[[], Coroutine[Any, Any, Any]], moment: Moment, *, at_least: int
+) -> AsyncIterator[None]:
     """Cancel ``make()`` at its first suspension, a new one at its second, and so on.
 
-    Gives the number after each; ends when one finishes before it is cancelled.
+    Yields after each; ends when one finishes before it is cancelled, which must have
+    suspended so many times at least, or the test tests less than it says.
     """
-    number = 0
-    while True:
+    number = 1
+    while await cancelled_at(make(), number, moment):
+        yield
         number += 1
-        cancelled = await cancelled_at(make(), number, moment)
-        yield number
-        if not cancelled:
-            return
+    yield
+    assert number > at_least, number
 
 
 async def cancelled_at(
     coroutine: Coroutine[Any, Any, Any], number: int, moment: Moment
 ) -> bool:
     """Cancel a coroutine at one suspension; False if it has not as many."""
-    steps = Steps(coroutine, number, lambda: task.cancel(), moment)
-    task = asyncio.create_task(awaiting(steps))
+
+    async def drive() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        steps.append(Steps(coroutine, number, task.cancel, moment))
+        await steps[0]
+
+    steps: list[Steps] = []
+    task = asyncio.create_task(drive())
     await asyncio.wait([task])
-    if not steps.has_acted:
+    if not steps[0].has_acted:
         task.result()  # unhindered it must not fail
-    return steps.has_acted
+    return steps[0].has_acted
 
 
 async def awaiting(awaitable: Awaitable[Any]) -> Any:

@@ -5,6 +5,7 @@ import base64
 import itertools
 import json
 import time
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -12,8 +13,8 @@ from websockets.asyncio.client import connect
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.fault.held import ON_DEMAND, Held, with_all_threads
 from tests.speech_server import Server, listening, running
-from tests.unit.test_inline import CountingHandler
 from tests.unit import test_inline
+from tests.unit.test_inline import CountingHandler
 
 NUM_CLIENTS = 200
 AT_ONCE = 40  # fewer than may wait to be decoded
@@ -107,9 +108,7 @@ async def by_websocket(port, url):
     return socket.transport
 
 
-WAYS = pytest.mark.parametrize(
-    "ask", [plainly, as_a_stream, in_a_batch, by_websocket]
-)
+WAYS = pytest.mark.parametrize("ask", [plainly, as_a_stream, in_a_batch, by_websocket])
 
 
 async def leave(connections):
@@ -181,10 +180,9 @@ async def test_who_waits_for_an_encode_and_leaves_holds_nobody_up(server, ask):
         speaker.gate.clear()
         connections, ensurer = [], server.service.ensurer
         for first in range(0, NUM_CLIENTS, AT_ONCE):
-            connections += [
-                await ask(port, clip(number)) for number in range(first, first + AT_ONCE)
-            ]
-            await soon(lambda: ensurer.num_flights == len(connections))
+            some = range(first, first + AT_ONCE)
+            connections += [await ask(port, clip(number)) for number in some]
+            await soon(lambda so_far=some.stop: ensurer.num_flights == so_far)
         await soon(speaker.entered.is_set)
         await leave(connections)
         await soon(lambda: ensurer.num_flights == 0)
@@ -235,7 +233,7 @@ async def test_what_is_too_much_is_refused_and_the_rest_leaves_nothing(
             await plainly(port, clip(n) if path == "encode" else f"{web}/drip?{n}")
             for n in range(NUM_CLIENTS)
         ]
-        answers = [connection.get_protocol() for connection in connections]
+        answers: list[Any] = [c.get_protocol() for c in connections]
         num_served = 64 if path == "encode" else 16
         await soon(lambda: num_answered(answers) >= NUM_CLIENTS - num_served)
         await asyncio.sleep(0.1)

@@ -14,7 +14,8 @@ from collections import Counter
 import pytest
 from sqlalchemy import Engine
 
-from tests.fault.test_clients_that_leave import clip, fields_of
+from tests.fault.test_clients_that_leave import clip as inline_clip
+from tests.fault.test_clients_that_leave import fields_of
 from tests.speech_server import Server, running
 from tests.unit.test_inline import wav
 from vllm_tts_cache import files, throttled_log
@@ -124,7 +125,7 @@ async def crowd(server, first):
     pitches = range(200 + first, 200 + first + NUM_EACH)
     asked = [
         *(server.register(f"new-{p}", wav(pitch_hz=p)) for p in pitches),
-        *(server.speak(**fields_of(clip(p))) for p in pitches),
+        *(server.speak(**fields_of(inline_clip(p))) for p in pitches),
         *(server.speak(voice=voice) for voice in voices),
         *(server.speak(voice=voice, x_vector_only_mode=True) for voice in voices),
         *(client.post(f"{VOICES}/{voice}/cache?force=true") for voice in voices),
@@ -142,12 +143,12 @@ async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
     server, monkeypatch, lines, hosts_errors, disk
 ):
     for number in range(10):
-        done = await server.register(
-            f"voice-{number}", wav(pitch_hz=100 + number), ref_text="words"
-        )
+        clip = wav(pitch_hz=100 + number)
+        done = await server.register(f"voice-{number}", clip, ref_text="words")
         assert done.status_code == 200, done.text
-    await server.speak(voice="voice-0")
-    server.speakers.forget([done.json()["voice"]["audio_sha256"]])
+    assert (await server.speak(voice="voice-0")).status_code == 200
+    shown = (await server.client.get(f"{VOICES}/voice-0")).json()["voice"]
+    server.speakers.forget([shown["audio_sha256"]])  # it is on the disk only
     assert lines == []
     warned = Warned(monkeypatch)
     with monkeypatch.context() as breaking:

@@ -293,11 +293,13 @@ async def floods(socket, num_bytes):
 
 async def test_a_client_that_never_flushes_is_cut_off(server):
     """The host kept all of it, as long as somebody sent any."""
-    async with listening(server.app) as port:
-        async with connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket:
-            await socket.send(json.dumps({"type": "session.config"}))
-            assert await floods(socket, 2 * AHEAD_MAX_BYTES) == 1009
-            assert "Too much" in json.loads(await socket.recv())["message"]
+    async with (
+        listening(server.app) as port,
+        connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket,
+    ):
+        await socket.send(json.dumps({"type": "session.config"}))
+        assert await floods(socket, 2 * AHEAD_MAX_BYTES) == 1009
+        assert "Too much" in json.loads(await socket.recv())["message"]
 
 
 async def test_a_client_that_sends_ahead_of_a_cold_voice_is_cut_off_and_withdraws(

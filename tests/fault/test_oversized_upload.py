@@ -1,7 +1,6 @@
 """A body that is too large, and does not say so: refused while it arrives."""
 
 import asyncio
-import os
 import tempfile
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def spooled_bytes(spool):
     for handle in Path("/proc/self/fd").iterdir():
         try:
             if str(handle.readlink()).startswith(str(spool)):
-                num_bytes += os.stat(handle).st_size
+                num_bytes += handle.stat().st_size
         except FileNotFoundError:  # it was that of the list itself
             continue
     return num_bytes

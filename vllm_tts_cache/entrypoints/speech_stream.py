@@ -88,8 +88,9 @@ class _ReadAhead:
             self._messages.put_nowait({"type": "websocket.disconnect", "code": _GONE})
 
     async def receive(self) -> Message:
-        """Return the next message; one in bytes, which the host does not expect, as
-        one without a text.
+        """Return the next message.
+
+        One in bytes, which the host does not expect, comes as one without a text.
         """
         message = await self._messages.get()
         num_bytes = _num_bytes(message)
