@@ -11,7 +11,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from benchmarks import machine, plots, report, run
-from benchmarks.models import MODELS, Model
+from benchmarks.models import Model, model_called, models
 from benchmarks.run import SCENARIOS, Plan, Scenario
 from benchmarks.sides import CHUNK_FRAMES
 
@@ -21,8 +21,8 @@ _TABLE_WIDTH = 200
 
 _QUICK = """\
 --quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
-leaves out, unless --only or --model names it: Fish Speech; many_voices, inline_flood,
-bulk_registration and kv_prefix. It leaves out: clones in context (but in
+leaves out, unless --only or --model names it: every model but the first; many_voices,
+inline_flood, bulk_registration and kv_prefix. It leaves out: clones in context (but in
 cold_bystander); references of 10 s; several streams at once; 8 clips at once; restart
 and eviction. Its clips are shorter, its numbers smaller, its round is one. Its figures
 show that it works, and large differences; they are not for publication.
@@ -89,7 +89,7 @@ def _estimate(plan: Plan) -> str:
 def _is_whole(plan: Plan) -> bool:
     """Whether the pictures of the documentation may come from it."""
     asked = (len(plan.scenarios), len(plan.models), len(plan.sizes))
-    return not plan.is_quick and asked == (len(SCENARIOS), len(MODELS), 0)
+    return not plan.is_quick and asked == (len(SCENARIOS), len(models()), 0)
 
 
 def _draw(result: Path, directory: Path) -> int:
@@ -122,7 +122,7 @@ def _plan(given: argparse.Namespace) -> Plan:
     ]
     return Plan(
         scenarios=scenarios,
-        models=[m for m in MODELS if m.name in given.model]
+        models=[model_called(name) for name in dict.fromkeys(given.model)]
         if given.model
         else _models(scenarios, is_quick=given.quick),
         num_rounds=given.rounds or default_rounds,
@@ -135,22 +135,27 @@ def _plan(given: argparse.Namespace) -> Plan:
 def _models(scenarios: Sequence[Scenario], *, is_quick: bool) -> list[Model]:
     """All; of a quick run as few as have all of its scenarios."""
     if not is_quick:
-        return list(MODELS)
-    needed = {s.models[0].name for s in scenarios if s.models}
-    return [model for model in MODELS if model.name in needed]
+        return list(models())
+    needed = {s.name for s in scenarios if s.is_served}
+    chosen: list[Model] = []
+    for model in models():
+        if needed & model.scenarios:
+            chosen.append(model)
+            needed -= model.scenarios
+    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure vllm-tts-cache beside stock vLLM-Omni, in turns, on the "
-        "CPU, with tiny talkers; Qwen3-TTS's reference encoders have their released "
-        "sizes (but in qwen3-tts-tiny), Fish Speech's codec is small. All of it takes "
-        "more than an hour on two slow cores; an estimate comes first.",
+        "CPU, with tiny talkers. What the reference encoders are (of their released "
+        "sizes, or small) is written with the results. All of it takes more than an "
+        "hour on two slow cores; an estimate comes first.",
         epilog=_QUICK,
     )
     scenarios = [scenario.name for scenario in SCENARIOS]
-    models = [model.name for model in MODELS]
+    names = [model.name for model in models()]
     add = parser.add_argument
     add("--quick", action="store_true", help="much less; see below")
     add(
@@ -159,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=scenarios,
         help="this scenario; may be repeated",
     )
-    add("--model", action="append", choices=models, help="this one; may be repeated")
+    add("--model", action="append", choices=names, help="this one; may be repeated")
     add(
         "--size",
         action="append",

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import soundfile
 
-from benchmarks.models import QWEN3_TTS, Model
+from benchmarks.models import Model, models
 from benchmarks.sides import Sides
 
 SAMPLE_RATE_HZ = 44_100
@@ -38,7 +38,7 @@ class Bench:
     is_quick: bool
     work: Path
     step: Callable[[str], None]
-    model: Model = QWEN3_TTS
+    model: Model = field(default_factory=lambda: models()[0])
     sizes: Mapping[str, int] = field(default_factory=dict)
     _sides: Sides | None = None
     _numbers: "count[int]" = field(default_factory=lambda: count(1))

@@ -22,7 +22,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.bench import Bench, clip
-from benchmarks.models import MODELS, Model
+from benchmarks.models import Model, model_called, models
 from benchmarks.sides import Side, open_sides
 from vllm_tts_cache.testing.client import data_url
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (py_spy := shutil.which(given.py_spy)) is None:
         print("py-spy is not installed: pip install py-spy", file=sys.stderr)
         return 2
-    model = next(model for model in MODELS if model.name == given.model)
+    model = model_called(given.model)
     work = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     for side in open_sides(model, work):  # one at a time
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.profiles", description=__doc__
     )
-    names = [model.name for model in MODELS]
+    names = [model.name for model in models()]
     add = parser.add_argument
     add("--model", choices=names, default=names[0], help="(%(default)s)")
     add("--top", type=int, default=10, help="functions of each process (%(default)s)")

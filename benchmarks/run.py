@@ -20,7 +20,7 @@ from rich.progress import (
 
 from benchmarks.bench import Bench
 from benchmarks.measure import STOCK, Row
-from benchmarks.models import FISH_SPEECH, QWEN3_TTS, QWEN3_TTS_TINY, Model
+from benchmarks.models import Model
 from benchmarks.scenarios import (
     bulk_registration,
     churn,
@@ -36,9 +36,6 @@ from benchmarks.scenarios import (
 )
 from benchmarks.sides import open_sides
 
-BOTH = (QWEN3_TTS, FISH_SPEECH)
-NONE: tuple[Model, ...] = ()
-
 # Seconds on two slow cores that nobody else uses: whatever the rounds are, and each.
 Seconds = tuple[float, float]
 SERVERS: Seconds = (120, 0)  # starting both at once, and stopping them
@@ -49,15 +46,15 @@ class Scenario:
     """A way to get rows.
 
     Attributes:
-        models: What is served beside it, once for each; none of them if it needs no
-            servers, or starts its own.
+        is_served: Whether servers stand beside it, once for each model that says that
+            it is measured in it; else it needs none, or starts its own.
         full: How long it takes; ``quick``: in a quick run.
         is_in_quick: Whether a quick run has it that does not name it.
     """
 
     run: Callable[[Bench], list[Row]]
-    models: tuple[Model, ...]
     _: KW_ONLY
+    is_served: bool = True
     full: Seconds
     quick: Seconds
     is_in_quick: bool = True
@@ -70,32 +67,34 @@ class Scenario:
 # Small codecs make a cold reference cost little: those that are about it have only
 # the model with encoders of the released size.
 SCENARIOS = (
-    Scenario(core.run, NONE, full=(20, 0), quick=(8, 0)),
-    Scenario(churn.run, NONE, full=(105, 0), quick=(6, 0)),
-    Scenario(many_voices.run, NONE, full=(480, 80), quick=(150, 25), is_in_quick=False),
-    Scenario(warm_hit.run, BOTH, full=(30, 95), quick=(10, 8)),
-    Scenario(ttfa.run, BOTH, full=(30, 80), quick=(5, 6)),
-    Scenario(concurrent_cold.run, (QWEN3_TTS,), full=(40, 72), quick=(5, 8)),
-    Scenario(cold_bystander.run, (QWEN3_TTS,), full=(30, 86), quick=(8, 14)),
+    Scenario(core.run, is_served=False, full=(20, 0), quick=(8, 0)),
+    Scenario(churn.run, is_served=False, full=(105, 0), quick=(6, 0)),
+    Scenario(
+        many_voices.run,
+        is_served=False,
+        full=(480, 80),
+        quick=(150, 25),
+        is_in_quick=False,
+    ),
+    Scenario(warm_hit.run, full=(30, 95), quick=(10, 8)),
+    Scenario(ttfa.run, full=(30, 80), quick=(5, 6)),
+    Scenario(concurrent_cold.run, full=(40, 72), quick=(5, 8)),
+    Scenario(cold_bystander.run, full=(30, 86), quick=(8, 14)),
     Scenario(
         inline_flood.run,
-        (QWEN3_TTS,),
         full=(30, 60),
         quick=(10, 40),
         is_in_quick=False,
     ),
     Scenario(
         bulk_registration.run,
-        (QWEN3_TTS_TINY,),
         full=(30, 150),
         quick=(10, 40),
         is_in_quick=False,
     ),
-    Scenario(
-        kv_prefix.run, (FISH_SPEECH,), full=(30, 58), quick=(30, 58), is_in_quick=False
-    ),
+    Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),
     # The last one: its restart leaves ours with another setting.
-    Scenario(first_request.run, BOTH, full=(90, 60), quick=(2, 4)),
+    Scenario(first_request.run, full=(90, 60), quick=(2, 4)),
 )
 
 
@@ -113,14 +112,16 @@ class Plan:
     @property
     def alone(self) -> list[Scenario]:
         """Those that have no server beside them."""
-        return [s for s in self.scenarios if not s.models]
+        return [s for s in self.scenarios if not s.is_served]
 
     @property
     def served(self) -> list[tuple[Model, list[Scenario]]]:
         """The models that are served, and what runs beside their servers."""
         pairs = []
         for model in self.models:
-            beside = [s for s in self.scenarios if model in s.models]
+            beside = [
+                s for s in self.scenarios if s.is_served and s.name in model.scenarios
+            ]
             if beside:
                 pairs.append((model, beside))
         return pairs
@@ -177,11 +178,11 @@ def run(plan: Plan) -> Outcome:
 def _run_one(scenario: Scenario, bench: Bench, outcome: Outcome) -> None:
     began = time.perf_counter()
     bench.step(scenario.name)
-    model = bench.model.name if scenario.models else ""
+    model = bench.model.name if scenario.is_served else ""
     what = f"{scenario.name} {model}".strip()
     with _kept(what, outcome):
         rows = scenario.run(bench)
-        if scenario.models:
+        if scenario.is_served:
             rows = [of_model(row, bench.model) for row in rows]
         named = (dataclasses.replace(row, scenario=scenario.name) for row in rows)
         outcome.rows.extend(named)

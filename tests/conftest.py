@@ -3,13 +3,27 @@
 import logging
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FAMILIES = ("qwen3-tts", "fish-speech")
-ORDER = {family: place for place, family in enumerate(FAMILIES)}
+from tests.served import (  # noqa: F401  fixtures and a hook of all that follow
+    case,
+    checkpoint,
+    client,
+    journey,
+    make_clip,
+    pytest_generate_tests,
+    servers,
+    shared_server,
+)
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.listing import default_family, families
+from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
+
+ORDER = {family.name: place for place, family in enumerate(families())}
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own order, which splits a family
@@ -70,29 +84,40 @@ def group_of(nodeid: str) -> str:
     file, _, name = nodeid.partition("::")
     if level_of(nodeid) == "e2e":
         parameters = name.partition("[")[2]
-        return next((family for family in FAMILIES if family in parameters), file)
+        return next((family for family in ORDER if family in parameters), file)
     return file
 
 
 def level_of(nodeid: str) -> str:
-    """unit, contract, fault or e2e."""
+    """unit, contract, families, fault or e2e."""
+    if "e2e" in nodeid.partition("::")[0]:
+        return "e2e"
     return nodeid.removeprefix("tests/").split("/")[0]
 
 
 @pytest.fixture(scope="session")
-def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3-TTS Base checkpoint that tells clips apart; do not write to it."""
-    from vllm_tts_cache.testing.qwen3_tts.write import write_qwen3_tts_checkpoint
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write a family's tiny checkpoint once for each set of options; do not change it.
 
-    return write_qwen3_tts_checkpoint(tmp_path_factory.mktemp("qwen3-tts") / "tiny")
+    Called with a family, and with options of its checkpoint.
+    """
+    written: dict[str, Path] = {}
+
+    def of(family: Family, **options: Any) -> Path:
+        wanted = TinyCheckpoint.of(family, **options)
+        key = repr(wanted.marker)
+        if key not in written:
+            out = tmp_path_factory.mktemp(family.name) / "tiny"
+            written[key] = wanted.write(out)
+        return written[key]
+
+    return of
 
 
 @pytest.fixture(scope="session")
-def fish_speech_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Fish Speech S2 Pro checkpoint with a small codec; do not write to it."""
-    from vllm_tts_cache.testing.fish_speech.write import write_fish_speech_checkpoint
-
-    return write_fish_speech_checkpoint(tmp_path_factory.mktemp("fish-speech") / "tiny")
+def default_checkpoint(tiny: Callable[..., Path]) -> Path:
+    """The default family's, for tests that are about no family."""
+    return tiny(default_family())
 
 
 @pytest.fixture(autouse=True)

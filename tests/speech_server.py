@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
+from tests.families.cases import case_of, default_case
 from tests.in_process_workers import (
     InProcessEngine,
     SpectrumEncoder,
@@ -26,29 +27,7 @@ from tests.in_process_workers import (
     worker_with,
 )
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.families import fish_speech, qwen3_tts
-from vllm_tts_cache.speaker.family import CloneMode
 from vllm_tts_cache.speaker.ref import SpeakerRef
-
-ENCODERS = ("speaker", "codec")
-STAGES = {
-    qwen3_tts.FAMILY.name: "qwen3_tts",
-    fish_speech.FAMILY.name: "fish_speech_slow_ar",
-}
-
-
-def config_of(checkpoint, family):
-    if family is fish_speech.FAMILY:
-        from vllm_omni.model_executor.models.fish_speech.configuration_fish_speech import (  # noqa: E501
-            FishSpeechConfig,
-        )
-
-        return FishSpeechConfig.from_pretrained(checkpoint)
-    from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
-        Qwen3TTSConfig,
-    )
-
-    return Qwen3TTSConfig.from_pretrained(checkpoint)
 
 
 class PrefillEngine(InProcessEngine):
@@ -57,25 +36,24 @@ class PrefillEngine(InProcessEngine):
     ``before_prefill`` holds functions that are called before prefills, one each.
     """
 
-    def __init__(
-        self, checkpoint, *speakers, stage=None, family=qwen3_tts.FAMILY, **config
-    ):
+    def __init__(self, checkpoint, *speakers, stage=None, family=None, **config):
         from vllm import SamplingParams
 
-        stage = stage or STAGES[family.name]
+        self.case = case_of(family) if family else default_case()
+        stage = stage or self.case.stage["model_stage"]
         super().__init__(*(worker_with(each) for each in speakers))
         self.speakers = speakers
         self.errored = False
         self.renderer = self.input_processor = None
         self.tts_batch_max_items = 32
         self.default_sampling_params_list = [SamplingParams(max_tokens=50)] * 2
-        self.family = family
-        hf_config = config_of(checkpoint, family)
+        hf_config = self.case.hf_config(checkpoint)
         for name, value in config.items():
             setattr(hf_config, name, value)
         self.model_config = SimpleNamespace(
             model=str(checkpoint),
             hf_config=hf_config,
+            revision=None,
             allowed_local_media_path="",
             allowed_media_domains=None,
             async_chunk=True,
@@ -111,10 +89,8 @@ class PrefillEngine(InProcessEngine):
 
     def _prefill(self, info):
         if (ref := SpeakerRef.from_info(info)) is not None:
-            in_context = not info.get("x_vector_only_mode", [False])[0]
-            names = self.family.encoders[CloneMode.of(in_context=in_context)]
             for each in self.speakers:
-                each.prompt(ref, names)
+                each.prompt(ref, self.case.mode_of(info).encoders)
 
     async def abort(self, request_id):
         pass
@@ -126,7 +102,8 @@ class Server:
     def __init__(self, checkpoint, directory, monkeypatch, encoders=None, **config):
         monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(directory))
         self.directory = directory
-        self.encoders = encoders or [SpectrumEncoder(name) for name in ENCODERS]
+        family = config.get("family") or default_case().family
+        self.encoders = encoders or [SpectrumEncoder(n) for n in family.encoders]
         self.speakers = worker_speakers(directory, self.encoders)
         self.engine = PrefillEngine(checkpoint, self.speakers, **config)
         self.app = FastAPI()

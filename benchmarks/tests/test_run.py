@@ -6,21 +6,23 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks import profiles, server_plugins
 from benchmarks.__main__ import _parser, _plan
 from benchmarks.bench import SAMPLE_RATE_HZ, Bench, clip
 from benchmarks.measure import OURS, STOCK, RatioAtMost, Row, Summary
-from benchmarks.models import FISH_SPEECH, MODELS, QWEN3_TTS, QWEN3_TTS_TINY
-from benchmarks.precision import difference
+from benchmarks.models import model_called, models
 from benchmarks.run import SCENARIOS, Plan, Scenario, of_model, run
 from benchmarks.scenarios import bulk_registration, inline_flood
 from benchmarks.sides import open_sides
 from benchmarks.streams import Bystanders
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.testing.client import SpeechClient
+
+QWEN3_TTS = model_called("qwen3-tts")
+QWEN3_TTS_TINY = model_called("qwen3-tts-tiny")
+FISH_SPEECH = model_called("fish-speech")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +62,7 @@ def test_clips_are_what_the_server_accepts_and_unlike_each_other():
 def test_the_servers_find_their_plugins_and_no_other_process_does(tmp_path):
     plugins = [
         plugin
-        for model in MODELS
+        for model in models()
         for plugin in (*model.server_plugins, *model.stock.server_plugins)
     ]
     plugins = list(dict.fromkeys(plugins))
@@ -162,7 +164,7 @@ def test_a_scenario_that_fails_costs_only_its_own_rows(tmp_path, capsys):
     seconds = {"full": (1, 0), "quick": (1, 0)}
     outcome = run(
         Plan(
-            scenarios=[Scenario(s, (), **seconds) for s in (bad, good)],
+            scenarios=[Scenario(s, is_served=False, **seconds) for s in (bad, good)],
             models=(),
             num_rounds=1,
             is_quick=False,
@@ -213,7 +215,7 @@ def test_what_stock_was_changed_by_is_said_beside_its_figures_only():
 
 
 def test_stock_and_ours_differ_in_what_the_table_says_they_do(tmp_path):
-    FISH_SPEECH.family.write_checkpoint(tmp_path / "checkpoint-fish-speech")
+    FISH_SPEECH.checkpoint(tmp_path)
     folders = [
         tmp_path / f"fish-speech-{s.name}" for s in open_sides(FISH_SPEECH, tmp_path)
     ]
@@ -347,16 +349,3 @@ async def test_a_flood_leaves_in_time_and_counts_who_was_refused(serve, monkeypa
     assert await inline_flood._flood(side, [{"input": "x"}] * 8) == 3
     assert time.monotonic() - began < 1.5
     assert arrived == ["/v1/audio/speech"] * 8
-
-
-def test_differences_of_codes_are_shares_and_of_embeddings_distances():
-    expected = np.zeros((4, 3), np.int16)
-    given = expected.copy()
-    given[1, 0] = given[3, 1] = 7
-    given[:, 2] = 7
-    assert difference(given, expected) == "first codebook 25.0%, others 62.5%"
-    assert difference(expected, expected) == "equal"
-    one = np.array([0.6, 0.8], np.float32)
-    assert difference(2 * one, one) == "max abs 0.8, 1-cos 0"
-    with pytest.raises(ValueError, match="shape"):
-        difference(np.zeros((4, 3)), np.zeros((5, 3)))

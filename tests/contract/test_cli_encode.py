@@ -9,10 +9,10 @@ from safetensors import safe_open
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidAudioError
-from vllm_tts_cache.families.fish_speech.load import (
+from vllm_tts_cache.families.fish_speech.encoders import (
     load_reference_encoders as fish_encoders,
 )
-from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
 
 
 def write_clip(path, pitch_hz=200):
@@ -30,12 +30,12 @@ def run(*arguments):
 
 
 def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
-    qwen3_checkpoint, tmp_path
+    default_checkpoint, tmp_path
 ):
     clips = write_clip(tmp_path / "alice.wav"), write_clip(tmp_path / "bob.flac", 300)
     out = tmp_path / "new" / "encodings.safetensors"
-    assert run("--model", qwen3_checkpoint, "--out", out, *clips) == 0
-    encoders = load_reference_encoders(qwen3_checkpoint, torch.device("cpu"))
+    assert run("--model", default_checkpoint, "--out", out, *clips) == 0
+    encoders = load_reference_encoders(default_checkpoint, torch.device("cpu"))
     with safe_open(out, "numpy") as file:
         metadata = file.metadata()
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -79,12 +79,12 @@ def test_two_clips_of_one_stem_are_refused_before_anything_is_encoded(tmp_path):
         run("--model", "unread", "--out", tmp_path / "out.safetensors", *clips)
 
 
-def test_an_unusable_clip_is_named_and_no_file_is_written(qwen3_checkpoint, tmp_path):
+def test_an_unusable_clip_is_named_and_no_file_is_written(default_checkpoint, tmp_path):
     good, bad = write_clip(tmp_path / "good.wav"), tmp_path / "bad.wav"
     bad.write_bytes(b"not audio")
     out = tmp_path / "out.safetensors"
     with pytest.raises(InvalidAudioError, match=r"bad\.wav"):
-        run("--model", qwen3_checkpoint, "--out", out, good, bad)
+        run("--model", default_checkpoint, "--out", out, good, bad)
     assert not out.exists()
 
 

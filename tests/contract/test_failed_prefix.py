@@ -19,6 +19,7 @@ from vllm_tts_cache.speaker.ref import FIELD
 NUM_TOKENS = 5 * BLOCK_SIZE + 3
 PROMPT = [11] * NUM_TOKENS
 OTHER_TOKEN = 8
+NO_SPEAKER_PROMPT = 3071  # of the family whose config this is
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def num_cached(scheduled, name):
 
 def test_the_next_request_of_the_voice_computes_its_prefix_again(scheduler):
     scheduler.add_request(clone("failed"))
-    _, told = step(scheduler, ours.NO_SPEAKER_PROMPT)
+    _, told = step(scheduler, NO_SPEAKER_PROMPT)
     assert told == {"failed": FinishReason.ERROR}
     scheduler.add_request(clone("next"))
     scheduled, _ = step(scheduler, OTHER_TOKEN)
@@ -83,9 +84,7 @@ def test_another_voice_keeps_its_prefix(scheduler):
     scheduler.add_request(clone("failed"))
     scheduled = scheduler.schedule()
     ids = list(scheduled.num_scheduled_tokens)
-    sampled = [
-        [ours.NO_SPEAKER_PROMPT if name == "failed" else OTHER_TOKEN] for name in ids
-    ]
+    sampled = [[NO_SPEAKER_PROMPT if name == "failed" else OTHER_TOKEN] for name in ids]
     scheduler.update_from_output(
         scheduled,
         ModelRunnerOutput(

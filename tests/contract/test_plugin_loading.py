@@ -204,6 +204,7 @@ def test_an_unknown_setting_stops_the_start_with_its_name():
     code = """
 import json
 import vllm_tts_cache.plugin as plugin
+from vllm_tts_cache.speaker import listing
 from vllm_tts_cache.errors import ConfigError
 try:
     plugin.register()
@@ -237,5 +238,6 @@ def test_the_installed_package_declares_its_entry_points(group, name, value):
 
 def test_the_package_declares_no_other_entry_points():
     declared = metadata.distribution("vllm-tts-cache").entry_points
-    plugins = [point for point in declared if point.group != "console_scripts"]
+    others = "console_scripts", listing.GROUP
+    plugins = [point for point in declared if point.group not in others]
     assert len(plugins) == 3

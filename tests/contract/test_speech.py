@@ -27,8 +27,8 @@ def data_url(**kwargs):
 
 
 @pytest.fixture
-async def server(qwen3_checkpoint, tmp_path, monkeypatch):
-    async with running(Server(qwen3_checkpoint, tmp_path, monkeypatch)) as server:
+async def server(default_checkpoint, tmp_path, monkeypatch):
+    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
         yield server
 
 

@@ -17,8 +17,8 @@ VOICES = "/v1/audio/voices"
 
 
 @pytest.fixture
-async def server(qwen3_checkpoint, tmp_path, monkeypatch):
-    async with running(Server(qwen3_checkpoint, tmp_path, monkeypatch)) as server:
+async def server(default_checkpoint, tmp_path, monkeypatch):
+    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
         yield server
 
 
@@ -219,11 +219,11 @@ async def test_what_is_shown_of_the_cache_asks_the_workers_once(server):
 
 
 @pytest.fixture(params=["custom voice", "another family"])
-async def foreign(request, qwen3_checkpoint, tmp_path, monkeypatch):
+async def foreign(request, default_checkpoint, tmp_path, monkeypatch):
     config = {"tts_model_type": "custom_voice"}
     if request.param == "another family":
         config = {"stage": "voxcpm2"}
-    server = Server(qwen3_checkpoint, tmp_path, monkeypatch, **config)
+    server = Server(default_checkpoint, tmp_path, monkeypatch, **config)
     server.engine.workers = (worker(object()),)
     async with running(server) as server:
         yield server
@@ -264,12 +264,12 @@ async def test_the_host_reads_voices_through_us_for_a_model_that_is_not_ours(for
 
 
 async def test_a_diffusion_model_deletes_without_an_error(
-    qwen3_checkpoint, tmp_path, monkeypatch
+    default_checkpoint, tmp_path, monkeypatch
 ):
     """It deleted, and then raised."""
     from vllm_omni.entrypoints.openai import api_server
 
-    async with running(Server(qwen3_checkpoint, tmp_path, monkeypatch)) as server:
+    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
         server.handler.shutdown()
         server.handler = api_server.OmniOpenAIServingSpeech.for_diffusion(
             server.engine, "omnivoice"

@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vllm_tts_cache.testing.client import SpeechClient, data_url
-from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
+    pytest.mark.every_family,
 ]
 
 

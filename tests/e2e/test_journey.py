@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
-from tests.e2e.crowds import crowd, kv_counter, speak_briefly
+from tests.crowds import crowd, kv_counter, speak_briefly
 from vllm_tts_cache.testing.client import SpeechClient, data_url
-from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
+    pytest.mark.every_family,
 ]
 
 TEXT = "Hello world, this is a test."
@@ -26,22 +25,6 @@ SPOKEN = "Hello there."
 # Room in memory for one encoding; no KV prefix, or a voice's second request would
 # need no encoding.
 FIRST = {"stage_0": {"enable_prefix_caching": False}, "SPEAKER_CACHE_MAX_ENTRIES": 1}
-# The second server is another one in what must not be heard: two API processes on one
-# engine; prefills in chunks, and a KV pool too small for all voices.
-SECOND = {
-    QWEN3_TTS.name: {
-        "arguments": ("--api-server-count", "2"),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-    },
-    FISH_SPEECH.name: {
-        "stage_0": {
-            "enable_chunked_prefill": True,
-            "max_num_batched_tokens": 128,
-            "max_model_len": 1024,
-            "num_gpu_blocks_override": 72,  # of 32 tokens: three requests and a bit
-        }
-    },
-}
 CROWD_TEXTS = ("Hello there.", "Something else is said now, and it is longer.")
 ROUNDS = 8
 
@@ -94,7 +77,7 @@ def test_a_voice_is_encoded_once_whatever_it_is_called(told, family):
 def x_vector(family, client):
     """What an x-vector clone sounds like; a family without the mode says so."""
     spoken = client.speak(TEXT, voice="Ada", x_vector_only_mode=True)
-    if family.family.clones_from_embeddings:
+    if family.embedding_mode:
         assert (spoken.status, spoken.cache) == (200, "hit")
     else:
         assert spoken.status == 400 and b"x_vector_only_mode" in spoken.audio
@@ -104,7 +87,7 @@ def x_vector(family, client):
 def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
     server, client, samples_dir = told.server, told.client, told.servers.samples_dir
     # One encoding each: x-vector voices where the family has them.
-    fields = {} if family.family.clones_from_embeddings else {"ref_text": SPOKEN}
+    fields = {} if family.embedding_mode else {"ref_text": SPOKEN}
     encoder = family.encoders[0]
     heard = {}
     for name in ("A", "B"):
@@ -167,7 +150,7 @@ def speak_slowly(url, statuses):
     client.close()
 
 
-@pytest.mark.families(FISH_SPEECH)
+@pytest.mark.does("waits_for_kv")
 def test_voices_are_heard_without_a_cache_and_alone(told, make_clip):
     for number in range(4):
         name = f"voice {number}"
@@ -178,7 +161,7 @@ def test_voices_are_heard_without_a_cache_and_alone(told, make_clip):
     assert len(set(told.crowd.values())) == len(told.crowd)
 
 
-def test_kill_in_the_middle_of_uploads_and_of_a_precompute(told, family, make_clip):
+def test_kill_in_the_middle_of_uploads_and_of_a_precompute(told, case, make_clip):
     def upload_and_precompute(number):
         own, attempt = SpeechClient(told.server.url), 0
         while True:
@@ -203,7 +186,9 @@ def test_kill_in_the_middle_of_uploads_and_of_a_precompute(told, family, make_cl
     told.server.kill()
     for upload in uploads:
         upload.join()
-    told.restart(SECOND[family.name])
+    # Another one in what must not be heard: more API processes, say, or prefills in
+    # chunks and a KV pool too small for all voices.
+    told.restart(case.second_server)
     assert told.servers.problems() == []
 
 
@@ -218,7 +203,7 @@ def test_after_the_restart_nothing_known_is_encoded_again(told, family):
     assert sum(w["failed_prompts"] for w in workers) == 0
 
 
-@pytest.mark.families(FISH_SPEECH)
+@pytest.mark.does("waits_for_kv")
 def test_audio_depends_on_no_cache_no_chunk_and_no_neighbour(told):
     """Prefix caching on now, in chunks, in a pool too small for all voices."""
     server, client, plain = told.server, told.client, told.crowd
@@ -239,8 +224,8 @@ def test_voices_of_the_killed_server_speak(told):
         assert told.client.speak("Hi.", voice=name).status == 200
 
 
-@pytest.mark.families(QWEN3_TTS)
-def test_uploads_and_deletes_are_seen_by_both_api_processes(told, make_clip):
+@pytest.mark.does("two_api_processes")
+def test_uploads_and_deletes_are_seen_by_both_api_processes(told, family, make_clip):
     client = told.client
     before = client.encodes()
 
@@ -258,10 +243,9 @@ def test_uploads_and_deletes_are_seen_by_both_api_processes(told, make_clip):
         heard.append(spoken[0].audio)
     assert heard[0] != heard[1]
     after = client.encodes()
-    assert {name: after[name] - before[name] for name in after} == {
-        "speaker": 2,
-        "codec": 2,
-    }
+    assert {name: after[name] - before[name] for name in after} == dict.fromkeys(
+        family.encoders, 2
+    )
     assert client.http.delete("/v1/audio/voices/both").status_code == 200
     assert {speak().status for _ in range(ROUNDS)} == {400}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_tts_cache.speaker.listing import default_family
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
-from vllm_tts_cache.testing.families import QWEN3_TTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {
 
 
 def test_a_batch_job_encodes_each_clip_once_and_never_while_it_speaks(
-    qwen3_checkpoint, tmp_path
+    default_checkpoint, tmp_path
 ):
     first, twin = tmp_path / "first.flac", tmp_path / "twin.flac"
     for clip in (first, twin):
@@ -31,7 +31,7 @@ def test_a_batch_job_encodes_each_clip_once_and_never_while_it_speaks(
     other = tmp_path / "other.flac"  # without a transcript: by x-vector
     shutil.copy(OTHER_SPEECH.path, other)
 
-    out = speak(qwen3_checkpoint, tmp_path, [first, other, twin])
+    out = speak(default_checkpoint, tmp_path, [first, other, twin])
 
     [worker] = json.loads((out / "stats.json").read_text())
     assert worker["encodes"] == {"speaker": 2, "codec": 1}
@@ -45,7 +45,7 @@ def test_a_batch_job_encodes_each_clip_once_and_never_while_it_speaks(
 def speak(checkpoint: Path, work: Path, clips: list[Path]) -> Path:
     out = work / "out"
     command = [sys.executable, str(EXAMPLE), "--model", str(checkpoint)]
-    command += ["--deploy-config", str(QWEN3_TTS.deploy_file), "--out", str(out)]
+    command += ["--deploy-config", str(default_family().deploy_file), "--out", str(out)]
     command += ["--text", "The tide is out.", *map(str, clips)]
     samples = {"SPEAKER_SAMPLES_DIR": str(work / "speakers")}
     done = subprocess.run(

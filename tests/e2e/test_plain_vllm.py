@@ -9,7 +9,7 @@ import httpx
 import pytest
 import vllm
 
-from vllm_tts_cache.testing.qwen3_tts.text_tokenizer import (
+from vllm_tts_cache.families.qwen3_tts.tiny.text_tokenizer import (
     IM_END,
     save_text_tokenizer,
     train_text_tokenizer,

@@ -4,12 +4,10 @@ import time
 
 import pytest
 
-from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
-
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
+    pytest.mark.every_family,
 ]
 
 
@@ -50,7 +48,7 @@ def test_removing_the_stored_audio_does_not_silence_a_precomputed_voice(
     client.http.delete("/v1/audio/voices/kept")
 
 
-@pytest.mark.families(QWEN3_TTS)
+@pytest.mark.does("raw_embeddings")
 def test_a_raw_embedding_speaks_the_same_registered_and_in_the_request(client):
     values = [0.01 * (i % 7 - 3) for i in range(128)]
     form = {"name": "raw", "consent": "c", "speaker_embedding": str(values)}

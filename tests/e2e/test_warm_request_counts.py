@@ -8,19 +8,14 @@ import pytest
 
 from tests.e2e import warm_request_probe
 from vllm_tts_cache.testing.client import SpeechClient
-from vllm_tts_cache.testing.families import FISH_SPEECH, QWEN3_TTS
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.families(QWEN3_TTS, FISH_SPEECH),
+    pytest.mark.every_family,
 ]
 
 SHORT, LONG = 3.0, 25.0
-MESSAGE_MAX_BYTES = {QWEN3_TTS.name: 4096, FISH_SPEECH.name: 8192}
-# Of a prompt in context, for every frame of the reference: a placeholder, or a real
-# token id, which has five bytes.
-BYTES_PER_SECOND = {QWEN3_TTS.name: 2 * 12.5, FISH_SPEECH.name: 5 * 21.6}
 NUM_REQUESTS = 3
 
 
@@ -106,12 +101,12 @@ def test_a_warm_request_encodes_nothing_calls_no_worker_and_opens_no_file(
 
 
 def test_a_warm_requests_message_is_small_and_flat_in_the_references_length(
-    probed, voices, family
+    probed, voices, case
 ):
     sizes = {}
     for seconds, name in voices.items():
         seen = probed.seen(lambda name=name: probed.speak(voice=name))
         sizes[seconds] = max(kinds(seen, "message"))  # a stage may get one each
-    assert max(sizes.values()) <= MESSAGE_MAX_BYTES[family.name]
+    assert max(sizes.values()) <= case.message_max_bytes
     grown = sizes[LONG] - sizes[SHORT]
-    assert grown <= BYTES_PER_SECOND[family.name] * (LONG - SHORT)
+    assert grown <= case.message_bytes_per_second * (LONG - SHORT)

@@ -120,7 +120,7 @@ async def check_what_is_left(server, directory):
 
 
 def test_no_request_makes_a_fault_or_leaves_anything(
-    qwen3_checkpoint, tmp_path, monkeypatch
+    default_checkpoint, tmp_path, monkeypatch
 ):
     spooled = tmp_path / "spooled"
     spooled.mkdir()
@@ -128,7 +128,7 @@ def test_no_request_makes_a_fault_or_leaves_anything(
     loop = asyncio.new_event_loop()
     faults, problems = [], {}
     loop.set_exception_handler(lambda _, context: faults.append(context))
-    server = Server(qwen3_checkpoint, tmp_path / "speakers", monkeypatch)
+    server = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
 
     async def together(some):
         answers = await asyncio.gather(*(send(server, case) for case in some))

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.speaker.listing import trial_families
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["make-checkpoint", "--help"]])
@@ -59,16 +60,20 @@ def test_make_checkpoint_hands_on_every_option(tmp_path):
         assert written in marker
 
 
-def test_make_checkpoint_writes_the_family_that_was_asked_for(tmp_path):
-    options = ["--family", "fish-speech", "--seed", "5"]
+@pytest.mark.parametrize("family", set(trial_families().values()), ids=lambda f: f.name)
+def test_make_checkpoint_writes_the_family_that_was_asked_for(tmp_path, family):
+    options = ["--family", family.short_name, "--seed", "5"]
     assert main(["make-checkpoint", "--out", str(tmp_path / "out"), *options]) == 0
+    assert family.recognises(tmp_path / "out")
     marker = json.loads((tmp_path / "out" / ".random-weights.json").read_text())
-    assert marker == {"family": "fish-speech", "encoders": "tiny", "seed": 5}
+    assert marker["family"] == family.name
+    assert (marker["encoders"], marker["seed"]) == ("tiny", 5)
 
 
 @pytest.mark.parametrize("option", ["--eos-logit=4", "--no-sensitive"])
 def test_an_option_of_another_family_is_refused_by_name(tmp_path, capsys, option):
-    arguments = ["--family", "fish-speech", "--out", str(tmp_path / "out"), option]
+    other = next(f for f in trial_families().values() if not f.is_default)
+    arguments = ["--family", other.short_name, "--out", str(tmp_path / "out"), option]
     assert main(["make-checkpoint", *arguments]) == 2
     error = capsys.readouterr().err
     assert "only" in error

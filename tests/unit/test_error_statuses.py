@@ -9,7 +9,7 @@ from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints import http_errors
 from vllm_tts_cache.entrypoints.guarded_route import GuardedRoute
 from vllm_tts_cache.entrypoints.poller import AudioGoneError, GoneError
-from vllm_tts_cache.entrypoints.service import UnsupportedFamilyError
+from vllm_tts_cache.entrypoints.service import CannotCloneError
 from vllm_tts_cache.speaker.rpc_client import UnsupportedModelError
 
 ERRORS = [
@@ -38,7 +38,7 @@ ERRORS = [
     (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
     (GoneError("gone"), 500, "InternalServerError"),
     (AudioGoneError("a" * 64), 500, "InternalServerError"),
-    (UnsupportedFamilyError(), 400, "BadRequestError"),
+    (CannotCloneError("It has no encoders."), 400, "BadRequestError"),
     (errors.StorageFullError("/x"), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),
     (errors.CheckpointError("/x", "no"), 500, "InternalServerError"),

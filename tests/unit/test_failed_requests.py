@@ -9,14 +9,14 @@ from vllm_tts_cache.model_executor.failed_requests import (
     SuspectPrefixes,
     request_id_of,
 )
-from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
 
+NO_SPEAKER_PROMPT = 3071
 CAUSE = EncodeError("its reference audio is not stored (any more)")
 
 
 @pytest.fixture
 def failed():
-    requests = FailedRequests()
+    requests = FailedRequests(NO_SPEAKER_PROMPT)
     requests.add("failed", CAUSE, None)
     return requests
 
@@ -27,7 +27,7 @@ def logits(num_rows=3):
 
 def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, plugin_log):
     speakers = worker_speakers(tmp_path, [SpectrumEncoder("speaker")])
-    requests = FailedRequests()
+    requests = FailedRequests(NO_SPEAKER_PROMPT)
     requests.add("mine", CAUSE, speakers)
     assert "mine" in requests
     assert "other" not in requests
@@ -54,7 +54,9 @@ def test_a_failed_request_can_sample_one_id_and_its_neighbours_what_they_could(f
 def test_without_a_failed_request_in_the_batch_nothing_changes(failed):
     given = logits()
     assert torch.equal(failed.end(given.clone(), ["one", "two", "three"]), given)
-    assert torch.equal(FailedRequests().end(given.clone(), ["failed"] * 3), given)
+    assert torch.equal(
+        FailedRequests(NO_SPEAKER_PROMPT).end(given.clone(), ["failed"] * 3), given
+    )
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])

@@ -35,7 +35,13 @@ class Job:
         model = directory / "model"
         model.mkdir()
         (model / "config.json").write_text(
-            json.dumps({"model_type": "qwen3_tts", "talker_config": {}})
+            json.dumps(
+                {
+                    "model_type": "qwen3_tts",
+                    "tts_model_type": "base",
+                    "talker_config": {},
+                }
+            )
         )
         self.encoder = SpectrumEncoder("speaker")
         self.worker = worker_speakers(
@@ -241,7 +247,7 @@ def test_transcripts_and_clips_must_match(job):
 def test_a_model_of_no_family_is_refused(job):
     config = Path(job.engine.model) / "config.json"
     config.write_text(json.dumps({"model_type": "bark"}))
-    with pytest.raises(ConfigError, match="'bark'"):
+    with pytest.raises(ConfigError, match="of no family that we know"):
         OfflineSpeakers(job.engine)
 
 

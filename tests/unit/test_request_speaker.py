@@ -1,20 +1,56 @@
+from typing import Any
+
 import pytest
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
 from vllm_tts_cache.entrypoints.request_speaker import (
     as_clone,
-    clone_mode,
+    clone_facts,
     drop_what_is_ignored,
     names_speaker,
     refuse_embedding,
     single_url,
 )
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
-from vllm_tts_cache.families import fish_speech, qwen3_tts
-from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.modes import Mode, Transcript
 
-QWEN, FISH = qwen3_tts.FAMILY, fish_speech.FAMILY
-X_VECTOR, IN_CONTEXT = CloneMode.X_VECTOR, CloneMode.IN_CONTEXT
+X_VECTOR = Mode(
+    name="x_vector",
+    encoders=("speaker",),
+    transcript=Transcript.UNUSED,
+    takes_embedding=True,
+    stand_in={"task_type": "Base", "x_vector_only_mode": True},
+)
+IN_CONTEXT = Mode(
+    name="in_context",
+    encoders=("speaker", "codec"),
+    transcript=Transcript.REQUIRED,
+    stand_in={"task_type": "Base", "x_vector_only_mode": False},
+)
+CONTINUATION = Mode(
+    name="continuation", encoders=("codec",), transcript=Transcript.REQUIRED
+)
+REFERENCE = Mode(name="reference", encoders=("latents",), transcript=Transcript.UNUSED)
+
+
+def family_of(name, *modes, **rules):
+    return Family(
+        name=name,
+        short_name=name,
+        title=name.title(),
+        modes=modes,
+        recognises=lambda _model_dir: False,
+        adapter="",
+        sample_rate_hz=24_000,
+        **rules,
+    )
+
+
+# With x-vectors; that always needs a transcript; that takes one from the request only.
+QWEN = family_of("both", X_VECTOR, IN_CONTEXT, asks_inline_transcript=True)
+FISH = family_of("strict", CONTINUATION)
+VOX = family_of("free", REFERENCE, CONTINUATION, stored_transcript_selects=False)
 NOBODY = frozenset()
 
 
@@ -24,15 +60,47 @@ def asked(**fields):
 
 def mode(family, stored=None, *, inline=False, **fields):
     request = asked(**fields)
-    return clone_mode(family, request, stored_ref_text=stored, inline=inline)
+    return family.mode(clone_facts(request, stored_ref_text=stored, is_inline=inline))
 
 
 @pytest.mark.parametrize("family", [QWEN, FISH], ids=lambda f: f.name)
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_transcript_asks_for_an_in_context_clone(family, inline):
-    assert mode(family, inline=inline, ref_text="words") is IN_CONTEXT
-    assert mode(family, stored="words", inline=inline) is IN_CONTEXT
-    assert mode(family, stored="words", inline=inline, ref_text=" ") is IN_CONTEXT
+    fullest = family.modes[-1]
+    assert mode(family, inline=inline, ref_text="words") is fullest
+    assert mode(family, stored="words", inline=inline) is fullest
+    assert mode(family, stored="words", inline=inline, ref_text=" ") is fullest
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_stored_transcript_selects_nothing_where_the_family_says_so(inline):
+    assert mode(VOX, stored="words", inline=inline) is REFERENCE
+    assert mode(VOX, inline=inline) is REFERENCE
+    assert mode(VOX, inline=inline, ref_text="words") is CONTINUATION
+
+
+def named(name) -> Any:
+    return {"extra_params": {"clone_mode": name, "other": 1}}
+
+
+def test_a_request_names_its_mode_and_the_stored_transcript_serves_it():
+    assert mode(VOX, stored="words", **named("continuation")) is CONTINUATION
+    assert mode(VOX, ref_text="words", **named("reference")) is REFERENCE
+    assert mode(QWEN, stored="words", **named("x_vector")) is X_VECTOR
+    with pytest.raises(InvalidSpeakerError, match="Give ref_text") as raised:
+        mode(VOX, **named("continuation"))
+    assert raised.value.field == "ref_text"
+    request = asked(**named("reference"))
+    seen = as_clone(request, REFERENCE, stored_ref_text=None)
+    assert seen.extra_params == {"other": 1}
+
+
+@pytest.mark.parametrize("name", ["x_vector", "", 3, ["reference"], {}, "r" * 10_000])
+def test_a_mode_that_the_family_does_not_have_is_refused_with_those_it_has(name):
+    with pytest.raises(InvalidSpeakerError, match="reference, continuation") as raised:
+        mode(VOX, **named(name))
+    assert raised.value.field == "extra_params.clone_mode"
+    assert len(str(raised.value)) < 300
 
 
 def test_without_a_transcript_a_registered_voice_is_an_x_vector_clone():
@@ -50,13 +118,13 @@ def test_without_a_transcript_nothing_else_is_an_x_vector_clone(fields):
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("ref_text", [None, "", " \n"])
 def test_a_family_that_clones_in_context_only_needs_the_transcript(inline, ref_text):
-    with pytest.raises(InvalidSpeakerError, match="requires 'ref_text'") as raised:
+    with pytest.raises(InvalidSpeakerError, match="Give ref_text") as raised:
         mode(FISH, inline=inline, ref_text=ref_text)
     assert raised.value.field == "ref_text"
 
 
 def test_a_family_without_x_vectors_refuses_them_and_embeddings():
-    with pytest.raises(InvalidSpeakerError, match="in context only"):
+    with pytest.raises(InvalidSpeakerError, match="no x-vectors"):
         mode(FISH, stored="words", x_vector_only_mode=True)
     with pytest.raises(InvalidSpeakerError, match="not from an embedding"):
         refuse_embedding(FISH, "voice")
@@ -114,3 +182,5 @@ def test_what_is_precomputed_depends_on_the_modes_that_a_family_has():
     assert QWEN.precomputed(has_transcript=True) == ("speaker", "codec")
     assert FISH.precomputed(has_transcript=False) == ("codec",)
     assert FISH.precomputed(has_transcript=True) == ("codec",)
+    assert VOX.precomputed(has_transcript=False) == ("latents",)
+    assert VOX.precomputed(has_transcript=True) == ("latents", "codec")

@@ -19,7 +19,7 @@ from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import service as service_module
 from vllm_tts_cache.entrypoints.service import (
-    UnsupportedFamilyError,
+    CannotCloneError,
     Upload,
     open_service,
 )
@@ -31,7 +31,7 @@ from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerNotFoundError,
 )
-from vllm_tts_cache.families import qwen3_tts
+from vllm_tts_cache.speaker.listing import default_family
 
 NAMES = ("speaker", "codec")
 
@@ -49,12 +49,13 @@ def upload(name="Ann", ref_text=None, **fields):
 class Rig:
     """A service as the API process wires it, and one worker."""
 
-    def __init__(self, directory, family=qwen3_tts.FAMILY, **settings):
+    def __init__(self, directory, family=None, **settings):
         self.encoders = [SpectrumEncoder(name) for name in NAMES]
         self.speakers = worker_speakers(directory, self.encoders)
         self.engine = InProcessEngine(worker_with(self.speakers))
         settings = Settings(samples_dir=directory, **settings)
-        self.service = open_service(settings, self.engine, lambda: family)
+        family = family or default_family()
+        self.service = open_service(settings, self.engine, lambda: family, lambda: None)
         self.service.start()
         self.store = self.service.store
 
@@ -305,13 +306,15 @@ async def test_uploads_that_wait_for_the_disk_stop_nothing_but_uploads(
 @pytest.mark.parametrize("engine", ["of another family", None])
 async def test_voices_are_kept_for_a_model_that_we_do_not_serve(tmp_path, engine):
     client = None if engine is None else InProcessEngine(worker(object()))
-    service = open_service(Settings(samples_dir=tmp_path), client, lambda: None)
+    service = open_service(
+        Settings(samples_dir=tmp_path), client, lambda: None, lambda: None
+    )
     service.start()
     done = await service.register_audio(upload(), wav(), precompute=True)
     found = await service.get("Ann")
     assert found.record == done.record
     assert await service.status(found) == ("unsupported", None)
-    with pytest.raises(UnsupportedFamilyError, match="nothing to precompute"):
+    with pytest.raises(CannotCloneError, match="nothing to precompute"):
         await service.precompute(found, force=True)
     stats = await service.stats()
     assert (stats["registry"], stats["workers"]) == ({"speakers": 1}, [])

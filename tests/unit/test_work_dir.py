@@ -5,8 +5,8 @@ import pytest
 
 from vllm_tts_cache.entrypoints.cli import main, work_dir
 from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.speaker.listing import default_family
 from vllm_tts_cache.testing.directories import MARKER
-from vllm_tts_cache.testing.families import QWEN3_TTS
 
 
 def test_a_new_directory_is_ours_and_stays_ours(tmp_path):
@@ -45,18 +45,18 @@ def test_emptying_removes_what_an_earlier_run_left(tmp_path):
 
 def test_the_checkpoint_is_written_once_and_again_when_its_options_changed(tmp_path):
     steps: list[str] = []
-    path = work_dir.tiny_checkpoint(tmp_path, QWEN3_TTS, steps.append)
+    path = work_dir.tiny_checkpoint(tmp_path, default_family(), steps.append)
     assert steps
     written = (path / "model.safetensors").stat().st_mtime_ns
 
     steps.clear()
-    assert work_dir.tiny_checkpoint(tmp_path, QWEN3_TTS, steps.append) == path
+    assert work_dir.tiny_checkpoint(tmp_path, default_family(), steps.append) == path
     assert not steps
     assert (path / "model.safetensors").stat().st_mtime_ns == written
 
     options = json.loads((path / MARKER).read_text())
     (path / MARKER).write_text(json.dumps({**options, "seed": 99}))
-    work_dir.tiny_checkpoint(tmp_path, QWEN3_TTS, steps.append)
+    work_dir.tiny_checkpoint(tmp_path, default_family(), steps.append)
     assert steps
     assert json.loads((path / MARKER).read_text()) == options
 

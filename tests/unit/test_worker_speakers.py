@@ -20,7 +20,7 @@ from tests.in_process_workers import (
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, StorageError
-from vllm_tts_cache.families.qwen3_tts.load import load_reference_encoders
+from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
 from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store import serde
@@ -534,12 +534,12 @@ def test_the_engines_thread_asks_the_catalogue_for_nothing(speakers, ref, monkey
 
 
 def test_the_real_encoders_give_the_same_bytes_to_memory_and_to_disk(
-    qwen3_checkpoint, tmp_path, store
+    default_checkpoint, tmp_path, store
 ):
     import torch
 
     num_threads = torch.get_num_threads()
-    encoders = load_reference_encoders(qwen3_checkpoint, torch.device("cpu"))
+    encoders = load_reference_encoders(default_checkpoint, torch.device("cpu"))
     ref = store_clip(store, clip(rate_hz=24_000))
     speakers, other = (worker_speakers(tmp_path, encoders.values()) for _ in range(2))
     prepare(speakers, ref, NAMES)

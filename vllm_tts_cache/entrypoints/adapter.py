@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 
@@ -14,19 +15,23 @@ from vllm_tts_cache.entrypoints.outcomes import report
 from vllm_tts_cache.entrypoints.poller import GoneError
 from vllm_tts_cache.entrypoints.request_speaker import (
     as_clone,
-    clone_mode,
+    clone_facts,
     drop_what_is_ignored,
     names_speaker,
     refuse_embedding,
     single_url,
+    speak_by_embedding,
 )
 from vllm_tts_cache.entrypoints.service import SpeakerService
 from vllm_tts_cache.errors import (
+    InvalidAudioError,
     InvalidSpeakerError,
     SpeakerNotFoundError,
     SpeakerRequestError,
 )
-from vllm_tts_cache.speaker.family import CloneMode, Family
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint
+from vllm_tts_cache.speaker.modes import Mode
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.speaker_store import Found
 
@@ -44,7 +49,7 @@ class Speaker:
     """
 
     clip: Clip
-    mode: CloneMode
+    mode: Mode
     request: Any
 
     @property
@@ -62,11 +67,21 @@ class CachedAdapter:
 
     ctx: Any
     capabilities: Any
+    tts_cache_family: ClassVar[Family]
+
+    @cached_property
+    def tts_cache_refusal(self) -> str | None:
+        """Why the checkpoint that is served clones no voices; None if it does.
+
+        Raises: CheckpointError.
+        """
+        model_dir = local_checkpoint(self.ctx.engine_client.model_config)
+        return self.tts_cache_family.clones(model_dir)
 
     @property
-    @abstractmethod
-    def tts_cache_family(self) -> Family | None:
-        """The family, if the checkpoint that is served clones voices; else None."""
+    def tts_cache_clones(self) -> bool:
+        """Whether the checkpoint clones voices through us."""
+        return bool(self.tts_cache_family.modes) and self.tts_cache_refusal is None
 
     @abstractmethod
     async def clone(self, speaker: Speaker) -> PreparedRequest:
@@ -84,18 +99,17 @@ class CachedAdapter:
     def validate(self, request: Any) -> str | None:
         """As the host, except for a request that names a speaker: `build` does that."""
         host: Any = super()
-        if (family := self.tts_cache_family) is None:
-            return host.validate(request)
+        if not self.tts_cache_clones:
+            return self._refusal(request) or host.validate(request)
         drop_what_is_ignored(request, self._presets)
         if names_speaker(request, self._presets):
             return None
         if request.speaker_embedding is not None:
             try:
-                refuse_embedding(family, "speaker_embedding")
+                mode = self._embedding_mode("speaker_embedding")
             except InvalidSpeakerError as exc:
                 return str(exc)
-            # As the host infers it from reference audio.
-            request.task_type = request.task_type or "Base"
+            speak_by_embedding(request, mode)
         return host.validate(request)
 
     async def build(
@@ -105,23 +119,20 @@ class CachedAdapter:
 
         Raises: SpeakerRequestError, ServerFaultError.
         """
-        family = self.tts_cache_family
-        if family is None or not names_speaker(request, self._presets):
+        if not (self.tts_cache_clones and names_speaker(request, self._presets)):
             report("none")
             return await self.speak(request, sampling_params_list, has_inline_ref_audio)
-        # Later the host asks this request for its task, not the copy it validates.
-        request.task_type = "Base"
         found = await self._found(request)
         if found is not None and found.record.audio_sha256 is None:
             report("none")
-            named = await self._named_by_embedding(family, request, found.record)
+            named = await self._named_by_embedding(request, found.record)
             return await self.speak(named, sampling_params_list, False)
         try:
-            return await self.clone(await self._ensured(family, request, found))
+            return await self.clone(await self._ensured(request, found))
         except GoneError:
             # Deleted or replaced since, or an inline clip was deleted with a voice.
             found = await self._found(request)
-            return await self.clone(await self._ensured(family, request, found))
+            return await self.clone(await self._ensured(request, found))
 
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
@@ -160,19 +171,20 @@ class CachedAdapter:
             raise SpeakerNotFoundError(request.voice)
         return found
 
-    async def _ensured(
-        self, family: Family, request: Any, found: Found | None
-    ) -> Speaker:
+    async def _ensured(self, request: Any, found: Found | None) -> Speaker:
         stored_ref_text = None if found is None else found.record.ref_text
-        mode = clone_mode(
-            family, request, stored_ref_text=stored_ref_text, inline=found is None
+        facts = clone_facts(
+            request, stored_ref_text=stored_ref_text, is_inline=found is None
         )
+        mode = self.tts_cache_family.mode(facts)
+        self._tell_task(request, mode)
         seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
         # First what costs nothing: a request that is refused fetches nothing.
         self._check(seen)
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
         clip = await self._clip(request, found)
-        need = EncodingNeed(ref=clip.ref, encoder_names=family.encoders[mode])
+        self._check_clip(clip)
+        need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
         stored = None if found is None else found.fingerprints
         existed = await self._service.ensurer.ensure(need, stored=stored)
         report("hit" if existed else "miss")
@@ -189,15 +201,43 @@ class CachedAdapter:
             raise SpeakerRequestError(reason)
         return clip
 
-    async def _named_by_embedding(
-        self, family: Family, request: Any, record: SpeakerRecord
-    ) -> Any:
-        refuse_embedding(family, "voice")
+    async def _named_by_embedding(self, request: Any, record: SpeakerRecord) -> Any:
+        mode = self._embedding_mode("voice")
+        self._tell_task(request, mode)
         embedding = await self._service.speaker_embedding(record)
-        named = as_clone(request, CloneMode.X_VECTOR, stored_ref_text=None)
+        named = as_clone(request, mode, stored_ref_text=None)
         named.speaker_embedding = list(embedding)
         self._check(named)
         return named
+
+    def _embedding_mode(self, field: str) -> Mode:
+        refuse_embedding(self.tts_cache_family, field)
+        mode = self.tts_cache_family.embedding_mode
+        assert mode is not None
+        return mode
+
+    def _refusal(self, request: Any) -> str | None:
+        """Say why a checkpoint without encoders does not speak as it is asked to."""
+        if self.tts_cache_refusal is None:
+            return None  # the host clones with it, or not
+        named = request.ref_audio, request.speaker_embedding
+        if named != (None, None):
+            return self.tts_cache_refusal
+        if names_speaker(request, self._presets):
+            host: Any = super()
+            return host.validate(request) and self.tts_cache_refusal
+        return None
+
+    @staticmethod
+    def _tell_task(request: Any, mode: Mode) -> None:
+        # Later the host asks this request for its task, not the copy it validates.
+        request.task_type = mode.stand_in.get("task_type", request.task_type)
+
+    def _check_clip(self, clip: Clip) -> None:
+        limits = self.tts_cache_family.limits
+        problem = limits.problem(clip.num_samples, clip.sample_rate_hz)
+        if problem is not None:
+            raise InvalidAudioError(problem)
 
     def _check(self, seen: Any) -> None:
         """Validate as the host does a clone.

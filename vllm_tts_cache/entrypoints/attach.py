@@ -5,6 +5,8 @@ from typing import TypeGuard
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from vllm_tts_cache.speaker.listing import families
+
 
 def attach() -> None:
     """Put our serving classes, adapters and routes in place of the host's.
@@ -15,8 +17,6 @@ def attach() -> None:
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
     from vllm_tts_cache.entrypoints import speech_routes, voices
-    from vllm_tts_cache.entrypoints.fish_speech_adapter import CachedFishSpeechAdapter
-    from vllm_tts_cache.entrypoints.qwen3_tts_adapter import CachedQwen3TTSAdapter
     from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
     from vllm_tts_cache.entrypoints.speech_stream import CachedStreamingSpeech
 
@@ -26,7 +26,8 @@ def attach() -> None:
     api_server.OmniStreamingSpeechHandler = CachedStreamingSpeech
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
-    for adapter in (CachedQwen3TTSAdapter, CachedFishSpeechAdapter):
+    for family in families():
+        adapter = family.part("adapter")
         adapters[adapter.name] = adapter
     routers = voices.router, speech_routes.speech_router, speech_routes.batch_router
     for router in routers:

@@ -4,7 +4,8 @@ from collections.abc import Container
 from typing import Any
 
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
-from vllm_tts_cache.speaker.family import CloneMode, Family
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.modes import CLONE_MODE, CloneFacts, Mode, Transcript
 
 # What OpenAI clients send where the host wants no voice at all.
 PLACEHOLDER = "default"
@@ -40,42 +41,37 @@ def single_url(ref_audio: Any) -> str:
     return urls[0]
 
 
-def clone_mode(
-    family: Family, request: Any, *, stored_ref_text: str | None, inline: bool
-) -> CloneMode:
-    """Return the mode: a transcript, stored or given, asks for an in-context clone.
-
-    The request may say otherwise. Inline audio without a transcript is refused unless
-    it says x-vector, and always by a family that clones in context only.
-
-    Raises: InvalidSpeakerError.
-    """
-    has_transcript = bool(_ref_text(request, stored_ref_text).strip())
-    x_vector = request.x_vector_only_mode
-    if not family.clones_from_embeddings:
-        return _in_context_only(family, has_transcript, x_vector)
-    if x_vector is None:
-        x_vector = not has_transcript and not inline
-    if not x_vector and not has_transcript:
-        reason = (
-            "an in-context clone needs the transcript of the reference audio. Give "
-            "ref_text, or set x_vector_only_mode"
-        )
-        raise InvalidSpeakerError("ref_text", reason)
-    return CloneMode.of(in_context=not x_vector)
+def clone_facts(
+    request: Any, *, stored_ref_text: str | None, is_inline: bool
+) -> CloneFacts:
+    """Return what decides the mode of a request."""
+    return CloneFacts(
+        given_transcript=bool((request.ref_text or "").strip()),
+        stored_transcript=bool((stored_ref_text or "").strip()),
+        is_inline=is_inline,
+        named=(request.extra_params or {}).get(CLONE_MODE),
+        x_vector_only=request.x_vector_only_mode,
+    )
 
 
-def as_clone(request: Any, mode: CloneMode, *, stored_ref_text: str | None) -> Any:
+def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
     """Return a copy that names no speaker, as the host's adapters take a clone."""
-    in_context = mode is CloneMode.IN_CONTEXT
+    uses_transcript = mode.transcript is not Transcript.UNUSED
     changed = {
         "voice": None,
-        "task_type": "Base",
         "ref_audio": None,
-        "ref_text": _ref_text(request, stored_ref_text) if in_context else None,
-        "x_vector_only_mode": not in_context,
+        "ref_text": _ref_text(request, stored_ref_text) if uses_transcript else None,
+        "extra_params": _without_mode(request.extra_params),
+        **mode.stand_in,
     }
     return request.model_copy(update=changed)
+
+
+def speak_by_embedding(request: Any, mode: Mode) -> None:
+    """Say of a request with a raw embedding what it left out, as the host infers it."""
+    for field, value in mode.stand_in.items():
+        if getattr(request, field) is None:
+            setattr(request, field, value)
 
 
 def refuse_embedding(family: Family, field: str) -> None:
@@ -83,33 +79,23 @@ def refuse_embedding(family: Family, field: str) -> None:
 
     Raises: InvalidSpeakerError.
     """
-    if not family.clones_from_embeddings:
+    if family.embedding_mode is None:
         reason = (
-            f"{family.name} clones from reference audio, not from an embedding; "
+            f"{family.title} clones from reference audio, not from an embedding; "
             "register the voice with audio_sample and ref_text"
         )
         raise InvalidSpeakerError(field, reason)
-
-
-def _in_context_only(
-    family: Family, has_transcript: bool, x_vector: bool | None
-) -> CloneMode:
-    if x_vector:
-        reason = f"{family.name} clones in context only; leave it out and give ref_text"
-        raise InvalidSpeakerError("x_vector_only_mode", reason)
-    if not has_transcript:
-        reason = (
-            "voice cloning requires 'ref_text', the transcript of the reference "
-            "audio; give it, or register the voice with it"
-        )
-        raise InvalidSpeakerError("ref_text", reason)
-    return CloneMode.IN_CONTEXT
 
 
 def _is_placeholder(voice: str | None) -> bool:
     return voice is not None and voice.strip().lower() == PLACEHOLDER
 
 
-def _ref_text(request: Any, stored: str | None) -> str:
+def _ref_text(request: Any, stored: str | None) -> str | None:
     given = request.ref_text or ""
-    return given if given.strip() else stored or ""
+    return (given if given.strip() else stored) or None
+
+
+def _without_mode(extra_params: dict[str, Any] | None) -> dict[str, Any] | None:
+    rest = {k: v for k, v in (extra_params or {}).items() if k != CLONE_MODE}
+    return rest or None

@@ -20,6 +20,7 @@ from vllm_tts_cache.entrypoints.inline import InlineClips
 from vllm_tts_cache.entrypoints.poller import GoneError
 from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
 from vllm_tts_cache.errors import (
+    InvalidAudioError,
     SpeakerNotFoundError,
     SpeakerRequestError,
     StorageBusyError,
@@ -87,14 +88,14 @@ class Registration:
     warnings: tuple[AudioWarning, ...] = ()
 
 
-class UnsupportedFamilyError(SpeakerRequestError):
+class CannotCloneError(SpeakerRequestError):
     """The model that is served clones no voices, or not through us."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "This model has no reference encoders of ours: there is nothing to "
-            "precompute. Registering, listing and deleting voices work."
-        )
+
+_NOT_OURS = (
+    "This model has no reference encoders of ours: there is nothing to precompute. "
+    "Registering, listing and deleting voices work."
+)
 
 
 class SpeakerService:
@@ -104,7 +105,8 @@ class SpeakerService:
 
     Args:
         engine: The host's engine client; None if the model has none (diffusion).
-        family: Tells which family is served; None if it is not one of ours.
+        family: Tells which family is served; None if it clones not through us.
+        refusal: Tells why the model clones no voices, if a family of ours knows.
     """
 
     def __init__(
@@ -113,9 +115,11 @@ class SpeakerService:
         settings: Settings,
         engine: AsyncEngine | None,
         family: Callable[[], Family | None],
+        refusal: Callable[[], str | None] = lambda: None,
     ):
         self.store = store
         self._family = family
+        self._refusal = refusal
         self._workers = None if engine is None else AsyncWorkers(engine)
         self._lookups = Lookups(is_local=store.catalogue.is_local)
         self._uploads = BoundedExecutor(
@@ -153,10 +157,10 @@ class SpeakerService:
     def ensurer(self) -> Ensurer:
         """What makes encodings exist.
 
-        Raises: UnsupportedFamilyError.
+        Raises: CannotCloneError.
         """
         if self._ensurer is None or self._family() is None:
-            raise UnsupportedFamilyError
+            raise CannotCloneError(self._refusal() or _NOT_OURS)
         return self._ensurer
 
     def start(self) -> None:
@@ -289,7 +293,7 @@ class SpeakerService:
     async def precompute(self, found: Found, *, force: bool) -> bool:
         """Make the speaker's encodings exist; True if they already did.
 
-        Raises: SpeakerNotFoundError if it is deleted meanwhile, UnsupportedFamilyError,
+        Raises: SpeakerNotFoundError if it is deleted meanwhile, CannotCloneError,
             and as `Ensurer.ensure`.
         """
         try:
@@ -308,7 +312,7 @@ class SpeakerService:
                 return "ready", None
             need = self._need_of(found.record)
             return await self.ensurer.status(need, found.fingerprints)
-        except (UnsupportedFamilyError, UnsupportedModelError):
+        except (CannotCloneError, UnsupportedModelError):
             return "unsupported", None
 
     # -------- how
@@ -325,11 +329,11 @@ class SpeakerService:
     def _need_of(self, record: SpeakerRecord) -> EncodingNeed:
         """Return what a speaker with audio needs in its own mode.
 
-        Raises: UnsupportedFamilyError.
+        Raises: CannotCloneError.
         """
         assert record.audio_sha256 is not None
         if (family := self._family()) is None:
-            raise UnsupportedFamilyError
+            raise CannotCloneError(self._refusal() or _NOT_OURS)
         ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
         names = family.precomputed(has_transcript=bool(record.ref_text))
         return EncodingNeed(ref=ref, encoder_names=names)
@@ -339,6 +343,10 @@ class SpeakerService:
     ) -> tuple[Registered, tuple[AudioWarning, ...]]:
         decoded = decode(data)
         audio = decoded.audio
+        if (family := self._family()) is not None:
+            problem = family.limits.problem(audio.num_samples, audio.sample_rate_hz)
+            if problem is not None:
+                raise InvalidAudioError(problem)
         new = NewSpeaker(
             **asdict(upload),
             file_size=len(data),
@@ -396,9 +404,10 @@ def open_service(
     settings: Settings,
     engine: AsyncEngine | None,
     family: Callable[[], Family | None],
+    refusal: Callable[[], str | None],
 ) -> SpeakerService:
     """Open the storage and put the service on top of it.
 
     Raises: StorageError.
     """
-    return SpeakerService(open_store(settings), settings, engine, family)
+    return SpeakerService(open_store(settings), settings, engine, family, refusal)

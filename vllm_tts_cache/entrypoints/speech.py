@@ -13,10 +13,15 @@ from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import host_speakers
+from vllm_tts_cache.entrypoints.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.host_speakers import HostView, NoMemo, SpeakerNames
 from vllm_tts_cache.entrypoints.outcomes import report_error
 from vllm_tts_cache.entrypoints.request_speaker import refuse_embedding
-from vllm_tts_cache.entrypoints.service import Upload, open_service
+from vllm_tts_cache.entrypoints.service import (
+    CannotCloneError,
+    Upload,
+    open_service,
+)
 from vllm_tts_cache.errors import (
     EncodeError,
     InvalidSpeakerError,
@@ -44,7 +49,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._is_started = True
-        if self.served_family is not None:
+        if self.served_family is not None or self.refusal is not None:
             # Registered voices are found where the prompt is built: the host, which
             # asks before that for each request, need know no more than the presets.
             self._get_available_speakers = self.builtin_names.copy
@@ -56,7 +61,10 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         # A pure diffusion model has no engine client, and no worker RPC.
         engine_client = getattr(self, "engine_client", None)
         self.speakers = open_service(
-            load_settings(), engine_client, family=lambda: self.served_family
+            load_settings(),
+            engine_client,
+            family=lambda: self.served_family,
+            refusal=lambda: self.refusal,
         )
         self.speakers.start()
         self.uploaded_speakers = HostView(self.speakers.store)  # type: ignore[assignment]
@@ -102,10 +110,24 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     @property
     def served_family(self) -> Family | None:
-        """The family of the model that is served; None if we do not own it."""
+        """The family of the model that is served; None if it clones not through us."""
+        adapter = self._cached_adapter
+        if adapter is None or not adapter.tts_cache_clones:
+            return None
+        return adapter.tts_cache_family
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the checkpoint clones no voices, in one text for all who ask."""
+        adapter = self._cached_adapter
+        return None if adapter is None else adapter.tts_cache_refusal
+
+    @property
+    def _cached_adapter(self) -> CachedAdapter | None:
         if self._diffusion_mode:
             return None
-        return getattr(self._get_tts_adapter(), "tts_cache_family", None)
+        adapter = self._get_tts_adapter()
+        return adapter if isinstance(adapter, CachedAdapter) else None
 
     @property
     def media_connector(self) -> MediaConnector:
@@ -120,16 +142,18 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     def check_upload(self, upload: Upload) -> None:
         """Refuse a name that is taken, and a transcript that no request could use.
 
-        Raises: InvalidSpeakerError.
+        Raises: InvalidSpeakerError, CannotCloneError.
         """
+        if self.refusal is not None:
+            raise CannotCloneError(self.refusal)
         if fold(upload.name) in {fold(builtin) for builtin in self.builtin_names}:
             reason = (
                 f"{upload.name!r} is a built-in voice of this model; choose another"
             )
             raise InvalidSpeakerError("name", reason)
-        check = getattr(self._get_tts_adapter(), "tts_cache_check_text", None)
-        if check is not None and upload.ref_text is not None:
-            check("ref_text", upload.ref_text)
+        adapter = self._cached_adapter
+        if adapter is not None and upload.ref_text is not None:
+            adapter.tts_cache_check_text("ref_text", upload.ref_text)
 
     def check_embedding(self, embedding: tuple[float, ...]) -> None:
         """Refuse a raw embedding that the model cannot speak with.

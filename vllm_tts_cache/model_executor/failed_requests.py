@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from vllm_tts_cache.model_executor.scheduler import NO_SPEAKER_PROMPT
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.throttled_log import ThrottledLog
 
@@ -21,9 +20,14 @@ MAX_FAILED_REQUESTS = 4096
 
 
 class FailedRequests:
-    """Remembers failed requests, bounded, and ends them where logits are computed."""
+    """Remembers failed requests, bounded, and ends them where logits are computed.
 
-    def __init__(self) -> None:
+    Args:
+        failure_id: The id to force; the scheduler hook knows it too.
+    """
+
+    def __init__(self, failure_id: int) -> None:
+        self._failure_id = failure_id
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -56,7 +60,7 @@ class FailedRequests:
         rows = [row for row, rid in enumerate(request_ids) if rid in self._ids]
         if rows:
             logits[rows] = float("-inf")
-            logits[rows, NO_SPEAKER_PROMPT] = 0.0
+            logits[rows, self._failure_id] = 0.0
         return logits
 
 

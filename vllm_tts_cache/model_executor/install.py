@@ -1,13 +1,6 @@
 """Attaches our parts to the host's workers and model registry."""
 
-_OURS = "vllm_tts_cache.model_executor"
-_MODELS = {
-    "Qwen3TTSTalkerForConditionalGeneration": f"{_OURS}.qwen3_tts:CachedQwen3TTSTalker",
-    "FishSpeechSlowARForConditionalGeneration": (
-        f"{_OURS}.fish_speech:CachedFishSpeechSlowAR"
-    ),
-    "FishSpeechDACDecoder": f"{_OURS}.fish_speech_codec:CachedFishSpeechDACDecoder",
-}
+from vllm_tts_cache.speaker.listing import families
 
 
 def install() -> None:
@@ -17,8 +10,9 @@ def install() -> None:
 
     from vllm_tts_cache.model_executor import rpc, scheduler
 
-    for architecture, ours in _MODELS.items():
-        OmniModelRegistry.register_model(architecture, ours)
+    for family in families():
+        for architecture, ours in family.models.items():
+            OmniModelRegistry.register_model(architecture, ours)
     # Every vLLM-Omni worker inherits this mixin, so neither a deploy file nor the
     # user's own --worker-extension-cls has to name us.
     for method in rpc.METHODS:

@@ -6,31 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 
 from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.families.load import load_reference_encoders
 from vllm_tts_cache.model_executor.agreement import all_tensor_parallel_ranks
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.model_executor.recency import Recency
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
-from vllm_tts_cache.speaker.family import ReferenceEncoder
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.turns import open_turns
 
 
-def load_worker_speakers(vllm_config: Any) -> WorkerSpeakers:
+def load_worker_speakers(
+    vllm_config: Any, family: Family, model_dir: Path
+) -> WorkerSpeakers:
     """Load the checkpoint's reference encoders and open the store.
 
     Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
     """
     device = _own_device(vllm_config.device_config.device)
-    encoders = load_reference_encoders(
-        local_checkpoint(vllm_config.model_config), device
-    )
+    encoders = family.part("encoders_part")(model_dir, device)
     return build_worker_speakers(
         encoders, load_settings(), device, all_ranks=all_tensor_parallel_ranks()
     )
@@ -80,14 +79,3 @@ def _own_device(device: torch.device | str) -> torch.device:
     if kind.type == "cuda" and kind.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return kind
-
-
-def local_checkpoint(model_config: Any) -> Path:
-    """Return the folder of the checkpoint that the host has loaded already."""
-    folder = Path(model_config.model)
-    if folder.is_dir():
-        return folder
-    revision = model_config.revision
-    return Path(
-        snapshot_download(model_config.model, revision=revision, local_files_only=True)
-    )

@@ -29,7 +29,7 @@ def _method(answer: Callable[..., Any]) -> Method:
 
 def _answered(answer: Callable[..., Any], worker: Any, call: tuple[bytes, ...]) -> Any:
     if (speakers := _speakers(worker)) is None:
-        return wire.Unsupported(reason=f"{_model_name(worker)} clones no voices")
+        return wire.Unsupported(reason=_refusal(worker))
     speakers.count_call(answer.__name__)
     try:
         return answer(speakers, int(worker.rank), *call)
@@ -103,8 +103,10 @@ def _speakers(worker: Any) -> WorkerSpeakers | None:
     return getattr(_model(worker), "tts_cache_speakers", None)
 
 
-def _model_name(worker: Any) -> str:
-    return type(_model(worker)).__name__
+def _refusal(worker: Any) -> str:
+    model = _model(worker)
+    reason = getattr(model, "tts_cache_refusal", None)
+    return reason or f"{type(model).__name__} clones no voices"
 
 
 def _model(worker: Any) -> Any:

@@ -6,14 +6,11 @@ where the scheduler takes in sampled ids, finishes the request as an error with 
 reason: a 500 with text, while its neighbours go on.
 """
 
+from functools import cache
 from typing import Any
 
+from vllm_tts_cache.speaker.listing import families
 from vllm_tts_cache.speaker.ref import FIELD
-
-# The last id of Qwen3-TTS's codec vocabulary, where the talker masks every id from 2048
-# up but its end of speech; and a text id of Fish Speech, which masks all of those. So
-# this one appears only where we force it.
-NO_SPEAKER_PROMPT = 3071
 
 # For people: the API process asks the workers, by the request's id, and reads nothing
 # out of this.
@@ -43,13 +40,23 @@ def _update_request_with_output(
     scheduler: Any = super(OmniARScheduler, self)
     inherited = scheduler._update_request_with_output
     token_ids, stopped = inherited(request, new_token_ids, *args, **kwargs)
-    if NO_SPEAKER_PROMPT not in token_ids or not _names_a_speaker(request):
+    failure_id = _failure_id(*self.vllm_config.model_config.architectures)
+    if failure_id not in token_ids or not _names_a_speaker(request):
         return token_ids, stopped
     request.status = RequestStatus.FINISHED_ERROR
     request.stop_reason = REASON
     request.resumable = False
     _forget_prefix(self.kv_cache_manager, request.request_id)
     return [], True
+
+
+@cache
+def _failure_id(*architectures: str) -> int | None:
+    """Return the id that a talker of ours forces; None if the model is no such."""
+    for family in families():
+        if not family.models.keys().isdisjoint(architectures):
+            return family.failure_id
+    return None
 
 
 def _forget_prefix(kv_cache_manager: Any, request_id: str) -> None:

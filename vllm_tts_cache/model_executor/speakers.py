@@ -11,8 +11,8 @@ from vllm_tts_cache.model_executor.encode_queue import EncodeQueue, Report
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.model_executor.recency import Recency
 from vllm_tts_cache.model_executor.waiting_line import EncodeJob, Lane
-from vllm_tts_cache.speaker.family import ReferenceEncoder
 from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.speaker.wire import (
     Forgotten,
     JobReport,

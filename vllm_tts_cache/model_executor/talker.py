@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,6 +14,8 @@ from vllm_tts_cache.model_executor.failed_requests import (
 )
 from vllm_tts_cache.model_executor.load_speakers import load_worker_speakers
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -21,11 +23,16 @@ from vllm_tts_cache.store.encoding import Encoding
 class CachedTalker:
     """Takes speaker prompts by content address, and lets a request fail alone."""
 
+    tts_cache_family: ClassVar[Family]
     tts_cache_speakers: WorkerSpeakers | None = None
+    # Why the checkpoint clones no voices, if it does not.
+    tts_cache_refusal: str | None = None
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        self._failed_requests = FailedRequests()
+        failure_id = self.tts_cache_family.failure_id
+        assert failure_id is not None, "a talker ends a failed request by an id"
+        self._failed_requests = FailedRequests(failure_id)
         self._suspect_prefixes = SuspectPrefixes()
         self._requests_of_rows: list[str] = []
         if getattr(vllm_config.model_config, "use_v2_model_runner", False):
@@ -66,17 +73,22 @@ class CachedTalker:
             self._requests_of_rows = []
 
     def _load_speakers(self, vllm_config: Any) -> None:
-        """Load the checkpoint's reference encoders; again when weights are reloaded."""
+        """Load the reference encoders, if the checkpoint has any; again on a reload."""
         if self.tts_cache_speakers is not None:
             self.tts_cache_speakers.close()
-        self.tts_cache_speakers = load_worker_speakers(vllm_config)
+        model_dir = local_checkpoint(vllm_config.model_config)
+        self.tts_cache_refusal = self.tts_cache_family.clones(model_dir)
+        if self.tts_cache_refusal is None:
+            self.tts_cache_speakers = load_worker_speakers(
+                vllm_config, self.tts_cache_family, model_dir
+            )
 
     def _encodings(
         self, ref: SpeakerRef, encoder_names: Sequence[str]
     ) -> dict[str, Encoding]:
         """Return what a prefill needs. Raises: TTSCacheError if it is not there."""
         if self.tts_cache_speakers is None:
-            raise TTSCacheError("this checkpoint clones no voices")
+            raise TTSCacheError(self.tts_cache_refusal or "it clones no voices")
         return self.tts_cache_speakers.prompt(ref, encoder_names)
 
     def _count_prompt(self) -> None:

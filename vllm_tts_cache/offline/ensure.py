@@ -8,7 +8,6 @@ from vllm_tts_cache.audio.decode import DecodedAudio, decode_path
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError, InvalidAudioError
 from vllm_tts_cache.offline.prepared import PreparedSpeaker
-from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.rpc_client import WANT, SyncWorkers
 from vllm_tts_cache.speaker.wire import JobReport, JobState, Want, WantCall
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -30,14 +29,12 @@ class OfflineEnsurer:
         workers: SyncWorkers,
         store: SpeakerStore,
         settings: Settings,
-        family: Family,
         *,
         sleep: Callable[[float], None] = time.sleep,
     ):
         self._workers = workers
         self._store = store
         self._settings = settings
-        self._family = family
         self._sleep = sleep
 
     def windows(
@@ -69,7 +66,7 @@ class OfflineEnsurer:
     def needs(self, speaker: PreparedSpeaker) -> set[Need]:
         """Return which encodings its mode needs."""
         sha = speaker.ref.audio_sha256
-        return {(sha, name) for name in self._family.encoders[speaker.mode]}
+        return {(sha, name) for name in speaker.mode.encoders}
 
     def ensure(self, speakers: Sequence[PreparedSpeaker]) -> None:
         """Return when all encodings of the speakers exist.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_tts_cache.speaker.family import CloneMode
+from vllm_tts_cache.speaker.modes import Mode
 from vllm_tts_cache.speaker.ref import SpeakerRef
 
 
@@ -14,18 +14,15 @@ class PreparedSpeaker:
     Attributes:
         clip: Its file; read again if the store has evicted it.
         ref: Its content address.
-        ref_text: What is said in it; None for an x-vector clone.
+        mode: How it is cloned.
+        ref_text: What is said in it, if the mode uses it.
         num_samples: At its own rate.
         sample_rate_hz: Of the clip.
     """
 
     clip: Path
     ref: SpeakerRef
+    mode: Mode
     ref_text: str | None
     num_samples: int
     sample_rate_hz: int
-
-    @property
-    def mode(self) -> CloneMode:
-        """How it is cloned."""
-        return CloneMode.of(in_context=self.ref_text is not None)

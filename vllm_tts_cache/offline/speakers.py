@@ -1,6 +1,5 @@
 """Prepares voices in an ``Omni`` engine and builds the prompts that name them."""
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -8,12 +7,14 @@ from typing import Any, Protocol
 
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidSpeakerError
 from vllm_tts_cache.offline.ensure import OfflineEnsurer, decode_clip
-from vllm_tts_cache.offline.fish_speech import FishSpeechPrompts
 from vllm_tts_cache.offline.prepared import PreparedSpeaker
-from vllm_tts_cache.offline.qwen3_tts import Qwen3TTSPrompts
+from vllm_tts_cache.speaker.checkpoint_files import read_json
 from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.listing import family_of_checkpoint
+from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
+from vllm_tts_cache.speaker.modes import CloneFacts, Mode, Transcript
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.rpc_client import (
     DESCRIBE,
@@ -42,11 +43,6 @@ class OfflineEngine(SyncEngine, Protocol):
 class Prompts(Protocol):
     """Builds one family's prompts."""
 
-    @property
-    def family(self) -> Family:
-        """The family."""
-        ...
-
     def prompt(
         self, speaker: PreparedSpeaker, text: str, language: str, /
     ) -> dict[str, Any]:
@@ -65,11 +61,15 @@ class OfflineSpeakers:
     def __init__(self, omni: OfflineEngine):
         settings = load_settings()
         self._workers = SyncWorkers(omni)
-        self._prompts = _prompts(str(omni.model), self)
+        model = str(omni.model)
+        try:
+            model_dir = checkpoint_dir(model)
+            self._family = family_of_checkpoint(model_dir)
+        except CheckpointError as exc:
+            raise ConfigError(str(exc)) from exc
+        self._prompts = _prompts(self._family, model, model_dir, self)
         self._store = open_store(settings)
-        self._ensurer = OfflineEnsurer(
-            self._workers, self._store, settings, self._prompts.family
-        )
+        self._ensurer = OfflineEnsurer(self._workers, self._store, settings)
 
     def prepare(
         self, clips: Sequence[Path], ref_texts: Sequence[str | None] | None = None
@@ -80,8 +80,8 @@ class OfflineSpeakers:
 
         Args:
             clips: Audio files; one that was prepared before costs its decoding only.
-            ref_texts: For each clip what is said in it, or None for an x-vector
-                clone, which not every family has.
+            ref_texts: For each clip what is said in it, or None for a clone without,
+                which not every family has.
 
         Raises:
             ConfigError: There are not as many transcripts as clips, or one is missing.
@@ -92,9 +92,9 @@ class OfflineSpeakers:
             StorageError: A clip could not be stored.
             WorkerRPCError: The worker could not be asked, or clones no voices.
         """
-        transcripts = self._transcripts(clips, ref_texts)
+        modes = self._modes(clips, ref_texts)
         prepared: list[PreparedSpeaker] = []
-        for window in self._ensurer.windows(self._stored(clips, transcripts)):
+        for window in self._ensurer.windows(self._stored(clips, modes)):
             self._ensurer.ensure(window)
             prepared += window
         return prepared
@@ -131,30 +131,38 @@ class OfflineSpeakers:
         answers = self._workers.call(STATS)
         return [{"rank": answer.rank, **answer.stats} for answer in answers]
 
-    def _transcripts(
+    def _modes(
         self, clips: Sequence[Path], ref_texts: Sequence[str | None] | None
-    ) -> list[str | None]:
+    ) -> list[tuple[Mode, str | None]]:
+        """Choose each clip's mode, and the transcript that it uses.
+
+        Raises: ConfigError.
+        """
         given = [None] * len(clips) if ref_texts is None else list(ref_texts)
         if len(given) != len(clips):
             raise ConfigError(f"{len(clips)} clips have {len(given)} transcripts")
-        transcripts = [(text or "").strip() or None for text in given]
-        family = self._prompts.family
-        if not family.clones_from_embeddings and None in transcripts:
-            clip = clips[transcripts.index(None)]
-            raise ConfigError(f"{family.name} needs the transcript of {clip}")
-        return transcripts
+        return [self._mode(*pair) for pair in zip(clips, given, strict=True)]
+
+    def _mode(self, clip: Path, ref_text: str | None) -> tuple[Mode, str | None]:
+        ref_text = (ref_text or "").strip() or None
+        try:
+            mode = self._family.mode(CloneFacts(given_transcript=ref_text is not None))
+        except InvalidSpeakerError as exc:
+            raise ConfigError(f"{clip}: {exc}") from exc
+        return mode, None if mode.transcript is Transcript.UNUSED else ref_text
 
     def _stored(
-        self, clips: Sequence[Path], transcripts: Sequence[str | None]
+        self, clips: Sequence[Path], modes: Sequence[tuple[Mode, str | None]]
     ) -> Iterator[PreparedSpeaker]:
         """Store one clip after the other, as they are asked for."""
-        for clip, ref_text in zip(clips, transcripts, strict=True):
+        for clip, (mode, ref_text) in zip(clips, modes, strict=True):
             decoded = decode_clip(clip)
             self._store.keep_inline(decoded)
             audio = decoded.audio
             yield PreparedSpeaker(
                 clip=clip,
                 ref=SpeakerRef(audio_sha256=audio.audio_sha256, segment=Segment.INLINE),
+                mode=mode,
                 ref_text=ref_text,
                 num_samples=audio.num_samples,
                 sample_rate_hz=audio.sample_rate_hz,
@@ -174,19 +182,18 @@ class OfflineSpeakers:
         return fingerprints_of(self._workers.call(DESCRIBE))
 
 
-def _prompts(model: str, speakers: OfflineSpeakers) -> Prompts:
-    from transformers.utils.hub import cached_file
+def _prompts(
+    family: Family, model: str, model_dir: Path, speakers: OfflineSpeakers
+) -> Prompts:
+    """Return what builds a family's prompts.
 
-    path = cached_file(model, "config.json")
-    assert path is not None  # it raises where the file is missing
-    config = json.loads(Path(path).read_text())
-    match config.get("model_type"):
-        case "qwen3_tts":
-            return Qwen3TTSPrompts(model, config)
-        case "fish_qwen3_omni":
-            return FishSpeechPrompts(model, config, speakers.encoding)
-        case other:
-            raise ConfigError(
-                f"{model}: model_type is {other!r}; known are 'qwen3_tts' and "
-                "'fish_qwen3_omni'"
-            )
+    Raises: ConfigError if the model clones no voices.
+    """
+    refusal = family.clones(model_dir)
+    if refusal is None and not family.offline_part:
+        refusal = f"{family.title} clones no voices through this plugin."
+    if refusal is not None:
+        raise ConfigError(f"{model}: {refusal}")
+    config = read_json(model_dir / "config.json")
+    prompts: Prompts = family.part("offline_part")(model, config, speakers.encoding)
+    return prompts

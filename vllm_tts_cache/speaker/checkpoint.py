@@ -1,37 +1,19 @@
 """Reading some of a checkpoint's tensors, and their identity."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.speaker.checkpoint_files import read_json
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _NAMES_SHOWN = 8
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        CheckpointError: It cannot be read, or is none.
-    """
-    try:
-        parsed = json.loads(path.read_bytes())
-    except OSError as exc:
-        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
-    except ValueError as exc:
-        raise CheckpointError(str(path), f"not JSON: {exc}") from exc
-    if not isinstance(parsed, dict):
-        raise CheckpointError(str(path), "not a JSON object")
-    return parsed
 
 
 def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:

@@ -1,81 +1,130 @@
-"""What every model family brings: its reference encoders, and which a mode needs."""
+"""What a model family is: plain data, which every generic part is driven by.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
+A family's folder has one `Family`, in a module that imports neither torch nor the
+host. Whatever needs them is a part, named as ``"module:attribute"`` and imported where
+it is used.
+"""
 
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.store.encoding import Encoding
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from vllm_tts_cache.speaker.modes import CloneFacts, Mode, mode_of, possible_modes
 
-class CloneMode(str, Enum):
-    """How a speaker is cloned."""
-
-    X_VECTOR = "x_vector"
-    IN_CONTEXT = "in_context"
-
-    @classmethod
-    def of(cls, *, in_context: bool) -> "CloneMode":
-        """The mode of a request that says whether it clones in context."""
-        return cls.IN_CONTEXT if in_context else cls.X_VECTOR
+_NO_PARTS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClipLimits:
+    """What a family takes as reference audio; by default all that can be decoded."""
+
+    min_sample_rate_hz: int = 0
+    max_seconds: float = float("inf")
+
+    def problem(self, num_samples: int, sample_rate_hz: int) -> str | None:
+        """Say what is wrong with a clip and what to do, or None."""
+        if sample_rate_hz < self.min_sample_rate_hz:
+            return (
+                f"its sample rate is {sample_rate_hz} Hz, and this model needs "
+                f"{self.min_sample_rate_hz} Hz or more; record it again"
+            )
+        if (seconds := num_samples / sample_rate_hz) > self.max_seconds:
+            return (
+                f"it is {seconds:.1f} s long, and this model takes "
+                f"{self.max_seconds:g} s at most; cut it"
+            )
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """A model family, described without loading it.
 
     Attributes:
-        name: As in fingerprints and metrics.
-        encoders: Names of the reference encoders whose encodings a mode needs; a
-            mode that is not there is one that the family does not have.
+        name: As in metrics and logs.
+        short_name: As commands spell it: ``make demo MODEL=...``.
+        title: As people call it.
+        modes: The ways it clones, cheapest first; none if it only says why it cannot.
+        recognises: Tells whether a checkpoint directory is of it.
+        clones: Says why a checkpoint of it clones no voices and what to do instead;
+            None if it does.
+        models: Architecture of the host -> our class in its place.
+        adapter: Our class in place of the host's adapter of the same name.
+        encoders_part: ``load(model_dir, device) -> {name: ReferenceEncoder}``.
+        offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
+        tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.
+        deploy_file: Its stages on a CPU, for the trial commands and tests.
+        sample_rate_hz: Of what it speaks.
+        failure_id: A token id that the model never samples; it ends a request whose
+            speaker prompt is missing.
+        resumes: Whether a preempted request goes on as it would have.
+        limits: Of a clip.
+        stored_transcript_selects: Whether a voice's own transcript chooses the mode as
+            one in the request does.
+        asks_inline_transcript: Whether inline audio without a transcript is refused
+            unless the request names a mode that needs none.
+        is_default: Whether commands that name no family mean this one.
     """
 
     name: str
-    encoders: Mapping[CloneMode, tuple[str, ...]]
+    short_name: str
+    title: str
+    modes: tuple[Mode, ...]
+    recognises: Callable[[Path], bool]
+    clones: Callable[[Path], str | None] = lambda _model_dir: None
+    models: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
+    adapter: str
+    encoders_part: str = ""
+    offline_part: str = ""
+    tiny_part: str = ""
+    deploy_file: Path | None = None
+    sample_rate_hz: int
+    failure_id: int | None = None
+    resumes: bool = True
+    limits: ClipLimits = ClipLimits()
+    stored_transcript_selects: bool = True
+    asks_inline_transcript: bool = False
+    is_default: bool = False
 
     @property
-    def clones_from_embeddings(self) -> bool:
-        """Whether it has the x-vector mode, and so takes raw speaker embeddings."""
-        return CloneMode.X_VECTOR in self.encoders
+    def command_names(self) -> tuple[str, ...]:
+        """What commands take for it."""
+        return tuple(dict.fromkeys((self.short_name, self.name.replace("_", "-"))))
+
+    @cached_property
+    def encoders(self) -> tuple[str, ...]:
+        """Names of all its reference encoders, as the modes name them."""
+        return tuple(dict.fromkeys(e for mode in self.modes for e in mode.encoders))
+
+    @cached_property
+    def embedding_mode(self) -> Mode | None:
+        """The mode that a raw speaker embedding speaks in, if it has one."""
+        return next((mode for mode in self.modes if mode.takes_embedding), None)
+
+    def mode(self, facts: CloneFacts) -> Mode:
+        """Choose how to clone.
+
+        Raises: InvalidSpeakerError if the family has no such way, or one needs a
+            transcript that is not there.
+        """
+        return mode_of(self, facts)
 
     def precomputed(self, *, has_transcript: bool) -> tuple[str, ...]:
-        """Encoders that a voice registered with or without a transcript needs.
+        """Encoders of every mode that a voice so registered can be asked for in.
 
-        A family that clones in context only needs the same for both: the transcript
-        may come with the request.
+        A family that always needs a transcript needs the same without a stored one:
+        the transcript may come with the request.
         """
-        mode = CloneMode.of(in_context=has_transcript)
-        return self.encoders.get(mode, self.encoders[CloneMode.IN_CONTEXT])
+        modes = possible_modes(self, has_transcript=has_transcript) or self.modes
+        return tuple(dict.fromkeys(e for mode in modes for e in mode.encoders))
 
+    def part(self, name: str) -> Any:
+        """Import a part of it by the name of the field.
 
-class ReferenceEncoder(Protocol):
-    """A network that turns reference audio into an encoding.
-
-    Implementations own their modules, whole and in their own precision: a module
-    shared with the decode loop would be cast or moved under one of the two. They
-    encode one audio at a time, so an encoding never depends on its neighbours.
-    """
-
-    @property
-    def name(self) -> str:
-        """Which encoder of its family this is; unique there."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """64 lowercase hex digits; equal only if every encoding is the same bytes."""
-        ...
-
-    @property
-    def bytes_per_second(self) -> int:
-        """Device memory that a second of audio takes while it is encoded, at most."""
-        ...
-
-    def encode(self, audio: ReferenceAudio) -> Encoding:
-        """Encode one audio; safe to call from any thread, several at once included.
-
-        Raises:
-            EncodeError: The network failed on this audio.
+        Raises: ImportError, AttributeError.
         """
-        ...
+        return pkgutil.resolve_name(getattr(self, name))

@@ -16,7 +16,6 @@ import httpx
 import psutil
 
 from vllm_tts_cache.errors import ServerFaultError
-from vllm_tts_cache.testing.families import QWEN3_TTS
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
@@ -47,15 +46,16 @@ class ServerOptions:
         log_path: Where its output goes.
         port: None for a free one.
         environ: Set beside (and over) what this process has.
-        arguments: More of ``vllm serve``'s arguments.
+        arguments: More of ``vllm serve``'s arguments, see
+            `tiny_checkpoint.serve_arguments`.
     """
 
     model: Path
     samples_dir: Path
     log_path: Path
+    arguments: tuple[str, ...]
     port: int | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = QWEN3_TTS.arguments
 
 
 class Server:

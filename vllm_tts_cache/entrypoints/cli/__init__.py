@@ -12,6 +12,7 @@ from vllm_tts_cache import __version__
 from vllm_tts_cache.entrypoints.cli import (
     demo,
     encode,
+    families,
     make_checkpoint,
     serve,
     stage_config,
@@ -19,7 +20,7 @@ from vllm_tts_cache.entrypoints.cli import (
 )
 from vllm_tts_cache.errors import ConfigError, TTSCacheError
 
-_COMMANDS = (demo, serve, encode, verify, make_checkpoint, stage_config)
+_COMMANDS = (demo, serve, families, encode, verify, make_checkpoint, stage_config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,9 @@ from rich.status import Status
 from vllm_tts_cache.entrypoints.cli import work_dir
 from vllm_tts_cache.errors import ConfigError, ServerFaultError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.testing.families import FAMILIES, ServedFamily
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.listing import default_family, trial_families
+from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,7 +46,12 @@ def add_parser(
         description=_DESCRIPTION,
     )
     add = parser.add_argument
-    add("--family", choices=sorted(FAMILIES), default="qwen3-tts")
+    add(
+        "--family",
+        choices=sorted(trial_families()),
+        default=default_family().short_name,
+        help="(%(default)s)",
+    )
     add(
         "--work",
         type=Path,
@@ -67,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.port is not None:
         _check_unused(arguments.port)
     work = work_dir.own(arguments.work)
-    family = FAMILIES[arguments.family]
+    family = trial_families()[arguments.family]
     _end_by_exception()
     progress = Console(stderr=True)
     with progress.status("starting") as status:
@@ -84,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tell(
-    work: Path, family: ServedFamily, model: Path, port: int | None, status: Status
+    work: Path, family: Family, model: Path, port: int | None, status: Status
 ) -> "Story":
     from vllm_tts_cache.entrypoints.cli.demo_story import Story, acts_of
     from vllm_tts_cache.testing.server import ServerOptions
@@ -98,7 +105,7 @@ def _tell(
             samples_dir=samples_dir,
             log_path=logs / f"server-{number}.log",
             port=port,
-            arguments=family.arguments,
+            arguments=serve_arguments(family),
         )
         story.begin_server()
         _play(options, acts, story, status)

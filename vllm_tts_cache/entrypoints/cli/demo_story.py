@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.modes import CLONE_MODE, CloneFacts, Mode
 from vllm_tts_cache.testing.client import SpeechClient, data_url
 from vllm_tts_cache.testing.clips import SPEECH
-from vllm_tts_cache.testing.families import ServedFamily
 
 VOICE = "keeper"
 SECOND_VOICE = "keeper again"
@@ -98,7 +100,7 @@ class Story:
         """Everything that did not hold, one line each."""
         found = [f"{o.act.label}: {p}" for o in self.outcomes for p in o.problems]
         if len(set(self.takes.values())) < len(self.takes):
-            found.append("an in-context and an x-vector clone are the same audio")
+            found.append("two modes are the same audio")
         return found
 
     def _audio_problems(self, act: Act, answer: Answer) -> list[str]:
@@ -171,54 +173,50 @@ def _precompute(client: SpeechClient) -> Answer:
     return _json(client.precompute(VOICE))
 
 
-_by_voice = _speak(voice=VOICE)
-_x_vector = _speak(voice=VOICE, x_vector_only_mode=True)
-_inline = _speak(ref_audio=data_url(SPEECH.path), ref_text=SPEECH.transcript)
-
-IN_CONTEXT, X_VECTOR = "in-context", "x-vector"
-
-FIRST_SERVER = (
-    Act(label="register the voice", send=_register(VOICE), num_encodes=0),
-    Act(label="precompute it", send=_precompute, num_encodes=1, says='"ready"'),
-    Act(
-        label="precompute it again",
-        send=_precompute,
-        num_encodes=1,
-        says="already exists",
-    ),
-    Act(label="speak, first time", send=_by_voice, num_encodes=1, take=IN_CONTEXT),
-    Act(label="speak, warm", send=_by_voice, num_encodes=1, take=IN_CONTEXT),
-    Act(
-        label="second name, same clip",
-        send=_register(SECOND_VOICE),
-        num_encodes=1,
-    ),
-    Act(
-        label="speak, second name",
-        send=_speak(voice=SECOND_VOICE),
-        num_encodes=1,
-        take=IN_CONTEXT,
-    ),
-    Act(label="speak, clip inline", send=_inline, num_encodes=1, take=IN_CONTEXT),
-    Act(label="speak, x-vector", send=_x_vector, num_encodes=1, take=X_VECTOR),
-)
-
-SECOND_SERVER = (
-    Act(label="speak after restart", send=_by_voice, num_encodes=0, take=IN_CONTEXT),
-    Act(label="inline after restart", send=_inline, num_encodes=0, take=IN_CONTEXT),
-    Act(label="x-vector after restart", send=_x_vector, num_encodes=0, take=X_VECTOR),
-)
-
-
-def acts_of(family: ServedFamily) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
+def acts_of(family: Family) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
     """Return what the first and the second server are asked.
 
-    A family that clones in context only is not asked for anything else.
+    The voice speaks in the mode that a voice with a transcript has, and then in every
+    other one of the family.
     """
-    if family.family.clones_from_embeddings:
-        return FIRST_SERVER, SECOND_SERVER
-    first, second = (
-        tuple(act for act in acts if act.take != X_VECTOR)
-        for acts in (FIRST_SERVER, SECOND_SERVER)
+    usual = family.mode(CloneFacts(stored_transcript=True))
+    others = [mode for mode in family.modes if mode is not usual]
+    speak = _speak(voice=VOICE)
+    inline = _speak(
+        ref_audio=data_url(SPEECH.path),
+        ref_text=SPEECH.transcript,
+        extra_params={CLONE_MODE: usual.name},
+    )
+
+    def act(label: str, send: Callable[[SpeechClient], Answer], **more: Any) -> Act:
+        return Act(label=label, send=send, num_encodes=1, **more)
+
+    first = (
+        Act(label="register the voice", send=_register(VOICE), num_encodes=0),
+        act("precompute it", _precompute, says='"ready"'),
+        act("precompute it again", _precompute, says="already exists"),
+        act("speak, first time", speak, take=usual.name),
+        act("speak, warm", speak, take=usual.name),
+        act("second name, same clip", _register(SECOND_VOICE)),
+        act("speak, second name", _speak(voice=SECOND_VOICE), take=usual.name),
+        act("speak, clip inline", inline, take=usual.name),
+        *(act(f"speak, {m.name}", _speak_in(m), take=m.name) for m in others),
+    )
+    second = (
+        Act(label="speak after restart", send=speak, num_encodes=0, take=usual.name),
+        Act(label="inline after restart", send=inline, num_encodes=0, take=usual.name),
+        *(
+            Act(
+                label=f"{mode.name} after restart",
+                send=_speak_in(mode),
+                num_encodes=0,
+                take=mode.name,
+            )
+            for mode in others
+        ),
     )
     return first, second
+
+
+def _speak_in(mode: Mode) -> Callable[[SpeechClient], Answer]:
+    return _speak(voice=VOICE, extra_params={CLONE_MODE: mode.name})

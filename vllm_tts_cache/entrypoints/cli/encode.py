@@ -21,7 +21,8 @@ from vllm_tts_cache.errors import (
     InvalidAudioError,
 )
 from vllm_tts_cache.files import publish
-from vllm_tts_cache.speaker.family import ReferenceEncoder
+from vllm_tts_cache.speaker.listing import families, family_of_checkpoint
+from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 
 _console = Console(stderr=True)
 
@@ -40,8 +41,8 @@ def add_parser(
     parser.add_argument(
         "--model",
         required=True,
-        help="a Qwen3-TTS Base or Fish Speech S2 Pro checkpoint: a directory, or a "
-        "Hugging Face id that has been downloaded",
+        help="a checkpoint that clones voices: a directory, or a Hugging Face id that "
+        f"has been downloaded; of {_titles()}",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors")
     parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         StorageError: The file cannot be written.
     """
     clips = _by_stem(arguments.clips)
-    encoders = _load(_model_dir(arguments.model), arguments.device)
+    encoders = _load(arguments.model, arguments.device)
     tensors: dict[str, npt.NDArray[np.generic]] = {}
     metadata = {f"fingerprint/{name}": e.fingerprint for name, e in encoders.items()}
     progress = track(clips.items(), "encoding", console=_console)
@@ -71,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     _write(arguments.out, tensors, metadata)
     _console.print(f"{len(clips)} clips, {len(tensors)} tensors: {arguments.out}")
     return 0
+
+
+def _titles() -> str:
+    return ", ".join(family.title for family in families() if family.encoders_part)
 
 
 def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:
@@ -84,28 +89,23 @@ def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:
     return by_stem
 
 
-def _model_dir(model: str) -> Path:
-    if (path := Path(model).expanduser()).is_dir():
-        return path
-    from huggingface_hub import snapshot_download
+def _load(model: str, device: str) -> Mapping[str, ReferenceEncoder]:
+    from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
 
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError) as exc:
-        raise CheckpointError(
-            model, "neither a directory nor a downloaded Hugging Face model"
-        ) from exc
-
-
-def _load(model_dir: Path, device: str) -> Mapping[str, ReferenceEncoder]:
+    model_dir = checkpoint_dir(model)
+    family = family_of_checkpoint(model_dir)
+    if (refusal := family.clones(model_dir)) is not None:
+        raise CheckpointError(model, refusal)
+    if not family.encoders_part:
+        raise CheckpointError(model, f"{family.title} is not encoded by this plugin")
     # Importing the host's modules logs a screenful otherwise.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import torch
 
-    from vllm_tts_cache.families.load import load_reference_encoders
-
     try:
-        return load_reference_encoders(model_dir, torch.device(device))
+        encoders: Mapping[str, ReferenceEncoder]
+        encoders = family.part("encoders_part")(model_dir, torch.device(device))
+        return encoders
     except RuntimeError as exc:
         raise ConfigError(f"--device {device}: {exc}") from exc
 

@@ -8,16 +8,13 @@ from typing import Any
 from rich.console import Console
 
 from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.listing import default_family, trial_families
 from vllm_tts_cache.testing.encoder_size import ENCODER_SIZES
-from vllm_tts_cache.testing.families import (
-    FAMILIES,
-    FISH_SPEECH,
-    QWEN3_TTS,
-    ServedFamily,
-)
-from vllm_tts_cache.testing.qwen3_tts.options import CheckpointOptions
+from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint, TinyWriter
 
 _console = Console(stderr=True)
+_OF_ALL = ("encoders", "seed")
 
 _DESCRIPTION = """\
 Write a tiny checkpoint with random weights in the layout of a released one, to
@@ -26,14 +23,14 @@ it speaks is noise, but other noise for another voice or another text.
 """
 _EXAMPLES = """\
 examples:
-  vllm-tts-cache make-checkpoint --out ./tiny-qwen3-tts
-  vllm serve ./tiny-qwen3-tts --omni
+  vllm-tts-cache make-checkpoint --out ./tiny
+  vllm serve ./tiny --omni
 
   # encoding a reference costs what it does in production
   vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real
 
-  # Fish Speech; its slow AR and its codec are tiny
-  vllm-tts-cache make-checkpoint --family fish-speech --out ./tiny-fish-speech
+  # another family
+  vllm-tts-cache make-checkpoint --family {other} --out ./tiny-{other}
 """
 
 
@@ -41,43 +38,28 @@ def add_parser(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
 ) -> None:
     """Register the command; ``run`` is what the arguments are handed to."""
+    default = default_family()
+    names = sorted(trial_families())
     parser = subparsers.add_parser(
         "make-checkpoint",
         help="write a tiny checkpoint with random weights (test equipment)",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.format(other=names[0]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = CheckpointOptions()
     add = parser.add_argument
-    families = (QWEN3_TTS.name, FISH_SPEECH.name)
-    add("--family", choices=families, default=QWEN3_TTS.name, help="(%(default)s)")
+    add("--family", choices=names, default=default.short_name, help="(%(default)s)")
     add("--out", type=Path, required=True, metavar="DIR", help="absent or empty")
     add(
         "--encoders",
         choices=ENCODER_SIZES,
-        default=defaults.encoders,
+        default="tiny",
         help="size of the reference encoders (%(default)s)",
     )
-    add("--seed", type=int, default=defaults.seed, help="of all weights (%(default)s)")
+    add("--seed", type=int, default=0, help="of all weights (%(default)s)")
     add("--force", action="store_true", help="replace a checkpoint of this command")
-    # Absent unless given, so that another family can say that it has no such option.
-    only = parser.add_argument_group(
-        f"of {QWEN3_TTS.name} only", argument_default=argparse.SUPPRESS
-    )
-    only.add_argument(
-        "--sensitive",
-        action=argparse.BooleanOptionalAction,
-        help="weights under which speakers, attention windows and dtypes are heard "
-        "(default: yes)",
-    )
-    only.add_argument(
-        "--eos-logit",
-        type=float,
-        metavar="X",
-        help="mean logit of the end of speech once the text is over; more is shorter "
-        f"({defaults.eos_logit})",
-    )
+    for family in dict.fromkeys(trial_families().values()):
+        _add_options(parser, family)
     parser.set_defaults(run=run)
 
 
@@ -88,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: The directory must not be overwritten, or an option is wrong.
         StorageError: The checkpoint cannot be written.
     """
-    family = FAMILIES[arguments.family]
-    family = dataclasses.replace(family, options=_options(arguments, family))
+    family = trial_families()[arguments.family]
+    checkpoint = TinyCheckpoint.of(family, **_options(arguments, family))
     with _console.status("starting") as status:
-        path = family.write_checkpoint(
+        path = checkpoint.write(
             arguments.out,
             lambda step: status.update(f"writing the {step}"),
             force=arguments.force,
@@ -100,12 +82,36 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace, family: ServedFamily) -> Any:
-    given = vars(arguments)
-    only = {name: given[name] for name in ("sensitive", "eos_logit") if name in given}
-    if only and family is not QWEN3_TTS:
-        name = next(iter(only)).replace("_", "-")
-        raise ConfigError(f"--{name} is an option of --family {QWEN3_TTS.name} only")
-    return dataclasses.replace(
-        family.options, encoders=arguments.encoders, seed=arguments.seed, **only
+def _add_options(parser: argparse.ArgumentParser, family: Family) -> None:
+    """Add what only this family's checkpoints can be asked for."""
+    if not (fields := _own_fields(family)):
+        return
+    # Absent unless given, so that another family can say that it has no such option.
+    group = parser.add_argument_group(
+        f"of {family.short_name} only", argument_default=argparse.SUPPRESS
     )
+    for field in fields:
+        flag = f"--{field.name.replace('_', '-')}"
+        text = f"{field.metadata['help']} (default: {field.default})"
+        if isinstance(field.default, bool):
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            group.add_argument(flag, type=type(field.default), metavar="X", help=text)
+
+
+def _own_fields(family: Family) -> list["dataclasses.Field[Any]"]:
+    writer: TinyWriter = family.part("tiny_part")
+    return [f for f in dataclasses.fields(writer.options) if f.name not in _OF_ALL]
+
+
+def _options(arguments: argparse.Namespace, family: Family) -> dict[str, Any]:
+    given = vars(arguments)
+    own = {field.name for field in _own_fields(family)}
+    for other in trial_families().values():
+        for field in _own_fields(other):
+            if field.name in given and field.name not in own:
+                name = field.name.replace("_", "-")
+                raise ConfigError(
+                    f"--{name} is an option of --family {other.short_name} only"
+                )
+    return {name: given[name] for name in (*_OF_ALL, *own) if name in given}

@@ -11,7 +11,8 @@ from rich.console import Console
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import work_dir
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.testing.families import FAMILIES
+from vllm_tts_cache.speaker.listing import default_family, trial_families
+from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
 _DESCRIPTION = """\
 Run `vllm serve` on the CPU with what a small machine needs, by default with a tiny
@@ -49,7 +50,12 @@ def add_parser(
     )
     add = parser.add_argument
     add("--port", type=int, default=8091, help="(%(default)s)")
-    add("--family", choices=sorted(FAMILIES), default="qwen3-tts")
+    add(
+        "--family",
+        choices=sorted(trial_families()),
+        default=default_family().short_name,
+        help="(%(default)s)",
+    )
     add("--model", type=Path, metavar="DIR", help="a checkpoint of your own")
     add(
         "--samples-dir",
@@ -90,7 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
         samples_dir=_samples_dir(arguments, work),
         log_path=work / "unused.log",
         port=arguments.port,
-        arguments=(*FAMILIES[arguments.family].arguments, *arguments.arguments),
+        arguments=(
+            *serve_arguments(trial_families()[arguments.family]),
+            *arguments.arguments,
+        ),
     )
     server = Server(options)
     console.print(f"voices: {options.samples_dir}", markup=False)
@@ -109,7 +118,7 @@ def _model(arguments: argparse.Namespace, work: Path, console: Console) -> Path:
     with console.status("starting") as status:
         path = work_dir.tiny_checkpoint(
             work,
-            FAMILIES[arguments.family],
+            trial_families()[arguments.family],
             lambda step: status.update(f"writing the {step}"),
         )
     console.print(f"checkpoint (random weights, not a model): {path}", markup=False)

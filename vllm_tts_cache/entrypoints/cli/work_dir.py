@@ -6,7 +6,8 @@ from pathlib import Path
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.testing.families import ServedFamily
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 _OURS = ".vllm-tts-cache-work"
 
@@ -44,11 +45,9 @@ def emptied(directory: Path) -> Path:
     return directory
 
 
-def tiny_checkpoint(
-    work: Path, family: ServedFamily, report: Callable[[str], None]
-) -> Path:
+def tiny_checkpoint(work: Path, family: Family, report: Callable[[str], None]) -> Path:
     """Return a checkpoint with random weights, written unless it is there already.
 
     Raises: ConfigError, StorageError.
     """
-    return family.ensure_checkpoint(work / f"tiny-{family.name}", report)
+    return TinyCheckpoint.of(family).ensure(work / f"tiny-{family.name}", report)

@@ -13,7 +13,6 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules import DAC
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.families.fish_speech import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.codec import (
     NUM_CODEBOOKS,
     SAMPLE_RATE_HZ,
@@ -25,6 +24,7 @@ from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
     fix_weight_norms,
 )
+from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32

@@ -16,10 +16,11 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.qwen3_tts import CODEC
+from vllm_tts_cache.families.qwen3_tts.family import CODEC
 from vllm_tts_cache.families.qwen3_tts.fingerprint import fingerprint
 from vllm_tts_cache.families.qwen3_tts.resample import resample
-from vllm_tts_cache.speaker.checkpoint import assign_float32, read_json, read_tensors
+from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
+from vllm_tts_cache.speaker.checkpoint_files import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.store.encoding import Encoding
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vllm_tts_cache.families.qwen3_tts import FAMILY
+from vllm_tts_cache.families.qwen3_tts.family import FAMILY
 from vllm_tts_cache.families.qwen3_tts.resample import RESAMPLER
 from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 

@@ -1,0 +1,146 @@
+"""Qwen3-TTS as it is measured, and what its servers are changed by."""
+
+import dataclasses
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import TRANSCRIPT, Model
+from benchmarks.server_plugins import DECODES_FILE, is_api_process
+from vllm_tts_cache.families.qwen3_tts.family import FAMILY
+
+DECODER_PROBE = f"{__name__}:decoder_probe"
+FLOAT32_ENCODERS = f"{__name__}:float32_encoders"
+_MARK = "benchmark_was_here"
+
+
+def decoder_probe() -> None:
+    """Time each step of the codec decoder, while ``BENCHMARK_DECODER_FILE`` exists.
+
+    A line of JSON is appended to that file per step.
+    """
+    if is_api_process():
+        return
+    from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code2wav import (
+        Qwen3TTSCode2Wav as Decoder,
+    )
+
+    if getattr(Decoder, _MARK, False):
+        return
+    path, decode = Path(os.environ[DECODES_FILE]), Decoder.forward
+
+    @functools.wraps(decode)
+    def timed(decoder: Any, input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not path.exists():
+            return decode(decoder, input_ids, *args, **kwargs)
+        began = time.perf_counter()
+        output = decode(decoder, input_ids, *args, **kwargs)
+        seen = {"ms": 1e3 * (time.perf_counter() - began), "num_ids": len(input_ids)}
+        with path.open("a") as file:
+            file.write(json.dumps(seen) + "\n")
+        return output
+
+    Decoder.forward = timed
+    setattr(Decoder, _MARK, True)
+
+
+def float32_encoders() -> None:
+    """Compute stock's host-side reference encoders in float32, as ours do.
+
+    A CPU without AVX-512 computes a bfloat16 convolution some 20 times slower than a
+    float32 one: a 30 s reference then takes stock minutes, which says nothing about
+    stock on the hardware it is made for. In float32 the two are compared at their
+    work. The talker that is patched is the one that both sides' talkers are.
+    """
+    if is_api_process():
+        return
+    from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
+        Qwen3TTSTalkerForConditionalGeneration as Talker,
+    )
+
+    if getattr(Talker, _MARK, False):
+        return
+    # The first use of the encoder, while the weights are being loaded.
+    first_use = Talker._init_silence_mask
+
+    @functools.wraps(first_use)
+    def in_float32(talker: Any) -> Any:
+        _use_float32(talker)
+        return first_use(talker)
+
+    Talker._init_silence_mask = in_float32
+    setattr(Talker, _MARK, True)
+
+
+def _use_float32(talker: Any) -> None:
+    encode = talker.encoder.float().encode
+
+    def encode_float32(input_values: Any, **kwargs: Any) -> Any:
+        return encode(input_values=input_values.float(), **kwargs)
+
+    talker.encoder.encode = encode_float32
+    builder = talker._prompt_builder
+    builder._speaker_encoder = _Float32Module(builder._speaker_encoder)
+
+
+class _Float32Module:
+    """A module that is called in float32, and that its user cannot cast back."""
+
+    def __init__(self, module: Any):
+        self._module = module.float()
+
+    def parameters(self) -> Any:
+        return iter(())
+
+    def __call__(self, inputs: Any) -> Any:
+        return self._module(inputs.float())
+
+
+def _raw_embedding(checkpoint: Path) -> dict[str, Any]:
+    config = json.loads((checkpoint / "config.json").read_text())
+    size = config["speaker_encoder_config"]["enc_dim"]
+    values = [0.02 * (i % 5 - 2) for i in range(size)]
+    return {"speaker_embedding": values, "task_type": "Base"}
+
+
+QWEN3_TTS = Model(
+    name="qwen3-tts",
+    family=FAMILY,
+    options={"encoders": "real"},
+    scenarios=frozenset(
+        {
+            "warm_hit",
+            "ttfa",
+            "concurrent_cold",
+            "cold_bystander",
+            "inline_flood",
+            "first_request",
+        }
+    ),
+    modes={"x-vector": {}, "in-context": {"ref_text": TRANSCRIPT}},
+    inline={"ref_text": TRANSCRIPT, "task_type": "Base"},
+    limit=_raw_embedding,
+    message_max_bytes=1024,
+    speaker_cpu_max_ms=0.2,
+    cold_seconds=25,
+    first_max_ratio=1.05,
+    server_plugins=(FLOAT32_ENCODERS, DECODER_PROBE),
+    times_decoder=True,
+)
+
+# With small reference encoders, for what is about numbers of voices and not about
+# what one of them costs.
+QWEN3_TTS_TINY = dataclasses.replace(
+    QWEN3_TTS,
+    name="qwen3-tts-tiny",
+    options={},
+    scenarios=frozenset({"bulk_registration"}),
+    environ={"SPEAKER_MAX_UPLOADED": "1000000"},
+    server_plugins=(FLOAT32_ENCODERS,),
+    times_decoder=False,
+)
+
+MODELS = (QWEN3_TTS, QWEN3_TTS_TINY)

@@ -1,0 +1,146 @@
+"""A model family from another package: installed, it is one like ours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.audio_clips import sndfile_bytes, voiced
+
+MAIN = "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"
+PACKAGE = {
+    "toy_family/__init__.py": "",
+    "toy_family/family.py": """
+from vllm_tts_cache.speaker.checkpoint_files import config_says
+from vllm_tts_cache.speaker.family import ClipLimits, Family
+from vllm_tts_cache.speaker.modes import Mode, Transcript
+
+FAMILY = Family(
+    name="toy",
+    short_name="toy",
+    title="Toy",
+    modes=(
+        Mode(name="loudness", encoders=("peak",), transcript=Transcript.UNUSED),
+    ),
+    recognises=lambda model_dir: config_says(model_dir, "model_type", "toy"),
+    adapter="toy_family.adapter:ToyAdapter",
+    encoders_part="toy_family.encoders:load",
+    tiny_part="toy_family.tiny:TINY",
+    sample_rate_hz=8_000,
+    limits=ClipLimits(max_seconds=10),
+)
+""",
+    "toy_family/encoders.py": """
+import hashlib
+
+import numpy as np
+
+from vllm_tts_cache.store.encoding import Encoding
+
+
+class Peak:
+    name = "peak"
+    fingerprint = hashlib.sha256(b"peak 1").hexdigest()
+    bytes_per_second = 0
+
+    def encode(self, audio):
+        return Encoding({"peak": np.abs(audio.samples).max(keepdims=True)})
+
+
+def load(model_dir, device):
+    return {"peak": Peak()}
+""",
+    "toy_family/tiny.py": """
+import json
+from dataclasses import dataclass, field
+
+from vllm_tts_cache.testing.tiny_checkpoint import TinyWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    encoders: str = "tiny"
+    seed: int = 0
+    colour: str = field(default="red", metadata={"help": "of the toy"})
+
+
+def write(directory, options, report):
+    report("config")
+    config = {"model_type": "toy", "colour": options.colour}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+TINY = TinyWriter(options=Options(), write=write)
+""",
+    "toy_family-1.dist-info/METADATA": (
+        "Metadata-Version: 2.1\nName: toy_family\nVersion: 1\n"
+    ),
+    "toy_family-1.dist-info/entry_points.txt": (
+        "[vllm_tts_cache.families]\n"
+        "toy = toy_family.family:FAMILY\n"
+        "broken = toy_family.nowhere:FAMILY\n"
+    ),
+}
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Our command line, where the package is installed."""
+    for name, text in PACKAGE.items():
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, *arguments],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{Path.cwd()}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_it_is_listed_written_and_encoded_like_ours(command, tmp_path):
+    listed = command("families", "--markdown")
+    assert "| Toy | toy | loudness | unused | peak | no | up to 10 s |" in listed.stdout
+    # One that cannot be imported costs nobody else anything.
+    assert "family broken is left out" in listed.stderr
+
+    model, clip = tmp_path / "model", tmp_path / "clip.wav"
+    made = command(
+        "make-checkpoint", "--family", "toy", "--colour", "blue", "--out", str(model)
+    )
+    assert made.returncode == 0, made.stderr
+    assert "blue" in (model / "config.json").read_text()
+
+    samples = voiced(8_000, 1.0)
+    clip.write_bytes(sndfile_bytes(samples, 8_000, subtype="FLOAT"))
+    out = tmp_path / "out.safetensors"
+    encoded = command("encode", "--model", str(model), "--out", str(out), str(clip))
+    assert encoded.returncode == 0, encoded.stderr
+    peak = load_file(out)["clip/peak/peak"]
+    assert np.array_equal(
+        peak, np.abs(samples[:, 0].astype(np.float32)).max(keepdims=True)
+    )
+
+
+def test_an_option_of_it_is_refused_for_another_family(command, tmp_path):
+    refused = command(
+        "make-checkpoint", "--colour", "red", "--out", str(tmp_path / "o")
+    )
+    assert refused.returncode == 2
+    assert "--colour is an option of --family toy only" in refused.stderr
+
+
+def test_the_readme_shows_the_list(command):
+    listed = command("families", "--markdown").stdout
+    ours = [line for line in listed.splitlines() if not line.startswith("| Toy")]
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert "\n".join(ours) in readme

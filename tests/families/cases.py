@@ -1,0 +1,69 @@
+"""What tests need to know of a family beside what it says of itself.
+
+Each family has a ``case.py`` in its folder here; whatever is in the list is tested.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.modes import Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """One family's.
+
+    Attributes:
+        stage: Engine arguments by which the host knows its stage 0.
+        hf_config: Reads the host's configuration of a checkpoint.
+        official: What defines its encodings, for people.
+        official_test: The test that compares with it, in the family's folder.
+        announced: Encoder -> frames that a prompt makes room for before the audio is
+            encoded, from its samples and its rate in Hz.
+        mode_of: The mode of a prompt, from its additional information.
+        message_max_bytes: Of a warm request to the engine.
+        message_bytes_per_second: What it may grow by with the reference.
+        second_server: What its journey's second server is started with, see
+            ``tests/e2e/test_journey.py``.
+        does: What of the shared tests it is able to do beyond the rest.
+    """
+
+    family: Family
+    stage: Mapping[str, str]
+    hf_config: Callable[[Path], Any]
+    mode_of: Callable[[Mapping[str, Any]], Mode]
+    official: str
+    official_test: str = "test_official.py"
+    announced: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
+    message_max_bytes: int = 4096
+    message_bytes_per_second: float = 0.0
+    second_server: Mapping[str, Any] = field(default_factory=dict)
+    does: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The family's."""
+        return self.family.name
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Those of all families that have a tiny checkpoint, the default one first."""
+    return tuple(case_of(family) for family in families() if family.tiny_part)
+
+
+def case_of(family: Family) -> Case:
+    """The one of a family."""
+    case: Case = import_module(f"tests.families.{family.name}.case").CASE
+    return case
+
+
+def default_case() -> Case:
+    """The one of the default family, for tests that are about no family."""
+    return cases()[0]

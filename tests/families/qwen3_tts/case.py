@@ -1,0 +1,37 @@
+"""Qwen3-TTS in the shared tests."""
+
+from tests.families.cases import Case
+from vllm_tts_cache.families.qwen3_tts.family import CODEC, FAMILY, IN_CONTEXT, X_VECTOR
+from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
+
+
+def hf_config(checkpoint):
+    from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
+        Qwen3TTSConfig,
+    )
+
+    return Qwen3TTSConfig.from_pretrained(checkpoint)
+
+
+def mode_of(info):
+    return X_VECTOR if info.get("x_vector_only_mode", [False])[0] else IN_CONTEXT
+
+
+CASE = Case(
+    family=FAMILY,
+    stage={
+        "model_stage": "qwen3_tts",
+        "model_arch": "Qwen3TTSTalkerForConditionalGeneration",
+        "worker_type": "ar",
+    },
+    hf_config=hf_config,
+    mode_of=mode_of,
+    official="qwen-tts 0.1.1",
+    announced={CODEC: num_codec_frames},
+    message_bytes_per_second=2 * 12.5,  # a placeholder for each frame
+    second_server={
+        "arguments": ("--api-server-count", "2"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    },
+    does=frozenset({"raw_embeddings", "two_api_processes"}),
+)

@@ -1,0 +1,108 @@
+"""A clone request on Fish Speech becomes real token ids and a content address."""
+
+import asyncio
+import hashlib
+from functools import cached_property
+from typing import Any
+
+from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdapter
+
+from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed
+from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
+from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
+from vllm_tts_cache.speaker import ref as speaker_ref
+from vllm_tts_cache.speaker.ref import SpeakerRef
+
+# All texts without a voice share the KV of the system turn that they begin with.
+_NO_VOICE = "fish_speech without a voice"
+# A text is checked and cut into tokens in microseconds; a long one holds up the loop.
+_SHORT_CHARS = 2000
+
+
+class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
+    """The host's adapter; a clone's prompt holds the semantic codes."""
+
+    tts_cache_family = FAMILY
+
+    def tts_cache_check_text(self, field: str, text: str) -> None:
+        """Refuse text that the model would read as something else.
+
+        Raises: InvalidSpeakerError.
+        """
+        fish_prompt.checked_text(field, text)
+
+    async def warmup(self) -> None:
+        """Load the tokenizer, so that the first request does not."""
+        await asyncio.to_thread(lambda: self._builder)
+
+    async def speak(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """As the host, under a salt that all texts without a voice share.
+
+        Raises: InvalidSpeakerError.
+        """
+        await self._check_text("input", request.input)
+        prepared = await super().speak(
+            request, sampling_params_list, has_inline_ref_audio
+        )
+        prepared.prompt["cache_salt"] = _NO_VOICE
+        return prepared
+
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Build the prompt's token ids from text and codes.
+
+        Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
+        """
+        text = speaker.request.input
+        voice = await self._voice(speaker.ref, speaker.request.ref_text)
+        built = await asyncio.to_thread(self._builder.speak, voice, text)
+        prompt = built.to_engine(speaker.ref)
+        params = {speaker_ref.FIELD: speaker.ref.to_wire()}
+        return PreparedRequest(
+            prompt=prompt, tts_params=params, model_type="fish_speech"
+        )
+
+    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
+        """Refuse a control token that would end or forge a turn.
+
+        Raises: InvalidSpeakerError.
+        """
+        await self._check_text("input", request.input)
+        if has_own_ref_text:
+            await self._check_text("ref_text", request.ref_text)
+
+    async def _check_text(self, field: str, text: str) -> None:
+        if len(text) <= _SHORT_CHARS:
+            self.tts_cache_check_text(field, text)
+        else:
+            await asyncio.to_thread(self.tts_cache_check_text, field, text)
+
+    async def _voice(self, ref: SpeakerRef, ref_text: str) -> fish_prompt.VoicePart:
+        need = EncodingNeed(ref=ref, encoder_names=(CODEC,))
+        (key,) = await self._service.ensurer.keys(need)
+
+        async def build() -> fish_prompt.VoicePart:
+            encoding = await self._service.ensurer.encoding(key, CODEC)
+            return await asyncio.to_thread(self._build, key, encoding, ref_text)
+
+        transcript = hashlib.sha256(ref_text.encode()).digest()
+        return await self._service.prompts.get_or_build(
+            (key, transcript), ref.audio_sha256, build
+        )
+
+    def _build(self, key: Any, encoding: Any, ref_text: str) -> fish_prompt.VoicePart:
+        self.tts_cache_check_text("ref_text", ref_text)
+        return self._builder.voice(ref_text, key, encoding["codes"])
+
+    @cached_property
+    def _builder(self) -> fish_prompt.PromptBuilder:
+        host: Any = self
+        engine_client: Any = self.ctx.engine_client
+        config = engine_client.model_config.hf_config
+        return fish_prompt.PromptBuilder(
+            tokenizer=host._get_tokenizer(),
+            first_semantic_id=int(config.semantic_start_token_id),
+        )

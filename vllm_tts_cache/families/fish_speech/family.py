@@ -1,0 +1,42 @@
+"""What the generic parts need to know of Fish Speech S2 Pro."""
+
+from pathlib import Path
+
+from vllm_tts_cache import stage_configs
+from vllm_tts_cache.speaker.checkpoint_files import config_says
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.modes import Mode, Transcript
+
+CODEC = "codec"
+
+MODEL_TYPE = "fish_qwen3_omni"
+IN_CONTEXT = Mode(
+    name="in_context",
+    encoders=(CODEC,),
+    transcript=Transcript.REQUIRED,
+    stand_in={"task_type": "Base", "x_vector_only_mode": False},
+)
+_HERE = "vllm_tts_cache.families.fish_speech"
+
+FAMILY = Family(
+    name="fish_speech",
+    short_name="fish",
+    title="Fish Speech",
+    modes=(IN_CONTEXT,),
+    recognises=lambda model_dir: config_says(model_dir, "model_type", MODEL_TYPE),
+    models={
+        "FishSpeechSlowARForConditionalGeneration": (
+            f"{_HERE}.worker:CachedFishSpeechSlowAR"
+        ),
+        "FishSpeechDACDecoder": f"{_HERE}.codec_worker:CachedFishSpeechDACDecoder",
+    },
+    adapter=f"{_HERE}.adapter:CachedFishSpeechAdapter",
+    encoders_part=f"{_HERE}.encoders:load_reference_encoders",
+    offline_part=f"{_HERE}.offline:FishSpeechPrompts",
+    tiny_part=f"{_HERE}.tiny:TINY",
+    deploy_file=Path(stage_configs.__file__).parent / "fish_speech_cpu.yaml",
+    sample_rate_hz=44_100,
+    failure_id=3071,  # a text id: the slow AR masks all of those
+    # A position carries the residual codes of its frame, and those are lost.
+    resumes=False,
+)

@@ -1,0 +1,84 @@
+"""The JSON files of a checkpoint; the field names are those of the released ones."""
+
+from vllm_tts_cache.families.fish_speech.tiny import sizes, text_tokenizer
+from vllm_tts_cache.families.fish_speech.tiny.sizes import CodecSizes, TransformerSizes
+from vllm_tts_cache.families.fish_speech.tiny.text_tokenizer import CONTROL_IDS
+
+Json = dict[str, object]
+
+
+def model_config() -> Json:
+    """``config.json``."""
+    return {
+        "architectures": ["FishSpeechSlowARForConditionalGeneration"],
+        "model_type": "fish_qwen3_omni",
+        "dtype": "bfloat16",
+        "semantic_start_token_id": text_tokenizer.FIRST_SEMANTIC_ID,
+        "semantic_end_token_id": text_tokenizer.LAST_SEMANTIC_ID,
+        "audio_pad_token_id": CONTROL_IDS[text_tokenizer.AUDIO_PAD],
+        **_end_ids(),
+        "tie_word_embeddings": True,
+        "text_config": _slow_ar_config(),
+        "audio_decoder_config": _fast_ar_config(),
+    }
+
+
+def generation_config() -> Json:
+    """``generation_config.json``."""
+    return _end_ids()
+
+
+def codec_config(size: CodecSizes) -> Json:
+    """``codec.json``, which no released checkpoint has: sizes of a smaller codec."""
+    return {
+        "encoder_dim": size.encoder_dim,
+        "decoder_dim": size.decoder_dim,
+        "quantizer_layers": size.quantizer_layers,
+        "encoder_layers": size.encoder_layers,
+    }
+
+
+def _end_ids() -> Json:
+    return {
+        "eos_token_id": CONTROL_IDS[text_tokenizer.IM_END],
+        "pad_token_id": CONTROL_IDS[text_tokenizer.END_OF_TEXT],
+    }
+
+
+def _transformer(size: TransformerSizes) -> Json:
+    return {
+        "dim": size.hidden,
+        "intermediate_size": size.intermediate,
+        "n_layer": size.num_layers,
+        "n_head": size.num_heads,
+        "n_local_heads": size.num_kv_heads,
+        "head_dim": size.head_dim,
+        "num_codebooks": sizes.NUM_CODEBOOKS,
+        "rope_base": 1_000_000.0,
+        "rms_norm_eps": 1e-6,
+        "dtype": "bfloat16",
+    }
+
+
+def _slow_ar_config() -> Json:
+    return {
+        "model_type": "fish_qwen3",
+        **_transformer(sizes.SLOW_AR),
+        "vocab_size": sizes.VOCAB_SIZE,
+        "codebook_size": sizes.SEMANTIC_CODEBOOK_SIZE,
+        "attention_qk_norm": True,
+        "max_seq_len": 32_768,
+        "tie_word_embeddings": True,
+    }
+
+
+def _fast_ar_config() -> Json:
+    return {
+        "model_type": "fish_qwen3_audio_decoder",
+        **_transformer(sizes.FAST_AR),
+        "vocab_size": sizes.SEMANTIC_CODEBOOK_SIZE,
+        "attention_qk_norm": False,
+        "max_seq_len": sizes.NUM_CODEBOOKS + 1,
+        "text_dim": sizes.SLOW_AR.hidden,
+        "audio_hidden_dim": 2 * sizes.FAST_AR.hidden,
+    }

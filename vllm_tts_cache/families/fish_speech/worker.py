@@ -1,0 +1,152 @@
+"""The Fish Speech slow AR, taking its reference codes by content address."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as host
+
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
+from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
+from vllm_tts_cache.model_executor.talker import CachedTalker
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.store.encoding import Array
+
+# Of a request whose waveform is to be encoded by the host; our adapter sends none.
+_HOSTS_OWN_CLONE = "fish_structured_voice_clone"
+
+
+class CachedFishSpeechSlowAR(
+    CachedTalker, host.FishSpeechSlowARForConditionalGeneration
+):
+    """The host's slow AR; only the rows that a prefill starts from are ours.
+
+    Prompts hold real token ids, so the rows of any span of a prompt follow from the
+    span's ids and the reference's codes, and nothing is kept from one chunk to the
+    next.
+    """
+
+    tts_cache_family = FAMILY
+
+    # With prefix caching on, the host keeps outputs per token beside the KV, to hand
+    # out a whole prompt's after a hit. The hidden states are read at the last token
+    # only, which no hit covers, so it need not copy them to the CPU in every step ...
+    requires_full_prefix_cached_hidden_states = False
+    # ... nor send them to stage 1, which takes codes and nothing else.
+    omni_pooler_payload_include_hidden = False
+    # The codes it needs after a hit only, so they may wait until the request ends.
+    deferred_prefix_cache_mm_keys = frozenset({"audio_codes"})
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the slow AR, then our own encoder: no request pays for it."""
+        with _without_the_hosts_encoder():
+            loaded = super().load_weights(weights)
+        self._load_speakers(self.vllm_config)
+        return loaded
+
+    def preprocess(
+        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Build a span of a prefill; decoding is the host's.
+
+        Never raises for a request that names a speaker: it fails alone instead.
+        """
+        # Not by the span's length: the last chunk of a prefill may be one token. That
+        # a span of several is no prefill happens after a preemption only, which
+        # `reservation` rules out: the residual codes of those tokens would be lost.
+        is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
+        if not is_prefill or info.get(_HOSTS_OWN_CLONE):
+            return super().preprocess(input_ids, input_embeds, **info)
+        rows = self.embed_input_ids(input_ids).to(torch.bfloat16)
+        if FIELD in info:
+            self._add_reference_or_fail(rows, info)
+        # The host keeps the codes of each step on the CPU. Zeros are no frame to it.
+        codes = torch.zeros((input_ids.shape[0], self._num_codebooks), dtype=torch.long)
+        return input_ids, rows, {"codes": {"audio": codes}}
+
+    def _add_reference_or_fail(
+        self, rows: torch.Tensor, info: Mapping[str, Any]
+    ) -> None:
+        if self._has_failed(info):
+            return
+        try:
+            if (ref := SpeakerRef.from_info(info)) is None:
+                raise TTSCacheError("it names nobody")
+            self._add_reference(rows, info, ref)
+            self._count_if_complete(rows, info)
+        except Exception as exc:  # noqa: BLE001  raising here would end the engine
+            self._fail(info, exc)
+
+    def _add_reference(
+        self, rows: torch.Tensor, info: Mapping[str, Any], ref: SpeakerRef
+    ) -> None:
+        """Add the codes' embeddings where the span holds frames of the reference."""
+        frames = ReferenceFrames.from_info(info)
+        begin = int(info.get("_omni_num_computed_tokens", 0))
+        if begin > frames.start:
+            self._refuse_suspect(ref.audio_sha256)
+        first = max(frames.start, begin)
+        last = min(frames.start + frames.num_frames, begin + rows.shape[0])
+        if first >= last:
+            return  # their KV is in the prefix cache, or they come in another chunk
+        codes = self._codes_or_suspect(ref, frames)[
+            first - frames.start : last - frames.start
+        ]
+        summed = self._codebook_sums(torch.tensor(codes, dtype=torch.long))
+        span = rows[first - begin : last - begin]
+        span.add_(summed.to(rows.dtype)).div_(math.sqrt(self._num_codebooks + 1))
+        if first == frames.start:
+            self._suspect_prefixes.clear(ref.audio_sha256)
+
+    def _count_if_complete(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
+        end = int(info.get("_omni_num_computed_tokens", 0)) + rows.shape[0]
+        is_last = end >= int(info.get("_omni_prompt_len", end))
+        if is_last:
+            self._count_prompt()
+
+    def _codes_or_suspect(self, ref: SpeakerRef, frames: ReferenceFrames) -> Array:
+        try:
+            return self._codes(ref, frames.num_frames)
+        except Exception:
+            self._suspect_prefixes.add(ref.audio_sha256)
+            raise
+
+    def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
+        """``(num_frames, num_codebooks)``, each inside its codebook.
+
+        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
+        """
+        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
+        expected = (num_frames, self._num_codebooks)
+        if codes.shape != expected:
+            raise TTSCacheError(
+                f"its codes are {codes.shape}, and its prompt was made for {expected}"
+            )
+        if codes.min() < 0 or codes.max() >= self._codebook_size:
+            # On a GPU an index out of range would end the process.
+            raise TTSCacheError("a code of it is outside of its codebook")
+        return codes
+
+    def _codebook_sums(self, codes: torch.Tensor) -> torch.Tensor:
+        """``(num_frames, hidden_size)``; one gather for all codebooks."""
+        starts = torch.arange(self._num_codebooks) * self._codebook_size
+        weight = self.codebook_embeddings.weight
+        return self.codebook_embeddings((codes + starts).to(weight.device)).sum(dim=1)
+
+
+@contextmanager
+def _without_the_hosts_encoder() -> Iterator[None]:
+    """Keep the host from loading an encoder of its own beside ours.
+
+    It would take 800 MB, and loads whatever tensors of the file it knows the names
+    of. A request that the host encodes for makes it load then.
+    """
+    load = host._load_dac_codec
+    host._load_dac_codec = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        host._load_dac_codec = load

@@ -1,0 +1,43 @@
+"""A clone request on Qwen3-TTS becomes text and a content address."""
+
+from typing import Any
+
+from vllm.inputs import tokens_input
+from vllm_omni.entrypoints.openai.tts_adapters.base import (
+    PreparedRequest,
+    conditioning_cache_salt,
+)
+from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
+
+from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.families.qwen3_tts.family import FAMILY, IN_CONTEXT
+from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
+from vllm_tts_cache.speaker.ref import FIELD
+
+
+class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
+    """The host's adapter; a clone's prompt names the encodings."""
+
+    tts_cache_family = FAMILY
+
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Build a prompt of placeholder ids, as long as the worker will make it."""
+        params = self._params(speaker)
+        host: Any = self  # its registering decorator hides the class from checkers
+        num_tokens = await host._estimate_prompt_len_async(params)
+        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=[1] * num_tokens)}
+        prompt["additional_information"] = params
+        prompt["cache_salt"] = conditioning_cache_salt(speaker.request, params)
+        return PreparedRequest(prompt=prompt, tts_params=params, model_type="Base")
+
+    def _params(self, speaker: Speaker) -> dict[str, Any]:
+        host: Any = self
+        clip = speaker.clip
+        params = host._build_tts_params(speaker.request)
+        params[FIELD] = clip.ref.to_wire()
+        # The host folds this field into the salt of its prefix cache.
+        params["ref_audio_cache_key"] = clip.ref.audio_sha256
+        if speaker.mode is IN_CONTEXT:
+            num_frames = num_codec_frames(clip.num_samples, clip.sample_rate_hz)
+            params["ref_code_length"] = [num_frames]
+        return params

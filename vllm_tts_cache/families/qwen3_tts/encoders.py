@@ -1,0 +1,48 @@
+"""Loading the reference encoders of a Qwen3-TTS checkpoint."""
+
+from pathlib import Path
+
+import torch
+
+from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.families.qwen3_tts.codec_encoder import load_codec_encoder
+from vllm_tts_cache.families.qwen3_tts.speaker_encoder import load_speaker_encoder
+from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+
+# What the config must say for these two encoders to be the right ones.
+_EXPECTED = {
+    "model_type": "qwen3_tts",
+    "tts_model_type": "base",
+    "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+}
+
+
+def load_reference_encoders(
+    model_dir: Path, device: torch.device
+) -> dict[str, ReferenceEncoder]:
+    """Both encoders of a Base checkpoint, in float32 and in memory of their own.
+
+    Args:
+        model_dir: The checkpoint in its released layout.
+        device: Where they compute.
+
+    Returns:
+        By name: ``speaker`` and ``codec``.
+
+    Raises:
+        CheckpointError: It is no Base checkpoint with the 12 Hz codec, or a tensor
+            is missing, left over or of another shape; the message names them.
+    """
+    config = read_json(model_dir / "config.json")
+    for field, expected in _EXPECTED.items():
+        if (found := config.get(field)) != expected:
+            raise CheckpointError(
+                str(model_dir / "config.json"),
+                f"{field} is {found!r}; voices are cloned by {expected!r} only",
+            )
+    encoders: tuple[ReferenceEncoder, ...] = (
+        load_speaker_encoder(model_dir, config, device),
+        load_codec_encoder(model_dir, device),
+    )
+    return {encoder.name: encoder for encoder in encoders}

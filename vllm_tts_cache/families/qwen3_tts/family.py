@@ -1,0 +1,71 @@
+"""What the generic parts need to know of Qwen3-TTS."""
+
+from pathlib import Path
+
+from vllm_tts_cache import stage_configs
+from vllm_tts_cache.speaker.checkpoint_files import config_says, read_json
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.modes import Mode, Transcript
+
+SPEAKER = "speaker"
+CODEC = "codec"
+
+MODEL_TYPE = "qwen3_tts"
+X_VECTOR = Mode(
+    name="x_vector",
+    encoders=(SPEAKER,),
+    transcript=Transcript.UNUSED,
+    takes_embedding=True,
+    stand_in={"task_type": "Base", "x_vector_only_mode": True},
+)
+IN_CONTEXT = Mode(
+    name="in_context",
+    encoders=(SPEAKER, CODEC),
+    transcript=Transcript.REQUIRED,
+    stand_in={"task_type": "Base", "x_vector_only_mode": False},
+)
+_HERE = "vllm_tts_cache.families.qwen3_tts"
+
+
+def why_it_clones_nothing(model_dir: Path) -> str | None:
+    """Say why a checkpoint clones no voices; None of a Base checkpoint.
+
+    Raises: CheckpointError.
+    """
+    config = read_json(model_dir / "config.json")
+    if (kind := config.get("tts_model_type")) == "base":
+        return None
+    presets = sorted((config.get("talker_config") or {}).get("spk_id") or {})
+    instead = (
+        f"It has the voices {', '.join(presets)}: name one in `voice`"
+        if presets
+        else "Describe the voice in `instructions`"
+    )
+    return (
+        f"This Qwen3-TTS checkpoint ({kind}) has no reference encoders, so it cannot "
+        f"clone a voice. {instead}, or serve a Base checkpoint."
+    )
+
+
+FAMILY = Family(
+    name="qwen3_tts",
+    short_name="qwen3",
+    title="Qwen3-TTS",
+    modes=(X_VECTOR, IN_CONTEXT),
+    recognises=lambda model_dir: config_says(model_dir, "model_type", MODEL_TYPE),
+    clones=why_it_clones_nothing,
+    models={
+        "Qwen3TTSTalkerForConditionalGeneration": f"{_HERE}.worker:CachedQwen3TTSTalker"
+    },
+    adapter=f"{_HERE}.adapter:CachedQwen3TTSAdapter",
+    encoders_part=f"{_HERE}.encoders:load_reference_encoders",
+    offline_part=f"{_HERE}.offline:Qwen3TTSPrompts",
+    tiny_part=f"{_HERE}.tiny:TINY",
+    deploy_file=Path(stage_configs.__file__).parent / "qwen3_tts_cpu.yaml",
+    sample_rate_hz=24_000,
+    # The last id of the codec vocabulary, where the talker masks every id from 2048 up
+    # but its end of speech.
+    failure_id=3071,
+    asks_inline_transcript=True,
+    is_default=True,
+)

@@ -1,0 +1,79 @@
+"""Prompts for Qwen3-TTS in an ``Omni`` engine: placeholder ids of the right number."""
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Any
+
+from vllm.inputs import tokens_input
+
+from vllm_tts_cache.families.qwen3_tts.family import IN_CONTEXT
+from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
+from vllm_tts_cache.offline.prepared import PreparedSpeaker
+from vllm_tts_cache.speaker.ref import FIELD
+
+
+class Qwen3TTSPrompts:
+    """Builds the prompts of one checkpoint.
+
+    Args:
+        model: Its folder, or Hugging Face id.
+        config: Its ``config.json``.
+    """
+
+    def __init__(self, model: str, config: dict[str, Any], _encoding: object):
+        self._model = model
+        self._talker_config: dict[str, Any] = config["talker_config"]
+
+    def prompt(
+        self, speaker: PreparedSpeaker, text: str, language: str
+    ) -> dict[str, Any]:
+        """Return the prompt that speaks ``text``."""
+        information = _information(speaker, text, language)
+        num_tokens = self._num_tokens(information)
+        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=[1] * num_tokens)}
+        prompt["additional_information"] = information
+        # The ids are placeholders: without a salt all prompts would share a prefix.
+        canonical = json.dumps(information, sort_keys=True)
+        prompt["cache_salt"] = hashlib.sha256(canonical.encode()).hexdigest()
+        return prompt
+
+    def _num_tokens(self, information: dict[str, list[Any]]) -> int:
+        from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import (
+            Qwen3TTSPromptEmbedsBuilder,
+        )
+
+        estimate = (
+            Qwen3TTSPromptEmbedsBuilder.estimate_prompt_len_from_additional_information
+        )
+        return estimate(
+            additional_information=information,
+            task_type="Base",
+            tokenize_prompt=lambda text: self._tokenizer(text, padding=False).input_ids,
+            codec_language_id=self._talker_config.get("codec_language_id"),
+            spk_is_dialect=self._talker_config.get("spk_is_dialect"),
+        )
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._model, padding_side="left")
+
+
+def _information(
+    speaker: PreparedSpeaker, text: str, language: str
+) -> dict[str, list[Any]]:
+    information: dict[str, list[Any]] = {
+        "task_type": ["Base"],
+        "text": [text],
+        "language": [language],
+        "instruct": [""],
+        "x_vector_only_mode": [speaker.mode is not IN_CONTEXT],
+        FIELD: [*speaker.ref.to_wire()],
+    }
+    if speaker.mode is IN_CONTEXT:
+        num_frames = num_codec_frames(speaker.num_samples, speaker.sample_rate_hz)
+        information["ref_text"] = [speaker.ref_text]
+        information["ref_code_length"] = [num_frames]
+    return information

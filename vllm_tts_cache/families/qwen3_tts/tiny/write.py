@@ -1,0 +1,77 @@
+"""Write a tiny Qwen3-TTS Base checkpoint with random weights. Not a model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from vllm_tts_cache.families.qwen3_tts.tiny import configs, sizes, text_tokenizer
+from vllm_tts_cache.families.qwen3_tts.tiny.codec_decoder_weights import (
+    add_codec_decoder,
+)
+from vllm_tts_cache.families.qwen3_tts.tiny.codec_encoder_weights import (
+    add_codec_encoder,
+)
+from vllm_tts_cache.families.qwen3_tts.tiny.gains import PLAIN, SENSITIVE, Gains
+from vllm_tts_cache.families.qwen3_tts.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.qwen3_tts.tiny.speaker_encoder_weights import (
+    add_speaker_encoder,
+)
+from vllm_tts_cache.families.qwen3_tts.tiny.talker_weights import add_talker
+from vllm_tts_cache.families.qwen3_tts.tiny.text_tokenizer import TextTokenizer
+from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+
+
+def write(
+    directory: Path, options: CheckpointOptions, report: Callable[[str], None]
+) -> None:
+    """Fill an empty directory; called through `TINY`."""
+    gains = SENSITIVE if options.sensitive else PLAIN
+    report("text tokenizer")
+    text = text_tokenizer.train_text_tokenizer()
+    text_tokenizer.save_text_tokenizer(directory, text)
+    report("talker and speaker encoder")
+    _write_talker(directory, text, options, gains)
+    report("speech tokenizer")
+    _write_speech_tokenizer(directory / "speech_tokenizer", options, gains)
+
+
+def _write_talker(
+    directory: Path, text: TextTokenizer, options: CheckpointOptions, gains: Gains
+) -> None:
+    weights = WeightBuilder(options.seed)
+    add_talker(
+        weights,
+        gains,
+        text_vocab_size=text.vocab_size,
+        pad_id=text.id_of(text_tokenizer.TTS_PAD),
+        eos_logit=options.eos_logit,
+    )
+    add_speaker_encoder(weights, sizes.SPEAKER_ENCODER[options.encoders], gains)
+    save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
+    _write_json(directory / "config.json", configs.model_config(text, options.encoders))
+    _write_json(directory / "generation_config.json", configs.generation_config())
+    _write_json(
+        directory / "preprocessor_config.json", configs.text_preprocessor_config()
+    )
+
+
+def _write_speech_tokenizer(
+    directory: Path, options: CheckpointOptions, gains: Gains
+) -> None:
+    directory.mkdir()
+    weights = WeightBuilder(options.seed)
+    add_codec_encoder(weights, sizes.CODEC_ENCODER[options.encoders], gains)
+    add_codec_decoder(weights, sizes.CODEC_DECODER)
+    save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
+    _write_json(
+        directory / "config.json", configs.speech_tokenizer_config(options.encoders)
+    )
+    _write_json(
+        directory / "preprocessor_config.json", configs.audio_preprocessor_config()
+    )
+
+
+def _write_json(path: Path, value: configs.Json) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
