@@ -4,7 +4,6 @@ import hashlib
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +15,7 @@ from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.model_executor import rpc
+from vllm_tts_cache.model_executor.agreement import ALONE
 from vllm_tts_cache.model_executor.load_speakers import build_worker_speakers
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.wire import Want, WantCall
@@ -30,7 +30,7 @@ class SpectrumEncoder:
     """A reference encoder without a network: ``spectrum``, ``(8,)`` float32.
 
     Close ``gate`` to hold it inside ``encode``; what is in ``errors`` is raised, one
-    a call.
+    a call. ``thread`` was the last to call it.
     """
 
     bytes_per_second = 0
@@ -43,9 +43,11 @@ class SpectrumEncoder:
         self.entered = threading.Event()
         self.errors = []
         self.num_calls = 0
+        self.thread: threading.Thread | None = None
 
     def encode(self, audio):
         self.num_calls += 1
+        self.thread = threading.current_thread()
         self.entered.set()
         assert self.gate.wait(WAIT_SECONDS), "the test never opened the gate"
         if self.errors:
@@ -103,13 +105,13 @@ def worker_with(speakers, rank=0):
     return worker(SimpleNamespace(tts_cache_speakers=speakers), rank)
 
 
-def worker_speakers(samples_dir, encoders, *, all_ranks: Any = bool, **settings):
+def worker_speakers(samples_dir, encoders, *, ranks=ALONE, **settings):
     """A worker's speaker side on a directory; `close` it where threads are counted."""
     return build_worker_speakers(
         {encoder.name: encoder for encoder in encoders},
         Settings(samples_dir=samples_dir, **settings),
         torch.device("cpu"),
-        all_ranks=all_ranks,
+        ranks=ranks,
     )
 
 

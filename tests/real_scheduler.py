@@ -1,8 +1,11 @@
 """The host's real scheduler over a KV cache of any size, without an engine."""
 
+import inspect
 from copy import deepcopy
+from typing import Any
 from zlib import crc32
 
+import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -26,22 +29,21 @@ ATTENTION = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(block_size=BLOCK_SIZE, **ATTENTION)
 
 
-def fish_stage_config(checkpoint):
+def stage_config_of(case, checkpoint, **other: Any):
     """The config of stage 0, as its engine core has it."""
     init_none_hash(sha256)
-    return OmniEngineArgs(
-        model=str(checkpoint),
-        model_stage="fish_speech_slow_ar",
-        model_arch="FishSpeechSlowARForConditionalGeneration",
-        worker_type="ar",
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS,
-        enable_prefix_caching=True,
-        block_size=BLOCK_SIZE,
-        async_scheduling=False,
-    ).create_engine_config()
+    stage: dict[str, Any] = {
+        "model": str(checkpoint),
+        **case.stage,
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "enable_prefix_caching": True,
+        "block_size": BLOCK_SIZE,
+        "async_scheduling": False,
+    }
+    return OmniEngineArgs(**{**stage, **other}).create_engine_config()
 
 
 def new_scheduler(
@@ -52,7 +54,22 @@ def new_scheduler(
     num_blocks=NUM_BLOCKS,
     groups=(FULL,),
     architecture=None,
+    block_size=BLOCK_SIZE,
+    hooked=True,
 ):
+    """A scheduler, by default with the hooks that are installed in this process."""
+    if not hooked:
+        with pytest.MonkeyPatch.context() as patch:
+            plain = inspect.unwrap(OmniARScheduler.__init__)
+            patch.setattr(OmniARScheduler, "__init__", plain)
+            return new_scheduler(
+                config,
+                asynchronous=asynchronous,
+                policy=policy,
+                num_blocks=num_blocks,
+                groups=groups,
+                block_size=block_size,
+            )
     config = deepcopy(config)
     config.cache_config.num_gpu_blocks = num_blocks
     config.scheduler_config.async_scheduling = asynchronous
@@ -68,13 +85,13 @@ def new_scheduler(
             ],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
     )
 
 
-def new_request(name, prompt, max_tokens, **kwargs):
+def new_request(name, prompt, max_tokens, *, block_size=BLOCK_SIZE, **kwargs):
     if isinstance(prompt, int):
         prompt = [crc32(name.encode())] * prompt
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP])
-    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+    hasher = get_request_block_hasher(block_size, sha256)
     return Request(name, prompt, params, None, block_hasher=hasher, **kwargs)

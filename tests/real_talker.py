@@ -41,6 +41,19 @@ def fish_codec_decoder(checkpoint, tmp_path):
     )
 
 
+def voxcpm2_talker(checkpoint, tmp_path):
+    """The one stage of VoxCPM2, as a context manager."""
+    return _loaded(
+        checkpoint,
+        tmp_path,
+        model_stage="latent_generator",
+        model_arch="VoxCPM2TalkerForConditionalGeneration",
+        worker_type="ar",
+        async_chunk=False,
+        enable_prefix_caching=False,
+    )
+
+
 @contextmanager
 def _loaded(checkpoint, tmp_path, **stage):
     from vllm.config import set_current_vllm_config
@@ -48,15 +61,18 @@ def _loaded(checkpoint, tmp_path, **stage):
     from vllm.model_executor.model_loader import get_model
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
+    from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
+
+    forgive_emptying_no_cache()
+    options = {"async_chunk": True, **stage}
     config = OmniEngineArgs(
         model=str(checkpoint),
         dtype="bfloat16",
         enforce_eager=True,
         max_model_len=4096,
         max_num_seqs=2,
-        async_chunk=True,
         kv_cache_memory_bytes=1 << 26,
-        **stage,
+        **options,
     ).create_engine_config()
     num_threads = torch.get_num_threads()
     try:

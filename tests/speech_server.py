@@ -74,7 +74,7 @@ class PrefillEngine(InProcessEngine):
         if self.before_prefill:
             self.before_prefill.pop(0)()
         try:
-            self._prefill(prompt["additional_information"])
+            self._prefill(prompt.get("additional_information", {}))
         except EncodeError as exc:
             for each in self.speakers:
                 each.remember_failed_prompt(internal_id, str(exc))

@@ -60,8 +60,8 @@ class Settings:
         max_fetches: References fetched from URLs at once; one more is refused with
             503.
         encode_timeout_seconds: How long a request waits for a cold reference.
-        cpu_platform: Register a CPU platform with vLLM-Omni where torch sees no
-            accelerator.
+        cpu_platform: Register a CPU platform with vLLM-Omni where vLLM is built for
+            CPUs and torch sees no accelerator.
     """
 
     enabled: bool = True

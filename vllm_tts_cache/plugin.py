@@ -55,14 +55,16 @@ def register_engine_core() -> None:
 
 
 def cpu_platform() -> str | None:
-    """Name our CPU platform where torch sees no accelerator; else None."""
+    """Name our CPU platform; None unless vLLM is built for CPUs and there is no GPU."""
     from vllm_tts_cache.config import load_settings
 
     if not _host_is_supported() or not load_settings().cpu_platform:
         return None
-    from vllm_tts_cache.platforms.accelerator import is_available
+    from vllm_tts_cache.platforms import accelerator
 
-    return None if is_available() else "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
+    if accelerator.is_available() or not accelerator.vllm_is_for_cpus():
+        return None
+    return "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
 
 
 def _is_enabled() -> bool:

@@ -6,13 +6,11 @@ import soundfile
 import torch
 from safetensors import safe_open
 
+from tests.families.cases import cases
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidAudioError
-from vllm_tts_cache.families.fish_speech.encoders import (
-    load_reference_encoders as fish_encoders,
-)
-from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
+from vllm_tts_cache.speaker.listing import default_family
 
 
 def write_clip(path, pitch_hz=200):
@@ -35,7 +33,8 @@ def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
     clips = write_clip(tmp_path / "alice.wav"), write_clip(tmp_path / "bob.flac", 300)
     out = tmp_path / "new" / "encodings.safetensors"
     assert run("--model", default_checkpoint, "--out", out, *clips) == 0
-    encoders = load_reference_encoders(default_checkpoint, torch.device("cpu"))
+    load = default_family().part("encoders_part")
+    encoders = load(default_checkpoint, torch.device("cpu"))
     with safe_open(out, "numpy") as file:
         metadata = file.metadata()
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -54,22 +53,25 @@ def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
         assert np.array_equal(stored[name], array)
 
 
-def test_a_fish_speech_checkpoint_is_encoded_by_its_own_encoder(
-    fish_speech_checkpoint, tmp_path
-):
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_a_checkpoint_is_encoded_by_its_familys_own_encoders(case, tiny, tmp_path):
     clip, out = write_clip(tmp_path / "alice.wav"), tmp_path / "encodings.safetensors"
-    assert run("--model", fish_speech_checkpoint, "--out", out, clip) == 0
-    (encoder,) = fish_encoders(fish_speech_checkpoint, torch.device("cpu")).values()
-    codes = encoder.encode(decode_path(clip).audio)["codes"]
+    assert run("--model", tiny(case.family), "--out", out, clip) == 0
+    load = case.family.part("encoders_part")
+    encoders = load(tiny(case.family), torch.device("cpu"))
     with safe_open(out, "numpy") as file:
-        assert list(file.keys()) == ["alice/codec/codes"]
-        assert np.array_equal(file.get_tensor("alice/codec/codes"), codes)
-        assert file.metadata()["fingerprint/codec"] == encoder.fingerprint
+        assert {name.split("/")[1] for name in file.keys()} == set(encoders)  # noqa: SIM118
+        for name, encoder in encoders.items():
+            assert file.metadata()[f"fingerprint/{name}"] == encoder.fingerprint
+            made = encoder.encode(decode_path(clip).audio).arrays
+            for array in made:
+                stored = file.get_tensor(f"alice/{name}/{array}")
+                assert np.array_equal(stored, made[array])
 
 
 def test_a_model_of_a_family_that_nobody_knows_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(CheckpointError, match="model_type is 'llama'; known are"):
+    with pytest.raises(CheckpointError, match="is of no family that we know"):
         run("--model", tmp_path, "--out", tmp_path / "x", tmp_path / "a.wav")
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
 
+from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
 from vllm_tts_cache.platforms import cpu_isa
 from vllm_tts_cache.platforms.cpu_rows import (
     BLOCK_SIZES,
@@ -39,13 +40,13 @@ PROCESSORS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_the_whole_slow_ar_gives_a_request_the_same_bits_in_any_batch_and_chunk(
-    fish_speech_checkpoint, tmp_path, processor, record_property
+    tiny, tmp_path, processor, record_property
 ):
     limits, kernels, num_threads = PROCESSORS[processor]
     ran = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", "-m", "tests.whole_forward"),
-            *(str(fish_speech_checkpoint), str(tmp_path), "--kernels", kernels),
+            *(str(tiny(FISH)), str(tmp_path), "--kernels", kernels),
         ],
         cwd=ROOT,
         env={
@@ -108,6 +109,29 @@ def test_a_layer_keeps_its_shape_its_bias_and_its_values():
     assert torch.allclose(ours.float(), expected.float(), atol=0.02)
     assert empty.shape == (3, 0, 512)
     assert not isinstance(layer.forward._multiply, SeparateRows)
+
+
+def test_a_weight_that_is_multiplied_without_a_layer_is_separated_as_well():
+    class Fused(torch.nn.Module):
+        _fused_qkv_weight = None
+
+        def precompute_fused_qkv(self):
+            if self._fused_qkv_weight is None:
+                self._fused_qkv_weight = torch.randn(512, 128).bfloat16()
+
+    module = Fused()
+    separate_rows(module)
+    weight = module._fused_qkv_weight
+    separate_rows(module)
+    assert module._fused_qkv_weight is weight and weight is not None
+    rows = torch.randn(40, 128).bfloat16()
+    whole = functional.linear(rows, weight)
+    assert type(whole) is torch.Tensor
+    for size in (1, 3, 17):
+        parts = [functional.linear(part, weight) for part in rows.split(size)]
+        assert torch.equal(torch.cat(parts), whole)
+    plain = functional.linear(rows.float(), weight.float())
+    assert torch.allclose(whole.float(), plain, atol=1.0, rtol=0.02)
 
 
 def test_rows_go_alone_where_their_place_matters():

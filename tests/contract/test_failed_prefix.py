@@ -7,11 +7,12 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
+from tests.families.cases import default_case
 from tests.real_scheduler import (
     BLOCK_SIZE,
-    fish_stage_config,
     new_request,
     new_scheduler,
+    stage_config_of,
 )
 from vllm_tts_cache.model_executor import scheduler as ours
 from vllm_tts_cache.speaker.ref import FIELD
@@ -19,12 +20,12 @@ from vllm_tts_cache.speaker.ref import FIELD
 NUM_TOKENS = 5 * BLOCK_SIZE + 3
 PROMPT = [11] * NUM_TOKENS
 OTHER_TOKEN = 8
-NO_SPEAKER_PROMPT = 3071  # of the family whose config this is
+NO_SPEAKER_PROMPT: Any = default_case().family.failure_id
 
 
 @pytest.fixture(scope="module")
-def stage_config(fish_speech_checkpoint):
-    return fish_stage_config(fish_speech_checkpoint)
+def stage_config(default_checkpoint):
+    return stage_config_of(default_case(), default_checkpoint)
 
 
 @pytest.fixture

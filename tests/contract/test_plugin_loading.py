@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_tts_cache.speaker.listing import GROUP
+
 HEAVY = ("torch", "vllm", "vllm_omni", "numpy", "fastapi", "safetensors", "soundfile")
 REPOSITORY = Path(__file__).parents[2]
 
@@ -63,12 +65,12 @@ def told(code, **kwargs):
     return json.loads(run(code, **kwargs)[0].strip().splitlines()[-1])
 
 
-def installed(directory, version):
-    """A directory whose metadata says that this vllm-omni is installed."""
-    info = directory / f"vllm_omni-{version}.dist-info"
+def installed(directory, version, name="vllm-omni"):
+    """A directory whose metadata says that this is installed, by default vllm-omni."""
+    info = directory / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vllm-omni\nVersion: {version}\n"
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     )
     return directory
 
@@ -200,11 +202,34 @@ print(json.dumps(plugin.cpu_platform()))
     assert told(code, SPEAKER_CACHE_CPU_PLATFORM="0") is None
 
 
+PLATFORM = """
+import json, os, sys
+import torch
+torch.accelerator.is_available = lambda: False
+import vllm_tts_cache.plugin as plugin
+print(json.dumps(plugin.cpu_platform()))
+"""
+OURS = "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
+
+
+@pytest.mark.parametrize(
+    ("build", "target", "expected"),
+    [("0.30.0+cpu", "", OURS), ("0.30.0+cu130", "", None), ("0.30.0", "cpu", OURS)],
+    ids=["for-cpus", "for-cuda", "told-to"],
+)
+def test_without_an_accelerator_the_cpu_platform_is_for_a_vllm_that_runs_there(
+    tmp_path, build, target, expected
+):
+    """A CUDA vLLM that finds no GPU says so itself, and has no kernels for the CPU."""
+    path = installed(tmp_path, build, name="vllm")
+    environ = {"VLLM_TARGET_DEVICE": target} if target else {}
+    assert told(PLATFORM, path=path, CUDA_VISIBLE_DEVICES="", **environ) == expected
+
+
 def test_an_unknown_setting_stops_the_start_with_its_name():
     code = """
 import json
 import vllm_tts_cache.plugin as plugin
-from vllm_tts_cache.speaker import listing
 from vllm_tts_cache.errors import ConfigError
 try:
     plugin.register()
@@ -238,6 +263,6 @@ def test_the_installed_package_declares_its_entry_points(group, name, value):
 
 def test_the_package_declares_no_other_entry_points():
     declared = metadata.distribution("vllm-tts-cache").entry_points
-    others = "console_scripts", listing.GROUP
+    others = "console_scripts", GROUP
     plugins = [point for point in declared if point.group not in others]
     assert len(plugins) == 3

@@ -1,4 +1,4 @@
-"""A talker that cannot resume is never preempted: the host's own scheduler says so.
+"""A talker that cannot resume is not preempted: the host's own scheduler says so.
 
 The scheduler is real, with a KV cache too small for its load; only the model is
 played, by a dice that says which token each request samples and which stop early.
@@ -7,13 +7,18 @@ played, by a dice that says which token each request samples and which stop earl
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
+from vllm_omni.engine.serialization import serialize_additional_information
 
+from tests.families.cases import cases, default_case
 from tests.real_scheduler import (
     ATTENTION,
     BLOCK_SIZE,
@@ -21,9 +26,9 @@ from tests.real_scheduler import (
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     STOP,
-    fish_stage_config,
     new_request,
     new_scheduler,
+    stage_config_of,
 )
 from vllm_tts_cache.model_executor import reservation
 
@@ -32,16 +37,23 @@ SLIDING = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=64, **ATTENTIO
 
 
 @pytest.fixture(scope="module")
-def stage_config(fish_speech_checkpoint):
-    return fish_stage_config(fish_speech_checkpoint)
+def stage_config(default_checkpoint):
+    return stage_config_of(default_case(), default_checkpoint)
+
+
+def installed_for(patch, family):
+    patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
+    patch.setattr(reservation, "family_of_model", lambda *_: family)
+    reservation.install()
 
 
 @pytest.fixture
 def installed():
+    """As of a family that cannot resume, and says nothing of its texts."""
+    family = SimpleNamespace(resumes=False, plausible_tokens=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
-        reservation.install()
-        yield
+        installed_for(patch, family)
+        yield family
 
 
 def without_reservation(scheduler):
@@ -201,13 +213,13 @@ def test_the_worst_case_is_prompt_and_output_up_to_the_models_length(
 ):
     allocator = reservation.ReservingAllocator(new_scheduler(stage_config))
     request = new_request("one", num_prompt_tokens, max_tokens, resumable=resumable)
-    assert allocator.max_tokens_held(request) == expected
+    assert allocator.num_tokens_reserved(request) == expected
 
 
 def test_steps_in_flight_count_in_the_worst_case(stage_config, installed):
     scheduler = new_scheduler(stage_config, asynchronous=True)
     allocator = reservation.ReservingAllocator(scheduler)
-    assert allocator.max_tokens_held(new_request("one", 100, 50)) == 152
+    assert allocator.num_tokens_reserved(new_request("one", 100, 50)) == 152
 
 
 @pytest.mark.parametrize(("num_blocks", "both"), [(17, True), (16, False)])
@@ -274,10 +286,24 @@ def test_with_an_ample_cache_nothing_is_hooked(stage_config, installed, caplog):
     assert reserves(new_scheduler(stage_config, num_blocks=ample - 1))
 
 
-def test_another_model_is_left_alone(stage_config, installed):
-    other = "Qwen3TTSTalkerForConditionalGeneration"
-    assert not reserves(new_scheduler(stage_config, architecture=other))
-    assert reserves(new_scheduler(stage_config))
+@pytest.mark.parametrize("family", [None, SimpleNamespace(resumes=True)])
+def test_a_model_that_resumes_or_is_not_ours_reserves_nothing(stage_config, family):
+    with pytest.MonkeyPatch.context() as patch:
+        installed_for(patch, family)
+        assert not reserves(new_scheduler(stage_config))
+
+
+def test_each_family_says_whether_it_resumes(stage_config):
+    """As the list has it, by the architecture that vLLM's configuration names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
+        reservation.install()
+        for case in cases():
+            architecture = case.stage["model_arch"]
+            scheduler = new_scheduler(stage_config, architecture=architecture)
+            assert reserves(scheduler) is not case.family.resumes
+        scheduler = new_scheduler(stage_config, architecture="Qwen3ForCausalLM")
+        assert not reserves(scheduler)
 
 
 def test_a_small_cache_is_reported_with_what_to_change(stage_config, installed):
@@ -292,6 +318,124 @@ def test_a_small_cache_is_reported_with_what_to_change(stage_config, installed):
     assert "holds 2 of the max_num_seqs=8 requests of max_model_len=512" in line
     for name in ("gpu_memory_utilization", "kv_cache_memory_bytes", "max_tokens"):
         assert name in line
+
+
+# A family that knows what a text takes
+
+
+def of_text(name, prompt, max_tokens, text):
+    request: Any = new_request(name, prompt, max_tokens)
+    request.additional_information = {"text": [text]}
+    return request
+
+
+@pytest.fixture
+def plausible(installed):
+    """A letter a token."""
+    installed.plausible_tokens = len
+    return installed
+
+
+@pytest.mark.parametrize(
+    ("text", "num_spoken", "expected"),
+    [
+        ("x" * 60, 0, 100 + 60 + 1),
+        ("x" * 60, 60, 100 + 60 + 1),
+        ("x" * 60, 62, 100 + 200 + 1),  # it outgrew its text
+        ("x" * 999, 0, 100 + 200 + 1),
+        ("", 0, 100 + 200 + 1),
+    ],
+)
+def test_a_request_counts_with_what_its_text_plausibly_takes(
+    stage_config, plausible, text, num_spoken, expected
+):
+    allocator = reservation.ReservingAllocator(
+        new_scheduler(stage_config), plausible.plausible_tokens
+    )
+    request = of_text("one", 100, 200, text)
+    request.append_output_token_ids([OTHER] * num_spoken)
+    assert allocator.num_tokens_reserved(request) == expected
+
+
+def test_the_text_is_found_as_it_crosses_to_the_engine(stage_config, plausible):
+    request = of_text("one", 100, 200, "x" * 60)
+    for value in (["x" * 60], "x" * 60):
+        information = serialize_additional_information({"text": value})
+        request.additional_information = information
+        assert reservation._text_of(request) == "x" * 60
+    for unknown in ({}, None, {"text": []}, {"text": [7]}):
+        request.additional_information = unknown
+        assert reservation._text_of(request) is None
+
+
+def test_texts_let_more_requests_speak_at_once(stage_config, plausible):
+    def num_running(text):
+        player = Player(new_scheduler(stage_config))
+        for number in range(8):
+            player.scheduler.add_request(of_text(f"{number}", 40, 400, text))
+        player.step()
+        return len(player.running())
+
+    # 39 blocks: 14 for 441 tokens, 4 for 101.
+    assert num_running("") == 2
+    assert num_running("x" * 60) == 8
+
+
+def test_a_request_that_outgrows_its_text_holds_up_the_new_ones(
+    stage_config, plausible
+):
+    player = Player(new_scheduler(stage_config, num_blocks=20))
+    scheduler = player.scheduler
+    scheduler.add_request(of_text("drone", 40, 470, "x" * 60))
+    while len(scheduler.requests["drone"].output_token_ids) < 70:
+        player.step()
+    scheduler.add_request(of_text("new", 40, 470, "x" * 60))
+    player.step()
+    assert player.running() == ["drone"]
+    player.finish()
+    assert player.preempted == []
+
+
+def test_a_request_that_is_preempted_all_the_same_ends_as_an_error(
+    stage_config, plausible
+):
+    player = Player(new_scheduler(stage_config, num_blocks=20))
+    for name in ("first", "second"):
+        player.scheduler.add_request(of_text(name, 40, 470, "x" * 60))
+    told = []
+    host = player.scheduler.update_from_output
+
+    def update(*args):
+        told.extend(o for each in host(*args).values() for o in each.outputs)
+
+    scheduler: Any = player.scheduler
+    scheduler.update_from_output = update
+    player.finish()
+    assert player.preempted == ["second"]
+    ends = {o.request_id: o for o in told if o.finish_reason is not None}
+    assert ends["first"].finish_reason is FinishReason.LENGTH
+    assert ends["second"].finish_reason is FinishReason.ERROR
+    assert "gpu_memory_utilization" in str(ends["second"].stop_reason)
+    assert [o.request_id for o in told].count("second") == len(
+        [o for o in told if o.request_id == "second" and o.new_token_ids]
+    ) + 1
+    assert not player.scheduler.requests
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nobody_goes_on_after_everybody_was_preempted(
+    stage_config, installed, asynchronous
+):
+    scheduler = new_scheduler(stage_config, asynchronous=asynchronous, num_blocks=200)
+    player = Player(scheduler)
+    for name in ("first", "second"):
+        scheduler.add_request(new_request(name, 40, 100))
+    for _ in range(6):
+        player.step()
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    scheduler.add_request(new_request("third", 40, 10))
+    player.finish()
+    assert not scheduler.requests
 
 
 def test_seam_every_scheduler_of_the_stage_is_made_by_the_hooked_class():

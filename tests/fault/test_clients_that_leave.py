@@ -24,13 +24,13 @@ media, web = test_inline.media, test_inline.web
 
 
 @pytest.fixture
-async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+async def server(default_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", str(2 * NUM_CLIENTS))
     monkeypatch.setenv("SPEAKER_CACHE_MAX_FETCHES", str(2 * NUM_CLIENTS))
     # Nothing ends by itself here.
     monkeypatch.setenv("VLLM_AUDIO_FETCH_TIMEOUT", "600")
     directory = tmp_path / "speakers"
-    async with running(Server(qwen3_checkpoint, directory, monkeypatch)) as server:
+    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
         await with_all_threads(server)
         yield server
 
@@ -218,12 +218,12 @@ async def test_who_waits_for_a_fetch_and_leaves_takes_it_along(server, web, ask)
 
 @pytest.mark.parametrize("path", ["encode", "fetch"])
 async def test_what_is_too_much_is_refused_and_the_rest_leaves_nothing(
-    qwen3_checkpoint, tmp_path, monkeypatch, path, web
+    default_checkpoint, tmp_path, monkeypatch, path, web
 ):
     """At the bounds that a server has without any setting."""
     directory = tmp_path / "speakers"
     async with (
-        running(Server(qwen3_checkpoint, directory, monkeypatch)) as server,
+        running(Server(default_checkpoint, directory, monkeypatch)) as server,
         listening(server.app) as port,
     ):
         await with_all_threads(server)

@@ -74,11 +74,11 @@ def lines(monkeypatch):
 
 
 @pytest.fixture
-async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+async def server(default_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(deletions, "AFTER_ERROR_SECONDS", 0.05)
     directory = tmp_path / "speakers"
-    async with running(Server(qwen3_checkpoint, directory, monkeypatch)) as server:
+    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
         yield server
 
 

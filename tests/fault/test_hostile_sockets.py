@@ -202,10 +202,10 @@ def watched():
 
 
 def test_no_frame_makes_a_fault_or_leaves_anything(
-    qwen3_checkpoint, tmp_path, monkeypatch
+    default_checkpoint, tmp_path, monkeypatch
 ):
     loop = asyncio.new_event_loop()
-    server = Server(qwen3_checkpoint, tmp_path / "speakers", monkeypatch)
+    server = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
     stack = contextlib.AsyncExitStack()
     problems = {}
 
@@ -273,9 +273,9 @@ def test_no_frame_makes_a_fault_or_leaves_anything(
 
 
 @pytest.fixture
-async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+async def server(default_checkpoint, tmp_path, monkeypatch):
     directory = tmp_path / "speakers"
-    async with running(Server(qwen3_checkpoint, directory, monkeypatch)) as server:
+    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
         yield server
 
 

@@ -25,9 +25,9 @@ def spool(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-async def server(qwen3_checkpoint, tmp_path, monkeypatch):
+async def server(default_checkpoint, tmp_path, monkeypatch):
     directory = tmp_path / "speakers"
-    async with running(Server(qwen3_checkpoint, directory, monkeypatch)) as server:
+    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
         yield server
 
 

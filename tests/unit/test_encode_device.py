@@ -1,28 +1,85 @@
+"""torch's own functions are replaced by those of a GPU that a test describes."""
+
+import subprocess
+import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from tests.encoding_samples import make_encoding
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor.encode_device import EncodeDevice, GpuMemory
+from vllm_tts_cache.model_executor.encode_device import MARGIN_BYTES, EncodeDevice
 
 GIB = 1024**3
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 ENCODING = make_encoding()
 
 
 class Gpu:
-    """Memory of a GPU: so much is free, and so much more after a tidying."""
+    """What torch says of a GPU.
 
-    def __init__(self, free=8 * GIB, after=8 * GIB):
-        self.free, self.after = free, after
-        self.memory = GpuMemory(num_free_bytes=lambda: self.free, give_back=self.tidy)
-        self.num_tidied = 0
+    Attributes:
+        free: Bytes that nobody has.
+        unused: Bytes that torch's allocator has and nobody uses.
+        elsewhere: Bytes that are in use and that its allocator does not have.
+        pinned: How many of those it cannot give back, as those of CUDA graphs.
+        can_tidy: Whether it can give any back.
+        calls: What was called, in order.
+    """
 
-    def tidy(self):
-        self.num_tidied += 1
-        self.free = self.after
+    def __init__(self, monkeypatch):
+        self.free, self.unused, self.pinned = 8 * GIB, 0, 0
+        self.elsewhere = 0
+        self.can_tidy = True
+        self.calls = []
+        self.streams = []
+        for name in (
+            "mem_get_info",
+            "memory_reserved",
+            "memory_allocated",
+            "empty_cache",
+            "set_device",
+            "Stream",
+            "stream",
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def mem_get_info(self, device):
+        assert device == GPU
+        return self.free, 80 * GIB
+
+    def memory_reserved(self, device):
+        assert device == GPU
+        return 5 * GIB + self.unused
+
+    def memory_allocated(self, device):
+        assert device == GPU
+        return 5 * GIB + self.elsewhere
+
+    def empty_cache(self):
+        self.calls.append("tidy")
+        if not self.can_tidy:
+            raise RuntimeError("invalid argument")
+        self.free += self.unused - self.pinned
+        self.unused = self.pinned
+
+    def set_device(self, device):
+        self.calls.append(device)
+
+    def Stream(self, device):
+        self.streams.append(device)
+        return len(self.streams)
+
+    @contextmanager
+    def stream(self, stream):
+        self.calls.append(f"on stream {stream}")
+        yield
+
+    @property
+    def num_tidied(self):
+        return self.calls.count("tidy")
 
 
 class Encode:
@@ -42,70 +99,173 @@ class Encode:
         return ENCODING
 
 
-def run(gpu, encode, num_bytes=GIB):
-    return gpu.memory.run(encode, num_bytes)
+@pytest.fixture
+def gpu(monkeypatch):
+    return Gpu(monkeypatch)
 
 
-@pytest.fixture(autouse=True)
-def own_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def run(encode, num_bytes=GIB, device=GPU):
+    """Encode on a thread of its own, because that thread is changed."""
+    results = []
+
+    def on_thread():
+        try:
+            results.append(EncodeDevice(device).run(encode, num_bytes))
+        except Exception as exc:  # noqa: BLE001
+            results.append(exc)
+
+    thread = threading.Thread(target=on_thread)
+    thread.start()
+    thread.join(60)
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
-def test_with_memory_to_spare_it_encodes_once_and_tidies_nothing():
-    gpu, encode = Gpu(), Encode()
-    assert run(gpu, encode) is ENCODING
+# -------- memory
+
+
+def test_with_memory_to_spare_it_encodes_once_and_tidies_nothing(gpu):
+    encode = Encode()
+    gpu.free = GIB + MARGIN_BYTES
+    assert run(encode) is ENCODING
     assert (encode.num_calls, gpu.num_tidied) == (1, 0)
 
 
-def test_a_gpu_without_room_refuses_before_it_starts_and_names_the_setting():
-    gpu, encode = Gpu(free=GIB + 1), Encode()
+def test_a_gpu_without_room_refuses_before_it_starts_and_names_the_setting(gpu):
+    encode = Encode()
+    gpu.free = GIB + MARGIN_BYTES - 1
     with pytest.raises(
-        EncodeError, match=r"1024 MiB .* 1024 MiB are free; .*gpu_memory_utilization"
+        EncodeError, match=r"1024 MiB .* 1280 MiB are free; .*gpu_memory_utilization"
     ):
-        run(gpu, encode)
+        run(encode)
+    assert (encode.num_calls, gpu.num_tidied) == (0, 0), "nothing would come free"
+
+
+def test_what_the_allocator_keeps_unused_is_given_back_and_then_there_is_room(gpu):
+    encode = Encode()
+    gpu.free, gpu.unused = GIB // 2, GIB
+    assert run(encode) is ENCODING
+    assert (encode.num_calls, gpu.num_tidied) == (1, 1)
+
+
+def test_an_allocator_that_does_not_know_what_it_has_is_tidied(gpu):
+    """As with sleep mode, where the weights are in a pool that it knows nothing of."""
+    gpu.free, gpu.elsewhere, gpu.unused = GIB // 2, 4 * GIB, GIB
+    assert run(Encode()) is ENCODING
+
+
+def test_what_cuda_graphs_keep_is_no_room(gpu):
+    encode = Encode()
+    gpu.free, gpu.unused, gpu.pinned = GIB // 2, GIB, GIB
+    with pytest.raises(EncodeError, match="512 MiB are free"):
+        run(encode)
     assert encode.num_calls == 0
 
 
+def test_an_allocator_that_gives_nothing_back_is_no_room_either(gpu):
+    gpu.free, gpu.unused, gpu.can_tidy = GIB // 2, GIB, False
+    with pytest.raises(EncodeError, match="gpu_memory_utilization"):
+        run(Encode())
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_running_out_of_memory_tidies_and_tries_once_more(wrapped):
-    gpu, encode = Gpu(), Encode(1, wrapped=wrapped)
-    assert run(gpu, encode) is ENCODING
+def test_running_out_of_memory_tidies_and_tries_once_more(gpu, wrapped):
+    encode = Encode(1, wrapped=wrapped)
+    assert run(encode) is ENCODING
     assert (encode.num_calls, gpu.num_tidied) == (2, 1)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_running_out_of_memory_twice_names_the_setting(wrapped):
-    gpu, encode = Gpu(), Encode(2, wrapped=wrapped)
+def test_running_out_of_memory_twice_names_the_setting(gpu, wrapped):
+    encode = Encode(2, wrapped=wrapped)
     with pytest.raises(EncodeError, match="gpu_memory_utilization"):
-        run(gpu, encode)
+        run(encode)
     assert encode.num_calls == 2
 
 
-def test_another_error_is_not_tried_again():
-    gpu, num_calls = Gpu(), []
+def test_another_error_is_not_tried_again(gpu):
+    num_calls = []
 
     def encode():
         num_calls.append(1)
         raise EncodeError("the network failed")
 
     with pytest.raises(EncodeError, match="the network failed"):
-        run(gpu, encode)
+        run(encode)
     assert len(num_calls) == 1
     assert gpu.num_tidied == 0
 
 
-def test_memory_of_a_cpu_is_not_asked_and_no_gradients_are_recorded():
+def test_the_need_of_the_longest_clip_is_logged_on_a_gpu_only(gpu, plugin_log):
+    EncodeDevice(CPU).log_need(60 * 1024**2)
+    assert plugin_log.text == ""
+    EncodeDevice(GPU).log_need(60 * 1024**2)
+    assert "30 s of reference audio takes up to 1800 MiB" in plugin_log.text
+
+
+def test_memory_of_a_cpu_is_not_asked():
+    assert run(Encode(), 10**15, CPU) is ENCODING
+
+
+# -------- the thread
+
+
+def test_a_thread_gets_its_device_and_a_stream_once_and_encodes_on_it(gpu):
+    on_device = EncodeDevice(GPU)
+
+    def twice():
+        on_device.run(Encode(), 0)
+        with on_device.entered():
+            gpu.calls.append("loaded")
+
+    for _ in range(2):
+        thread = threading.Thread(target=twice)
+        thread.start()
+        thread.join(60)
+    first = [GPU, "on stream 1", "on stream 1", "loaded"]
+    second = [GPU, "on stream 2", "on stream 2", "loaded"]
+    assert gpu.calls == first + second
+    assert gpu.streams == [GPU, GPU]
+
+
+@pytest.mark.parametrize("device", [CPU, GPU, torch.device("meta")])
+def test_every_device_is_encoded_for_on_one_cpu_thread_without_gradients(gpu, device):
     seen = []
 
     def encode():
         seen.append((torch.is_inference_mode_enabled(), torch.get_num_threads()))
         return ENCODING
 
-    # On a thread of its own, because it makes its thread nicer.
-    thread = threading.Thread(target=EncodeDevice(CPU).run, args=(encode, 10**15))
-    thread.start()
-    thread.join(60)
+    run(encode, 0, device)
     assert seen == [(True, 1)]
     assert not torch.is_inference_mode_enabled()
+
+
+def test_no_other_thread_computes_on_fewer_cpu_threads_for_it():
+    program = """
+import threading, torch
+from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+
+def on_a_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+def encode():
+    with EncodeDevice(torch.device("cpu")).entered():
+        print(torch.get_num_threads())
+
+on_a_thread(encode)  # before this one has asked torch for anything
+print(torch.get_num_threads())
+on_a_thread(lambda: print(torch.get_num_threads()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"OMP_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout.split() == ["1", "2", "2"]

@@ -324,6 +324,133 @@ def test_a_key_that_another_process_never_finishes_is_encoded_after_all(rig):
     assert rig.work.encoded == ["b", "a"]
 
 
+# -------- what else is done on the thread
+
+
+def test_an_errand_is_run_on_the_thread_before_the_jobs_that_wait(rig):
+    rig.hold("in hand")
+    rig.want("a")
+    done, order = [], rig.work.encoded
+
+    def errand():
+        done.append(threading.current_thread())
+        order.append("errand")
+        return 7
+
+    caller = threading.Thread(target=lambda: done.append(rig.queue.call(errand)))
+    caller.start()
+    wait_until(lambda: rig.queue._errands)
+    rig.run()
+    caller.join(WAIT)
+    assert order == ["in hand", "errand", "a"]
+    assert done == [*rig.work.threads, 7]
+    assert rig.queue.num_finished == 2, "an errand is no job"
+
+
+def test_an_errand_raises_where_it_was_asked_for_and_the_thread_goes_on(rig):
+    with pytest.raises(EncodeError, match="no such file"):
+        rig.queue.call(failing(EncodeError("no such file")))
+    with pytest.raises(TimeoutError, match="its own"):
+        rig.queue.call(failing(TimeoutError("its own")), 5.0)
+    rig.want("a")
+    rig.run()
+    assert rig.work.encoded == ["a"]
+
+
+def failing(error):
+    def act():
+        raise error
+
+    return act
+
+
+def test_an_errand_that_takes_too_long_is_left_to_itself(rig):
+    gate = threading.Event()
+    with pytest.raises(TimeoutError, match=r"0\.01 s"):
+        rig.queue.call(lambda: gate.wait(WAIT), 0.01)
+    rig.want("a")
+    gate.set()
+    rig.run()
+    assert rig.work.encoded == ["a"]
+
+
+def test_an_errand_that_would_end_the_thread_does_not(rig):
+    with pytest.raises(EncodeError, match="SystemExit"):
+        rig.queue.call(failing(SystemExit()))
+    assert rig.queue.call(lambda: 7) == 7
+    rig.queue.close()
+    with pytest.raises(EncodeError, match="thread is closed"):
+        rig.queue.call(lambda: 7)
+
+
+def test_closing_ends_the_wait_for_an_errand_behind_the_job_in_hand(rig):
+    rig.hold()
+    errors = []
+
+    def call():
+        try:
+            rig.queue.call(lambda: 7)
+        except EncodeError as exc:
+            errors.append(str(exc))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    wait_until(lambda: rig.queue._errands)
+    closing = threading.Thread(target=rig.queue.close)
+    closing.start()
+    caller.join(WAIT)
+    assert errors == ["the encode thread is closed"]
+    rig.work.gate.set()
+    closing.join(WAIT)
+
+
+# -------- pausing
+
+
+def test_a_paused_queue_ends_the_job_in_hand_and_begins_none(rig):
+    rig.hold("in hand")
+    rig.want("waiting")
+    opener = threading.Timer(0.05, rig.work.gate.set)
+    opener.start()
+    assert rig.queue.pause("asleep", WAIT)
+    assert rig.work.encoded == ["in hand"]
+    assert rig.want("new") == Report(JobState.FAILED, "asleep")
+    assert rig.look("waiting") == Report(QUEUED)
+    time.sleep(0.05)
+    assert rig.work.encoded == ["in hand"]
+    rig.queue.resume()
+    rig.want("new")
+    rig.run()
+    assert rig.work.encoded == ["in hand", "waiting", "new"]
+
+
+def test_what_nobody_wants_any_more_after_a_pause_is_dropped(rig):
+    rig.queue.pause("asleep", WAIT)
+    rig.queue.resume()
+    rig.hold("in hand")
+    rig.want("a")
+    assert not rig.queue.pause("asleep", 0.01), "one is in hand"
+    assert rig.want("in hand").state is ENCODING, "it may be waited for"
+    rig.clock.now += LEASE + 0.1
+    rig.queue.resume()
+    rig.run()
+    assert rig.work.encoded == ["in hand"]
+    assert rig.queue.stats()["dropped"] == 1
+
+
+def test_a_refusal_while_it_pauses_is_no_answer_afterwards(rig):
+    rig.queue.pause("asleep", WAIT)
+    assert rig.want() == Report(JobState.FAILED, "asleep")
+    rig.queue.resume()
+    assert rig.want() == Report(QUEUED)
+    rig.run()
+
+
+def test_models_are_loaded_while_it_pauses(rig):
+    rig.queue.pause("asleep", WAIT)
+    assert rig.queue.call(lambda: 7) == 7
+
+
 # -------- the thread cannot die
 
 

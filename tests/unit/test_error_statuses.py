@@ -10,7 +10,7 @@ from vllm_tts_cache.entrypoints import http_errors
 from vllm_tts_cache.entrypoints.guarded_route import GuardedRoute
 from vllm_tts_cache.entrypoints.poller import AudioGoneError, GoneError
 from vllm_tts_cache.entrypoints.service import CannotCloneError
-from vllm_tts_cache.speaker.rpc_client import UnsupportedModelError
+from vllm_tts_cache.speaker.rpc_client import ForeignStoreError, UnsupportedModelError
 
 ERRORS = [
     (errors.InvalidAudioError("it is empty"), 400, "BadRequestError"),
@@ -34,6 +34,7 @@ ERRORS = [
     (errors.SourceCorruptError("sha", "flipped"), 500, "InternalServerError"),
     (errors.EncodeError("no"), 500, "InternalServerError"),
     (errors.WorkerRPCError("no"), 500, "InternalServerError"),
+    (ForeignStoreError("elsewhere"), 500, "InternalServerError"),
     (UnsupportedModelError("no"), 500, "InternalServerError"),
     (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
     (GoneError("gone"), 500, "InternalServerError"),

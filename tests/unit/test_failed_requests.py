@@ -38,7 +38,7 @@ def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, plugin_
 
 
 def test_a_hundred_failed_requests_are_one_line(plugin_log):
-    requests = FailedRequests()
+    requests = FailedRequests(NO_SPEAKER_PROMPT)
     for number in range(100):
         requests.add(f"request-{number}", CAUSE, None)
     assert plugin_log.messages == [f"No speaker prompt for request request-0: {CAUSE}"]
@@ -81,6 +81,21 @@ def test_a_prefix_is_suspect_until_it_was_computed_again():
     suspects.clear("voice")
     suspects.clear("voice")
     assert "voice" not in suspects
+
+
+def test_who_relied_on_a_prefix_in_the_step_that_spoils_it_is_told():
+    suspects = SuspectPrefixes()
+    assert suspects.rely_on("voice", "a step before")
+    suspects.end_step()
+    assert suspects.rely_on("voice", "one")
+    assert suspects.rely_on("other", "else")
+    assert suspects.add("voice") == ["one"]
+    assert suspects.add("voice") == []
+    assert not suspects.rely_on("voice", "two")
+    suspects.end_step()
+    assert not suspects.rely_on("voice", "three")
+    suspects.clear("voice")
+    assert suspects.rely_on("voice", "four")
 
 
 def test_the_oldest_suspects_are_trusted_before_the_list_grows_without_end():

@@ -1,8 +1,12 @@
 import threading
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.speaker import precision
 from vllm_tts_cache.speaker.precision import exact_float32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -79,3 +83,115 @@ def test_gradients_and_autocast_are_off_inside_only():
             assert torch.is_inference_mode_enabled()
         assert torch.is_autocast_enabled("cpu")
     assert not torch.is_inference_mode_enabled()
+
+
+# Torch's newer interface, through which operations follow their backend, and backends
+# one setting for all.
+
+B: Any = torch.backends
+MATMUL = {CUDA: B.cuda.matmul, CPU: B.mkldnn.matmul}
+CONV = {CUDA: B.cudnn.conv, CPU: B.mkldnn.conv}
+EVERY = (B, B.cudnn, *MATMUL.values(), *CONV.values(), B.cudnn.rnn)
+
+# What somebody may have set. By default convolutions on a GPU are short already.
+ASKED_FOR_LESS = {
+    "all": [(B, "tf32")],
+    "all, in bfloat16": [(B, "bf16")],
+    "the GPU": [(B.cudnn, "tf32")],
+    "products on a GPU": [(MATMUL[CUDA], "tf32")],
+    "convolutions on a GPU": [(CONV[CUDA], "tf32")],
+    "all, and convolutions by themselves": [(B, "tf32"), (CONV[CUDA], "tf32")],
+    "all but convolutions": [(B, "tf32"), (CONV[CUDA], "ieee")],
+    "convolutions but not all": [(B, "ieee"), (CONV[CUDA], "tf32")],
+    "products on a CPU": [(MATMUL[CPU], "bf16")],
+    "convolutions on a CPU": [(CONV[CPU], "bf16")],
+}
+
+
+def read():
+    """All that can be read of the process's flags."""
+    return [setting.fp32_precision for setting in EVERY], old_interface()
+
+
+def old_interface():
+    """Raises what the older interface raises where the two disagree."""
+    found = []
+    for getter in (torch.get_float32_matmul_precision, tf32):
+        try:
+            found.append(getter())
+        except RuntimeError:
+            found.append(RuntimeError)
+    return found
+
+
+def is_exact(device):
+    precisions = {MATMUL[device].fp32_precision, CONV[device].fp32_precision}
+    return not precisions & {"tf32", "bf16"}
+
+
+@contextmanager
+def asked_for(settings):
+    before = [setting.fp32_precision for setting in EVERY]
+    for setting, asked in settings:
+        setting.fp32_precision = asked
+    try:
+        yield
+    finally:
+        for setting, precision in zip(EVERY, before, strict=True):
+            setting.fp32_precision = precision
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+@pytest.mark.parametrize("asked", ASKED_FOR_LESS)
+def test_float32_is_exact_however_less_was_asked_for_and_that_comes_back(asked, device):
+    with asked_for(ASKED_FOR_LESS[asked]):
+        before = read()
+        assert not is_exact(CPU) or not is_exact(CUDA)
+        for _ in range(2):
+            with exact_float32(device), exact_float32(device):
+                assert is_exact(device)
+            assert read() == before
+
+
+def test_the_precision_of_the_other_device_comes_back_as_it_was(reduced_precision):
+    B.mkldnn.matmul.fp32_precision = "none"  # as cuda.matmul.allow_tf32 leaves it
+    before = read()
+    with exact_float32(CUDA):
+        assert is_exact(CUDA)
+    assert read() == before
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+@pytest.mark.parametrize("what", [MATMUL, CONV], ids=["matmul", "conv"])
+def test_what_was_computed_while_somebody_set_a_flag_is_not_kept(device, what):
+    setting = what[device]
+    before = setting.fp32_precision
+    try:
+        with (
+            pytest.raises(EncodeError, match=r"in float32 are (tf32|bf16)"),
+            exact_float32(device),
+        ):
+            setting.fp32_precision = "tf32"
+    finally:
+        setting.fp32_precision = before
+
+
+def test_a_flag_that_cannot_be_turned_off_is_an_error(monkeypatch):
+    """As a version of torch with other flags would have it."""
+    monkeypatch.setattr(precision, "_turn_off", lambda _setting: lambda: None)
+    with (
+        asked_for([(B.cudnn, "tf32")]),
+        pytest.raises(EncodeError, match="in float32 are tf32"),
+        exact_float32(CUDA),
+    ):
+        pytest.fail("the block was entered")
+    assert tf32() == (False, True)
+
+
+def test_a_failed_block_gives_the_flags_back_to_the_next_one(reduced_precision):
+    with pytest.raises(EncodeError), exact_float32(CUDA):
+        B.cuda.matmul.fp32_precision = "tf32"
+    assert tf32() == (True, True)
+    with exact_float32(CUDA):
+        assert is_exact(CUDA)
+    assert tf32() == (True, True)

@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 
 from tests.in_process_workers import (
@@ -16,7 +18,7 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, WorkerRPCError
-from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.speaker import rpc_client, wire
 from vllm_tts_cache.speaker.rpc_client import (
     DESCRIBE,
     ENCODING,
@@ -25,15 +27,19 @@ from vllm_tts_cache.speaker.rpc_client import (
     STATS,
     WANT,
     AsyncWorkers,
+    ForeignStoreError,
     SyncWorkers,
     UnsupportedModelError,
     checked_answers,
     encoding_of,
     fingerprints_of,
+    refuse_elsewhere,
 )
 from vllm_tts_cache.speaker.wire import JobState
+from vllm_tts_cache.store.home import StoreHome
 from vllm_tts_cache.store.keys import EncodingKey
 from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.throttled_log import ThrottledLog
 
 SHA = clip().audio_sha256
 OURS = wire.encode(wire.Described(rank=0, fingerprints={"codec": "f"}))
@@ -86,7 +92,6 @@ def test_answers_of_all_replicas_and_workers_come_out_flat():
         ([{"supported": False, "error": "KeyError('x')"}], r"KeyError\('x'\)"),
         ([{"supported": False, "todo": "diffusion stage"}], "diffusion stage"),
         ([{"supported": False}], ".*supported"),
-        ([[OURS], {"supported": False, "error": "dead"}], "dead"),
         ([None], "a worker answered None"),
         (["lost"], "a worker answered 'lost'"),
         ([[None]], "a worker answered None"),
@@ -107,6 +112,42 @@ def test_a_worker_without_a_speaker_side_is_an_error_of_its_own():
     answer = wire.encode(wire.Unsupported(reason="Bark clones no voices"))
     with pytest.raises(UnsupportedModelError, match="describe: Bark clones no voices"):
         checked_answers(DESCRIBE, [[OURS, answer]])
+
+
+DEAD = {"supported": False, "error": "stage 0 replica 1 is not attached"}
+SILENT = [
+    DEAD,
+    None,
+    [wire.encode(wire.Unsupported(reason="no encoders"))],
+    [OURS, wire.encode(wire.Failed(reason="a rank of it fell over"))],
+]
+
+
+@pytest.mark.parametrize("silent", SILENT, ids=["dead", "none", "unsupported", "rank"])
+def test_live_replicas_answer_for_one_that_does_not(silent, plugin_log, monkeypatch):
+    throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+    monkeypatch.setattr(rpc_client, "throttled", throttled)
+    for results in ([[OURS], silent, [OURS]], [silent, [OURS]]):
+        answers = checked_answers(DESCRIBE, results)
+        assert [answer.rank for answer in answers] == [0] * (len(results) - 1)
+    first, second = (record.getMessage() for record in plugin_log.records)
+    assert first.startswith("Replica 1 of 3 does not answer; the others do: tts_cache_")
+    assert second.startswith("Replica 0 of 2 does not answer")
+    for _ in range(50):
+        checked_answers(DESCRIBE, [[OURS], silent])
+    assert len(plugin_log.records) == 2
+
+
+def test_where_no_replica_answers_the_first_ones_reason_is_told():
+    with pytest.raises(WorkerRPCError, match="replica 1 is not attached"):
+        checked_answers(DESCRIBE, [DEAD, None])
+
+
+def test_a_deletion_is_not_confirmed_while_a_replica_may_remember():
+    forgotten = wire.encode(wire.Forgotten(num_entries=1, busy=[]))
+    assert len(checked_answers(FORGET, [[forgotten], [forgotten]])) == 2
+    with pytest.raises(WorkerRPCError, match=r"tts_cache_forget: .*not attached"):
+        checked_answers(FORGET, [[forgotten], DEAD])
 
 
 class UnreachableEngine:
@@ -143,6 +184,24 @@ def test_workers_with_different_encoders_are_refused():
         fingerprints_of([one, other])
 
 
+def described(store_id, place="node-b:/voices"):
+    return wire.Described(rank=3, fingerprints={}, store_id=store_id, store_place=place)
+
+
+def test_a_worker_that_reads_another_directory_is_refused_by_name():
+    home = StoreHome(id="1", place="node-a:/home/me/voices")
+    refuse_elsewhere([described("1"), described("1", "node-b:/mnt/voices")], home)
+    with pytest.raises(ForeignStoreError) as refused:
+        refuse_elsewhere([described("1"), described("2")], home)
+    for told in ("rank 3", home.place, "node-b:/voices", "SPEAKER_SAMPLES_DIR"):
+        assert told in str(refused.value)
+
+
+def test_a_directory_without_an_id_is_taken_for_the_same():
+    refuse_elsewhere([described("")], StoreHome(id="1", place="here"))
+    refuse_elsewhere([described("1")], StoreHome(place="here"))
+
+
 def test_an_encoding_that_no_worker_has_or_that_is_damaged_is_an_error():
     key = EncodingKey(audio_sha256=SHA, encoder_fingerprint="0" * 64)
     with pytest.raises(EncodeError, match="not there any more"):
@@ -152,6 +211,14 @@ def test_an_encoding_that_no_worker_has_or_that_is_damaged_is_an_error():
 
 
 # -------- what the workers answer
+
+
+def test_a_worker_says_where_it_reads(tmp_path, workers, store):
+    [described] = workers.call(DESCRIBE)
+    assert described.store_id == store.home.id != ""
+    assert described.store_place == store.home.place
+    assert described.store_place.endswith(f":{tmp_path}")
+    refuse_elsewhere([described], store.home)
 
 
 def test_every_method_has_its_typed_call():

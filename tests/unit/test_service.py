@@ -32,6 +32,7 @@ from vllm_tts_cache.errors import (
     SpeakerNotFoundError,
 )
 from vllm_tts_cache.speaker.listing import default_family
+from vllm_tts_cache.speaker.rpc_client import ForeignStoreError
 
 NAMES = ("speaker", "codec")
 
@@ -323,6 +324,25 @@ async def test_voices_are_kept_for_a_model_that_we_do_not_serve(tmp_path, engine
     assert service.store.verify() == []
     assert client is None or client.calls == []
     service.shutdown()
+
+
+async def test_a_worker_on_another_directory_is_named_at_the_start(
+    tmp_path, plugin_log
+):
+    encoder = SpectrumEncoder("speaker")
+    speakers = worker_speakers(tmp_path / "there", [encoder])
+    engine = InProcessEngine(worker_with(speakers))
+    settings = Settings(samples_dir=tmp_path / "here")
+    service = open_service(settings, engine, default_family, lambda: None)
+    service.start()
+    await asyncio.wait(set(service._background))
+    (line,) = [r for r in plugin_log.records if r.levelname == "ERROR"]
+    for told in (tmp_path / "here", tmp_path / "there", "SPEAKER_SAMPLES_DIR"):
+        assert str(told) in line.getMessage()
+    with pytest.raises(ForeignStoreError, match="no voice can be cloned"):
+        await service.ensurer.fingerprints()
+    service.shutdown()
+    speakers.close()
 
 
 async def test_a_service_that_is_shut_down_leaves_no_thread_and_no_descriptor(tmp_path):

@@ -14,6 +14,7 @@ MESSAGES = [
     wire.WantCall(wants=[], lease_seconds=2.0),
     wire.WantAnswer(rank=0, reports=[REPORT], num_finished=7, num_waiting_inline=1),
     wire.Described(rank=1, fingerprints={"codec": "f" * 64}),
+    wire.Described(rank=0, fingerprints={}, store_id="9", store_place="node-b:/voices"),
     wire.ForgetCall(audio_sha256s=[SHA]),
     wire.Forgotten(num_entries=2, busy=[SHA]),
     wire.FailedCall(request_ids=["speech-1"]),

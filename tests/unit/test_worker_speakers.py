@@ -1,6 +1,7 @@
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,116 @@ def test_an_encoding_that_nothing_keeps_is_a_failure_and_not_encoded_for_ever(
     speakers.close()
 
 
+# -------- the encoders
+
+
+def test_encoders_are_loaded_on_the_thread_that_encodes_with_them(tmp_path, store, ref):
+    speakers = worker_speakers(tmp_path, [])
+    encoders = {name: SpectrumEncoder(name) for name in NAMES}
+    threads = []
+
+    def load():
+        threads.append(threading.current_thread())
+        return encoders
+
+    speakers.fingerprints = speakers.load_encoders(load)
+    assert speakers.fingerprints == {n: e.fingerprint for n, e in encoders.items()}
+    assert threads[0] is not threading.current_thread()
+    prepare(speakers, ref, NAMES)
+    assert [e.thread for e in encoders.values()] == threads * 2
+    speakers.close()
+
+
+def test_warming_up_encodes_noise_with_every_encoder_for_nobody(
+    speakers, encoders, tmp_path
+):
+    before = sorted((tmp_path / "store").rglob("*"))
+    speakers.warm_up(WAIT_SECONDS)
+    assert [encoder.num_calls for encoder in encoders] == [1, 1]
+    assert encoders[0].thread is encoders[1].thread is not threading.current_thread()
+    assert num_encodes(speakers) == 0
+    assert speakers.want(WantCall(wants=[], lease_seconds=1.0), 0).num_finished == 0
+    assert sorted((tmp_path / "store").rglob("*")) == before
+
+
+def test_what_warming_up_fails_with_is_told_and_the_next_encode_is_tried(
+    speakers, encoders, ref
+):
+    encoders[0].errors = [EncodeError("too little memory")]
+    with pytest.raises(EncodeError, match="too little memory"):
+        speakers.warm_up(WAIT_SECONDS)
+    prepare(speakers, ref, NAMES)
+    assert look(speakers, ref) == both(READY)
+
+
+def test_encoders_that_are_loaded_again_take_over_what_waits_and_is_in_memory(
+    speakers, encoders, store, ref
+):
+    prepare(speakers, ref, NAMES)
+    first, second = (store_clip(store, clip(number)) for number in (1, 2))
+    encoders[0].entered.clear()
+    hold(speakers, encoders[0], first)
+    speakers.want(want_call(second, ["speaker"]), 0)
+    anew = {name: SpectrumEncoder(name) for name in NAMES}
+    threading.Timer(0.05, encoders[0].gate.set).start()
+    speakers.fingerprints = speakers.load_encoders(lambda: anew)
+    wait_until_idle(speakers)
+    assert [encoders[0].num_calls, anew["speaker"].num_calls] == [2, 1]
+    assert encoders[0].thread is anew["speaker"].thread
+    assert look(speakers, first)["speaker"] is READY
+    assert look(speakers, second)["speaker"] is READY
+    assert spectra(speakers, ref).keys() == set(NAMES)
+    assert num_encodes(speakers) == 4
+
+
+def test_no_other_encoder_ever_fills_a_key(speakers, encoders, store, ref):
+    """A job may wait while another checkpoint is loaded in the place of its own."""
+    hold(speakers, encoders[0], ref)
+    waiting = store_clip(store, clip(1))
+    speakers.want(want_call(waiting, ["codec"]), 0)
+    old = EncodingKey(
+        audio_sha256=waiting.audio_sha256,
+        encoder_fingerprint=speakers.fingerprints["codec"],
+    )
+    other = SpectrumEncoder("codec")
+    other.fingerprint = "f" * 64
+    threading.Timer(0.05, encoders[0].gate.set).start()
+    speakers.fingerprints = speakers.load_encoders(lambda: {"codec": other})
+    wait_until_idle(speakers)
+    assert other.num_calls == 0
+    assert not store.is_stored(old)
+    assert "loaded anew" in speakers._queue.look(old).reason
+    prepare(speakers, waiting, ["codec"])
+    assert look(speakers, waiting, names=["codec"]) == {"codec": READY}
+
+
+def test_asleep_it_encodes_nothing_and_says_so_and_what_is_there_is_there(
+    speakers, encoders, store, ref
+):
+    prepare(speakers, ref, NAMES)
+    other = store_clip(store, clip(1))
+    speakers.sleep()
+    answer = speakers.want(want_call(other, ["codec"]), 0)
+    (report,) = answer.reports
+    assert (report.state, report.reason) == (
+        FAILED,
+        "the model is asleep; wake it up first",
+    )
+    assert look(speakers, other)["codec"] is MISSING
+    assert look(speakers, ref) == both(READY)
+    assert speakers.stats()["in_flight"] == 0
+    speakers.wake_up()
+    prepare(speakers, other, ["codec"])
+    assert look(speakers, other)["codec"] is READY
+
+
+def test_it_falls_asleep_after_the_encode_in_hand(speakers, encoders, ref):
+    hold(speakers, encoders[0], ref)
+    threading.Timer(0.05, encoders[0].gate.set).start()
+    speakers.sleep()
+    assert look(speakers, ref)["speaker"] is READY
+
+
 # -------- prompts
 
 
@@ -355,7 +466,7 @@ def test_a_corrupt_file_fails_the_prompt_and_is_encoded_again_when_wanted(
 
 
 def test_all_ranks_fail_a_prompt_that_one_of_them_misses(
-    tmp_path, encoders, store, ref
+    tmp_path, encoders, store, ref, monkeypatch
 ):
     asked = []
 
@@ -363,13 +474,18 @@ def test_all_ranks_fail_a_prompt_that_one_of_them_misses(
         asked.append(is_here)
         return False
 
-    speakers = worker_speakers(tmp_path, encoders, all_ranks=another_misses_it)
+    ranks: Any = SimpleNamespace(all_say=another_misses_it)
+    speakers = worker_speakers(tmp_path, encoders, ranks=ranks)
     prepare(speakers, ref, NAMES)
     with pytest.raises(EncodeError, match="another rank"):
         speakers.prompt(ref, NAMES)
     with pytest.raises(EncodeError, match="not stored"):
         speakers.prompt(ref_of(clip(1)), NAMES)
     assert asked == [True, False], "each rank asks once a prompt, whatever it has"
+    monkeypatch.setattr(speakers._cache, "get", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        speakers.prompt(ref, NAMES)
+    assert asked == [True, False, False], "and whatever happens to it"
     speakers.close()
 
 

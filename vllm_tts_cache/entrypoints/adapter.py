@@ -1,5 +1,6 @@
 """What the adapters of all families that we serve share: resolve, ensure, prompt."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from vllm_tts_cache.entrypoints.request_speaker import (
 )
 from vllm_tts_cache.entrypoints.service import SpeakerService
 from vllm_tts_cache.errors import (
+    CheckpointError,
     InvalidAudioError,
     InvalidSpeakerError,
     SpeakerNotFoundError,
@@ -34,6 +36,8 @@ from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint
 from vllm_tts_cache.speaker.modes import Mode
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.speaker_store import Found
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # What the host's validation takes for inline audio; nothing is ever read from it.
 _ELSEWHERE = "data:,"
@@ -73,10 +77,15 @@ class CachedAdapter:
     def tts_cache_refusal(self) -> str | None:
         """Why the checkpoint that is served clones no voices; None if it does.
 
-        Raises: CheckpointError.
+        None as well if it cannot be told here: the workers, which have loaded it, may
+        run elsewhere, and they refuse for themselves.
         """
-        model_dir = local_checkpoint(self.ctx.engine_client.model_config)
-        return self.tts_cache_family.clones(model_dir)
+        try:
+            model_dir = local_checkpoint(self.ctx.engine_client.model_config)
+            return self.tts_cache_family.clones(model_dir)
+        except CheckpointError as exc:
+            logger.warning("Whether this model clones voices is not known: %s", exc)
+            return None
 
     @property
     def tts_cache_clones(self) -> bool:

@@ -23,8 +23,10 @@ from vllm_tts_cache.speaker.rpc_client import (
     FAILED,
     WANT,
     AsyncWorkers,
+    ForeignStoreError,
     encoding_of,
     fingerprints_of,
+    refuse_elsewhere,
 )
 from vllm_tts_cache.speaker.wire import JobReport, JobState
 from vllm_tts_cache.store.encoding import Encoding
@@ -94,12 +96,22 @@ class Ensurer:
     async def fingerprints(self) -> dict[str, str]:
         """Encoder name -> fingerprint, asked of the workers once.
 
-        Raises: WorkerRPCError if they cannot say, or do not agree.
+        Raises: WorkerRPCError if they cannot say, do not agree, or read elsewhere.
         """
         if self._fingerprints is None:
             answers = await self._workers.call(DESCRIBE)
+            refuse_elsewhere(answers, self._store.home)
             self._fingerprints = fingerprints_of(answers)
         return self._fingerprints
+
+    async def introduce(self) -> None:
+        """Ask before anybody needs it; log at once if the workers read elsewhere."""
+        try:
+            await self.fingerprints()
+        except ForeignStoreError as exc:
+            logger.error("%s", exc)
+        except WorkerRPCError as exc:  # it may not be served yet
+            logger.debug("At start: %s", exc)
 
     async def keys(self, need: EncodingNeed) -> list[EncodingKey]:
         """Return the keys under which the workers' encoders keep the encodings.

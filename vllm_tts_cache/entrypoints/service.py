@@ -166,6 +166,7 @@ class SpeakerService:
     def start(self) -> None:
         """Begin what goes on in the background; needs a running event loop."""
         self.deletions.start()
+        self._in_background(self._introduce())
 
     def shutdown(self) -> None:
         """Let go of threads, tasks and files."""
@@ -303,25 +304,37 @@ class SpeakerService:
             return await self._precompute(found, force=force)
 
     async def status(self, found: Found) -> tuple[CacheStatus, str | None]:
-        """Derive the speaker's status and, of ``failed``, the reason.
+        """Derive the speaker's status and, of what cannot be ``ready``, the reason.
 
         Raises: WorkerRPCError, StorageError.
         """
         try:
+            self._check_clones()
             if found.record.audio_sha256 is None:
                 return "ready", None
             need = self._need_of(found.record)
             return await self.ensurer.status(need, found.fingerprints)
         except (CannotCloneError, UnsupportedModelError):
-            return "unsupported", None
+            return "unsupported", self._refusal()
 
     # -------- how
 
+    def _check_clones(self) -> None:
+        """Refuse what the checkpoint cannot do. Raises: CannotCloneError."""
+        if (refusal := self._refusal()) is not None:
+            raise CannotCloneError(refusal)
+
     async def _precompute(self, found: Found, *, force: bool) -> bool:
+        self._check_clones()
         if found.record.audio_sha256 is None:
             return True
         need = self._need_of(found.record)
         return await self.ensurer.ensure(need, stored=found.fingerprints, force=force)
+
+    async def _introduce(self) -> None:
+        # By now the serving class, which starts this, knows its family.
+        if self._ensurer is not None and self._family() is not None:
+            await self._ensurer.introduce()
 
     def _cloning_workers(self) -> AsyncWorkers | None:
         return None if self._family() is None else self._workers
@@ -375,6 +388,8 @@ class SpeakerService:
         task = asyncio.create_task(run())
         self._background.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._background.discard)
+        # One that is cancelled before it began would leave it unawaited.
+        task.add_done_callback(lambda _task: work.close())
 
     def _forget(self, audio_sha256: str) -> None:
         self.prompts.forget(audio_sha256)

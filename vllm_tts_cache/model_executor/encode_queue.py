@@ -3,11 +3,12 @@
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
+from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.errors import EncodeError
@@ -27,6 +28,7 @@ _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 Turn = AbstractContextManager[object]
 
 
@@ -69,12 +71,31 @@ class _Failure:
     told_until: float  # a want until then is told; one that comes later tries again
 
 
+@dataclass(slots=True, eq=False)
+class _Errand:
+    """Something else that is done on the thread, and that somebody waits for."""
+
+    act: Callable[[], Any]
+    done: "futures.Future[Any]" = field(default_factory=futures.Future)
+
+    def run(self) -> None:
+        try:
+            self.done.set_result(self.act())
+        except BaseException as exc:  # noqa: BLE001  whoever waits gets it
+            is_error = isinstance(exc, Exception)
+            self.done.set_exception(exc if is_error else EncodeError(repr(exc)))
+
+    def give_up(self) -> None:
+        self.done.set_exception(EncodeError("the encode thread is closed"))
+
+
 class EncodeQueue:
     """Runs ``work`` for each job, one after another, on a thread of its own.
 
-    The thread starts with the first job. Jobs arrive by RPC, that is, when the engine
-    serves: never while it captures graphs. Every method returns at once: the lock is
-    never held over an encode or a file.
+    The thread starts with the first job, or with what is done on it while the model is
+    loaded. Jobs arrive by RPC, that is, when the engine serves: never while it captures
+    graphs. Every method that an RPC calls returns at once: the lock is never held over
+    an encode or a file.
 
     Args:
         work: What is done for a job.
@@ -97,6 +118,8 @@ class EncodeQueue:
         self._forced: OrderedDict[tuple[EncodingKey, str], None] = OrderedDict()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._errands: deque[_Errand] = deque()
+        self._pause_reason: str | None = None
         self._is_closed = False
         self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
         self._num_finished = 0
@@ -106,13 +129,16 @@ class EncodeQueue:
         """Queue the job, or join the one of its key; returns how far that is.
 
         A failure is told once, to a want that comes before the lease of the job that
-        failed has run out. Any other want tries again.
+        failed has run out. Any other want tries again. While the queue pauses, what is
+        not in hand fails.
         """
         with self._changed:
             if (running := self._joined_running(job)) is not None:
                 return self._encoding_report(running)
             if (failure := self._untold_failure(job.key)) is not None:
                 return failure
+            if self._pause_reason is not None:
+                return Report(JobState.FAILED, self._pause_reason)
             if not self._line.add(job, self._clock()):
                 self._num_refused += 1
                 return Report(JobState.REFUSED)
@@ -146,10 +172,56 @@ class EncodeQueue:
                 return []
             return [running.key.audio_sha256]
 
+    def call(self, act: Callable[[], T], timeout_seconds: float | None = None) -> T:
+        """Run something on the thread, before the jobs that wait; return its result.
+
+        For whoever loads the model: an RPC must not wait so long.
+
+        Raises:
+            TimeoutError: It goes on.
+            EncodeError: The thread is closed.
+            Exception: What it raises itself.
+        """
+        errand = _Errand(act)
+        with self._changed:
+            if self._is_closed:
+                errand.give_up()
+            else:
+                self._errands.append(errand)
+                self._start_thread()
+                self._changed.notify_all()
+        try:
+            result: T = errand.done.result(timeout_seconds)
+        except futures.TimeoutError as exc:
+            if errand.done.done():  # its own
+                raise
+            raise TimeoutError(f"not done within {timeout_seconds:g} s") from exc
+        return result
+
+    def pause(self, reason: str, timeout_seconds: float) -> bool:
+        """Begin no job until `resume`; new ones fail for this reason.
+
+        Returns: Whether the job in hand ended in time.
+        """
+        with self._changed:
+            self._pause_reason = reason
+            return self._changed.wait_for(
+                lambda: self._running is None, timeout_seconds
+            )
+
+    def resume(self) -> None:
+        """Go on with what still waits."""
+        with self._changed:
+            self._pause_reason = None
+            self._changed.notify_all()
+
     def close(self) -> None:
         """End the thread after the job in hand; what waits is dropped."""
         with self._changed:
             self._is_closed = True
+            for errand in self._errands:
+                errand.give_up()
+            self._errands.clear()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
@@ -219,7 +291,10 @@ class EncodeQueue:
 
     def _step(self) -> None:
         """Wait for a job that may begin, and do what is to be done for it."""
-        if (job := self._next()) is None:
+        if isinstance(job := self._next(), _Errand):
+            job.run()
+            return
+        if job is None:
             return
         report: Report | None = Report(JobState.FAILED, "the encode thread ended")
         try:
@@ -229,9 +304,14 @@ class EncodeQueue:
         finally:
             self._land(job, report)
 
-    def _next(self) -> EncodeJob | None:
+    def _next(self) -> EncodeJob | _Errand | None:
         with self._changed:
             while not self._is_closed:
+                if self._errands:
+                    return self._errands.popleft()
+                if self._pause_reason is not None:
+                    self._changed.wait()
+                    continue
                 now = self._clock()
                 if (job := self._line.pop(now)) is not None:
                     job.began_at = now
@@ -263,6 +343,7 @@ class EncodeQueue:
     def _land(self, job: EncodeJob, report: Report | None) -> None:
         with self._changed:
             self._running = None
+            self._changed.notify_all()
             if report is None:
                 self._put_aside(job)
                 return

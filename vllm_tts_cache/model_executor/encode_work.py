@@ -1,9 +1,12 @@
 """What the encode thread does for a job: read the audio, encode it, keep the result."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
+import numpy as np
+
+from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.model_executor.encode_queue import MissingAudioError, Turn
@@ -14,12 +17,16 @@ from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.store.turns import KeyTurns
 
+# Of the first encode. Long enough for every kernel that a longer clip runs.
+_WARM_UP_SECONDS = 5.0
+_WARM_UP_RATE_HZ = 48_000
+
 
 class StoredEncodeWork:
     """Encodes what lies in the store, and keeps the encodings there and in memory.
 
     Args:
-        encoders: By name.
+        encoders: By name; none where `load` brings them.
         cache: Where encodings go.
         store: Where reference audio comes from.
         turns: Keep two processes from encoding one key at a time.
@@ -35,12 +42,41 @@ class StoredEncodeWork:
         turns: KeyTurns,
         device: EncodeDevice,
     ):
-        self._encoders = encoders
+        self._encoders = dict(encoders)
         self._cache = cache
         self._store = store
         self._turns = turns
         self._device = device
         self.num_encodes: Counter[str] = Counter()
+
+    def load(
+        self, load: Callable[[], Mapping[str, ReferenceEncoder]]
+    ) -> dict[str, str]:
+        """Load encoders in the place of others; returns their fingerprints.
+
+        Called on the encode thread, so that their memory is none of the thread's that
+        loads the model: vLLM's sleep mode takes that away, while an encode runs too.
+
+        Raises: CheckpointError, whatever ``load`` raises.
+        """
+        with self._device.entered():
+            self._encoders = dict(load())
+        self._device.log_need(max(e.bytes_per_second for e in self._encoders.values()))
+        return {name: e.fingerprint for name, e in self._encoders.items()}
+
+    def warm_up(self) -> None:
+        """Encode noise once with every encoder, for nobody; on the encode thread.
+
+        Libraries make their handles for a thread, and load kernels, at the first use:
+        hundreds of megabytes and a second or two, beside running streams otherwise.
+
+        Raises: EncodeError.
+        """
+        num_samples = round(_WARM_UP_SECONDS * _WARM_UP_RATE_HZ)
+        noise = np.random.default_rng(0).uniform(-0.1, 0.1, num_samples)
+        audio = ReferenceAudio.of(noise.astype(np.float32), _WARM_UP_RATE_HZ)
+        for encoder in self._encoders.values():
+            self._run(encoder, audio)
 
     def is_done(self, job: EncodeJob) -> bool:
         """Tell whether the encoding exists; writes again what memory alone has."""
@@ -67,11 +103,12 @@ class StoredEncodeWork:
         audio = self._store.read_audio(job.key.audio_sha256)
         if audio is None:
             raise MissingAudioError("its reference audio is not stored (any more)")
-        encoder = self._encoders[job.encoder_name]
-        encoding = self._device.run(
-            lambda: encoder.encode(audio),
-            round(audio.seconds * encoder.bytes_per_second),
-        )
+        encoder = self._encoders.get(job.encoder_name)
+        if encoder is None or encoder.fingerprint != job.key.encoder_fingerprint:
+            raise EncodeError(
+                "the model was loaded anew, with other encoders; try again"
+            )
+        encoding = self._run(encoder, audio)
         self.num_encodes[job.encoder_name] += 1
         return encoding
 
@@ -88,3 +125,7 @@ class StoredEncodeWork:
         if not self._store.has_audio(job.key.audio_sha256):
             raise MissingAudioError("its reference audio was deleted meanwhile")
         raise EncodeError("its encoding fits neither in memory nor on the disk")
+
+    def _run(self, encoder: ReferenceEncoder, audio: ReferenceAudio) -> Encoding:
+        num_bytes = round(audio.seconds * encoder.bytes_per_second)
+        return self._device.run(lambda: encoder.encode(audio), num_bytes)

@@ -6,7 +6,7 @@ request on this list, prefills it with something harmless, and forces the id tha
 """
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,20 +69,38 @@ class SuspectPrefixes:
 
     The scheduler drops a failed request's blocks when it takes in its output. A request
     of the same prefix that was scheduled before that may have found them, and would
-    speak with nobody's voice. A prefix is named by what the talker's cache salts hold.
+    speak with nobody's voice. In the very step of the failure it may come first: the
+    second runner puts the shorter spans before the longer ones. A prefix is named by
+    what the talker's cache salts hold.
     """
 
     def __init__(self) -> None:
         self._prefixes: OrderedDict[str, None] = OrderedDict()
+        self._relied_on: defaultdict[str, list[str]] = defaultdict(list)
 
     def __contains__(self, prefix: str) -> bool:
         return prefix in self._prefixes
 
-    def add(self, prefix: str) -> None:
-        """Suspect the prefix from now on."""
+    def rely_on(self, prefix: str, request_id: str) -> bool:
+        """Whether the request may take the prefix's KV as it finds it.
+
+        If so it is remembered until the step ends.
+        """
+        if prefix in self:
+            return False
+        self._relied_on[prefix].append(request_id)
+        return True
+
+    def add(self, prefix: str) -> list[str]:
+        """Suspect the prefix from now on; returns who relied on it in this step."""
         self._prefixes[prefix] = None
         while len(self._prefixes) > MAX_FAILED_REQUESTS:
             self._prefixes.popitem(last=False)
+        return self._relied_on.pop(prefix, [])
+
+    def end_step(self) -> None:
+        """Take note that what the step's requests found was computed before it."""
+        self._relied_on.clear()
 
     def clear(self, prefix: str) -> None:
         """Trust it again: a request has computed it from its first token."""

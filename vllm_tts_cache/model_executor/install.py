@@ -8,7 +8,7 @@ def install() -> None:
     from vllm_omni.model_executor.models.registry import OmniModelRegistry
     from vllm_omni.worker.mixins import OmniWorkerMixin
 
-    from vllm_tts_cache.model_executor import rpc, scheduler
+    from vllm_tts_cache.model_executor import rpc, scheduler, sleep
 
     for family in families():
         for architecture, ours in family.models.items():
@@ -17,4 +17,5 @@ def install() -> None:
     # user's own --worker-extension-cls has to name us.
     for method in rpc.METHODS:
         setattr(OmniWorkerMixin, method.__name__, method)
+    sleep.install()
     scheduler.install()

@@ -1,38 +1,88 @@
 """Puts a worker's speaker side together from the settings; the one place that does."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.model_executor.agreement import all_tensor_parallel_ranks
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.model_executor.agreement import (
+    ALONE,
+    Ranks,
+    tensor_parallel_ranks,
+)
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
+from vllm_tts_cache.model_executor.float32 import (
+    float32_by_default,
+    hold_exact_matmuls,
+)
 from vllm_tts_cache.model_executor.recency import Recency
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint, whole_checkpoint
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.turns import open_turns
 
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
-def load_worker_speakers(
-    vllm_config: Any, family: Family, model_dir: Path
-) -> WorkerSpeakers:
-    """Load the checkpoint's reference encoders and open the store.
+# The first use of a library may read a gigabyte of kernels from a slow disk.
+_WARM_UP_TIMEOUT_SECONDS = 120.0
+
+
+def why_it_clones_nothing(vllm_config: Any, family: Family) -> str | None:
+    """Say why the checkpoint clones no voices; None if it does. All ranks say the same.
+
+    Raises: TTSCacheError if its configs cannot be read.
+    """
+    model_config = vllm_config.model_config
+    return tensor_parallel_ranks().first_says(
+        lambda: family.clones(local_checkpoint(model_config))
+    )
+
+
+def load_worker_speakers(vllm_config: Any, family: Family) -> WorkerSpeakers:
+    """Open the store and load the checkpoint's reference encoders.
 
     Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
     """
     device = _own_device(vllm_config.device_config.device)
-    encoders = family.part("encoders_part")(model_dir, device)
-    return build_worker_speakers(
-        encoders, load_settings(), device, all_ranks=all_tensor_parallel_ranks()
-    )
+    ranks = tensor_parallel_ranks()
+    speakers = build_worker_speakers({}, load_settings(), device, ranks=ranks)
+    try:
+        load_encoders(speakers, vllm_config, family)
+    except BaseException:
+        speakers.close()
+        raise
+    return speakers
+
+
+def load_encoders(speakers: WorkerSpeakers, vllm_config: Any, family: Family) -> None:
+    """Load a checkpoint's reference encoders, in the place of another one's.
+
+    Raises: TTSCacheError if they are not what they should be.
+    """
+    device = _own_device(vllm_config.device_config.device)
+    ranks = tensor_parallel_ranks()
+    hold_exact_matmuls(vllm_config.model_config.dtype)
+
+    def load() -> Mapping[str, ReferenceEncoder]:
+        model_dir = whole_checkpoint(vllm_config, family.side_files)
+        encoders: Mapping[str, ReferenceEncoder]
+        encoders = family.part("encoders_part")(model_dir, device)
+        return encoders
+
+    with float32_by_default():
+        speakers.fingerprints = ranks.first_says(partial(speakers.load_encoders, load))
+        if ranks.is_first and device.type != "cpu":
+            _warm_up(speakers)
 
 
 def build_worker_speakers(
@@ -40,36 +90,41 @@ def build_worker_speakers(
     settings: Settings,
     device: torch.device,
     *,
-    all_ranks: Callable[[bool], bool] = bool,
+    ranks: Ranks = ALONE,
 ) -> WorkerSpeakers:
     """Put encoders, store and encode thread together.
+
+    Args:
+        encoders: By name; none where they are loaded later, on the encode thread.
+        settings: Where, and how much.
+        device: Where the encoders compute.
+        ranks: The processes that run one model together.
 
     Raises: StorageError.
     """
     store = open_store(settings, import_stock=False)  # the API process does that
     cache = open_cache(settings, store)
-    encode_device = EncodeDevice(device)
-    encode_device.log_need(max(e.bytes_per_second for e in encoders.values()))
     work = StoredEncodeWork(
         encoders=encoders,
         cache=cache,
         store=store,
         turns=open_turns(settings),
-        device=encode_device,
+        device=EncodeDevice(device),
     )
     queue = EncodeQueue(
         work,
         max_waiting_inline=settings.max_waiting_inline,
     )
     return WorkerSpeakers(
-        encoders=encoders,
+        fingerprints={name: e.fingerprint for name, e in encoders.items()},
         cache=cache,
         queue=queue,
         work=work,
         recency=Recency(store.used),
         close_store=store.close,
+        home=store.home,
         clock=time.monotonic,
-        all_ranks=all_ranks,
+        ranks=ranks,
     )
 
 
@@ -79,3 +134,18 @@ def _own_device(device: torch.device | str) -> torch.device:
     if kind.type == "cuda" and kind.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return kind
+
+
+def _warm_up(speakers: WorkerSpeakers) -> None:
+    """Encode once before vLLM measures how much memory is left.
+
+    Raises: TimeoutError, because what goes on would disturb that.
+    """
+    began_at = time.monotonic()
+    try:
+        speakers.warm_up(_WARM_UP_TIMEOUT_SECONDS)
+    except EncodeError as exc:  # without voices to clone, the model still speaks
+        logger.warning("The first encode of the reference encoders failed: %s", exc)
+        return
+    seconds = time.monotonic() - began_at
+    logger.info("Warmed the reference encoders up in %.1f s.", seconds)

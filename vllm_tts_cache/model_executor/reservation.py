@@ -1,10 +1,16 @@
-"""Starts a request of a talker that cannot resume only when its worst case fits.
+"""Starts a request of a talker that cannot resume only when it fits to its end.
 
 vLLM preempts a running request when the KV cache has no block left for its next token,
-and later computes its tokens anew. Fish Speech's positions are more than their tokens:
-each carries the residual codes of its frame, and those are lost. So where vLLM admits
-a request, the free blocks must hold all that it can ever take, beside what the running
-ones can still take. Then no running request is ever short of a block.
+and later computes its tokens anew. Where a position is more than its token, and the
+host keeps what it is elsewhere, that is lost. So where vLLM admits a request of such a
+family, the free blocks must hold all that it can take, beside what the running ones can
+still take. Then no running request is ever short of a block. A family that can go on
+costs nothing of that: see `resumption`.
+
+What a request can take is its prompt and ``max_tokens``. Few take a tenth of that, so a
+family may say what a text plausibly takes; a request that takes longer counts with its
+worst case from then on, and new ones wait. Were that not enough, the newest request
+would end as an error: see `preempted_requests`.
 
 Only admission changes: a request that must wait keeps its place in the queue, as when
 vLLM itself has no blocks for it. With nothing running vLLM decides alone, so nothing
@@ -13,7 +19,8 @@ beside the null block (``get_kv_cache_configs`` in ``v1/core/kv_cache_utils.py``
 """
 
 import logging
-from functools import wraps
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -21,16 +28,19 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
+from vllm_tts_cache.model_executor.preempted_requests import end_preempted
+from vllm_tts_cache.model_executor.resumption import resume_by_replay
+from vllm_tts_cache.speaker.listing import family_of_model
+
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
-ARCHITECTURES = frozenset({"FishSpeechSlowARForConditionalGeneration"})
-
 _ADMISSIBLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_MAX_TEXTS = 1024
 _MARK = "_vllm_tts_cache_reserves"
 
 
 def install() -> None:
-    """Let every scheduler that is made from now on reserve; twice is once."""
+    """Let every scheduler made from now on preempt without harm; twice is once."""
     host_init = OmniARScheduler.__init__
     if hasattr(host_init, _MARK):
         return
@@ -38,18 +48,29 @@ def install() -> None:
     @wraps(host_init)
     def init(self: OmniARScheduler, *args: Any, **kwargs: Any) -> None:
         host_init(self, *args, **kwargs)
-        reserve_blocks(self)
+        architectures = self.vllm_config.model_config.architectures
+        if (family := family_of_model(*architectures)) is None:
+            return
+        if family.resumes:
+            resume_by_replay(self)
+        else:
+            end_preempted(self)
+            reserve_blocks(self, family.plausible_tokens)
 
     setattr(init, _MARK, True)
     OmniARScheduler.__init__ = init
 
 
-def reserve_blocks(scheduler: Any) -> None:
-    """Hook a new scheduler where its model needs it and its KV cache is not ample."""
-    architectures = scheduler.vllm_config.model_config.architectures
-    if ARCHITECTURES.isdisjoint(architectures):
-        return
-    allocator = ReservingAllocator(scheduler)
+def reserve_blocks(
+    scheduler: Any, plausible_tokens: Callable[[str], int] | None = None
+) -> None:
+    """Hook a new scheduler whose KV cache is not ample.
+
+    Args:
+        scheduler: Of a family that does not resume.
+        plausible_tokens: As that family has it.
+    """
+    allocator = ReservingAllocator(scheduler, plausible_tokens)
     num_fitting = allocator.num_longest_requests()
     if num_fitting >= scheduler.max_num_running_reqs:
         return
@@ -57,20 +78,27 @@ def reserve_blocks(scheduler: Any) -> None:
     logger.warning(
         "The KV cache holds %d of the max_num_seqs=%d requests of max_model_len=%d "
         "tokens. A request of this model waits until the cache can hold its prompt "
-        "and max_tokens to the end. For more requests at a time raise "
-        "gpu_memory_utilization or kv_cache_memory_bytes, or lower max_model_len or "
-        "the requests' max_tokens.",
+        "and %s to the end. For more requests at a time raise gpu_memory_utilization "
+        "or kv_cache_memory_bytes, or lower max_model_len or the requests' max_tokens.",
         num_fitting,
         scheduler.max_num_running_reqs,
         scheduler.max_model_len,
+        "max_tokens" if plausible_tokens is None else "what its text plausibly takes",
     )
 
 
 class ReservingAllocator:
     """``KVCacheManager.allocate_slots`` that also says no to an unsafe start."""
 
-    def __init__(self, scheduler: Any):
+    def __init__(
+        self,
+        scheduler: Any,
+        plausible_tokens: Callable[[str], int] | None = None,
+    ):
         self._scheduler = scheduler
+        self._plausible_tokens = None
+        if plausible_tokens is not None:  # asked of every running request in each step
+            self._plausible_tokens = lru_cache(_MAX_TEXTS)(plausible_tokens)
         self._manager = scheduler.kv_cache_manager
         self._allocate_slots = self._manager.allocate_slots
         config = scheduler.vllm_config
@@ -100,7 +128,17 @@ class ReservingAllocator:
         num_blocks = self._num_blocks_to_allocate("", self._scheduler.max_model_len)
         return self._manager.block_pool.get_num_free_blocks() // num_blocks
 
-    def max_tokens_held(self, request: Request) -> int:
+    def num_tokens_reserved(self, request: Request) -> int:
+        """The positions of the KV cache that a request counts with."""
+        worst = self._max_tokens_held(request)
+        text = None if self._plausible_tokens is None else _text_of(request)
+        if self._plausible_tokens is None or not text or request.resumable:
+            return worst
+        ends_at = request.num_prompt_tokens + self._plausible_tokens(text)
+        plausible = ends_at + self._max_overrun_tokens
+        return worst if request.num_tokens > plausible else min(plausible, worst)
+
+    def _max_tokens_held(self, request: Request) -> int:
         """The positions that a request can take in the KV cache, at worst."""
         max_model_len = self._scheduler.max_model_len
         # A session's next input brings its own prompt and max_tokens.
@@ -130,7 +168,7 @@ class ReservingAllocator:
     ) -> int:
         return self._num_blocks_to_allocate(
             request.request_id,
-            self.max_tokens_held(request),
+            self.num_tokens_reserved(request),
             hit_blocks,
             request.num_computed_tokens + num_hit_tokens,
         )
@@ -155,3 +193,13 @@ class ReservingAllocator:
             num_local_computed_tokens=num_computed_tokens,
             num_tokens_main_model=num_tokens,
         )
+
+
+def _text_of(request: Any) -> str | None:
+    """Return what a request speaks, where the host's adapters put it."""
+    info = getattr(request, "additional_information", None)
+    text = (getattr(info, "entries", None) or info or {}).get("text")
+    text = getattr(text, "list_data", None) or getattr(text, "scalar_data", text)
+    if isinstance(text, list):
+        text = next(iter(text), None)
+    return text if isinstance(text, str) else None

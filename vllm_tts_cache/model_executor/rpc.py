@@ -28,7 +28,7 @@ def _method(answer: Callable[..., Any]) -> Method:
 
 
 def _answered(answer: Callable[..., Any], worker: Any, call: tuple[bytes, ...]) -> Any:
-    if (speakers := _speakers(worker)) is None:
+    if (speakers := speakers_of(worker)) is None:
         return wire.Unsupported(reason=_refusal(worker))
     speakers.count_call(answer.__name__)
     try:
@@ -39,8 +39,13 @@ def _answered(answer: Callable[..., Any], worker: Any, call: tuple[bytes, ...]) 
 
 @_method
 def tts_cache_describe(speakers: WorkerSpeakers, rank: int) -> wire.Described:
-    """Return the encoders' fingerprints: what the API process completes keys with."""
-    return wire.Described(rank=rank, fingerprints=speakers.fingerprints)
+    """Return what the API process completes keys with, and where the worker reads."""
+    return wire.Described(
+        rank=rank,
+        fingerprints=speakers.fingerprints,
+        store_id=speakers.home.id,
+        store_place=speakers.home.place,
+    )
 
 
 @_method
@@ -98,7 +103,8 @@ METHODS = (
 )
 
 
-def _speakers(worker: Any) -> WorkerSpeakers | None:
+def speakers_of(worker: Any) -> WorkerSpeakers | None:
+    """Return the speaker side of the model that a worker runs, if it has one."""
     # Workers of every stage and of every model carry these methods.
     return getattr(_model(worker), "tts_cache_speakers", None)
 

@@ -6,10 +6,9 @@ where the scheduler takes in sampled ids, finishes the request as an error with 
 reason: a 500 with text, while its neighbours go on.
 """
 
-from functools import cache
 from typing import Any
 
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.listing import family_of_model
 from vllm_tts_cache.speaker.ref import FIELD
 
 # For people: the API process asks the workers, by the request's id, and reads nothing
@@ -40,7 +39,8 @@ def _update_request_with_output(
     scheduler: Any = super(OmniARScheduler, self)
     inherited = scheduler._update_request_with_output
     token_ids, stopped = inherited(request, new_token_ids, *args, **kwargs)
-    failure_id = _failure_id(*self.vllm_config.model_config.architectures)
+    family = family_of_model(*self.vllm_config.model_config.architectures)
+    failure_id = None if family is None else family.failure_id
     if failure_id not in token_ids or not _names_a_speaker(request):
         return token_ids, stopped
     request.status = RequestStatus.FINISHED_ERROR
@@ -48,15 +48,6 @@ def _update_request_with_output(
     request.resumable = False
     _forget_prefix(self.kv_cache_manager, request.request_id)
     return [], True
-
-
-@cache
-def _failure_id(*architectures: str) -> int | None:
-    """Return the id that a talker of ours forces; None if the model is no such."""
-    for family in families():
-        if not family.models.keys().isdisjoint(architectures):
-            return family.failure_id
-    return None
 
 
 def _forget_prefix(kv_cache_manager: Any, request_id: str) -> None:

@@ -1,5 +1,6 @@
 """A worker's speakers: what a talker asks for prompts, and what the RPC talks to."""
 
+import logging
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -7,6 +8,7 @@ from typing import Any
 
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue, Report
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.model_executor.recency import Recency
@@ -24,11 +26,16 @@ from vllm_tts_cache.speaker.wire import (
 from vllm_tts_cache.store import serde
 from vllm_tts_cache.store.cache import EncodingCache
 from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.home import StoreHome
 from vllm_tts_cache.store.keys import EncodingKey, is_address
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 MAX_FAILED_PROMPTS = 4096
 MAX_WANTS = 1024  # a call; each costs a look at one file
 _MAX_CAUSE_CHARACTERS = 500
+_ASLEEP = "the model is asleep; wake it up first"
+_SLEEP_TIMEOUT_SECONDS = 10.0
 _READY = Report(JobState.READY)
 _TOO_MANY = Report(JobState.REFUSED, f"more than {MAX_WANTS} wants in one call")
 # What the host appends to the id that the API process gave a request.
@@ -42,28 +49,30 @@ class WorkerSpeakers:
     a lock that is held over a file, none asks the catalogue.
 
     Args:
-        encoders: By name.
+        fingerprints: Of the encoders, by name. Rank 0 has them for all ranks.
         cache: Encodings in memory, in front of the files.
         queue: The encode thread.
         work: What that does; its counters are told.
         recency: Takes note of which speakers memory answered for.
         close_store: Called when this is closed.
+        home: Where the files are.
         clock: The queue's.
-        all_ranks: Tells whether all ranks of a tensor-parallel worker say yes. It is
-            called once a prompt, so on every rank as often and in the same order.
+        ranks: The processes that run the model together. They agree once a prompt, so
+            each of them as often and in the same order.
     """
 
     def __init__(
         self,
         *,
-        encoders: Mapping[str, ReferenceEncoder],
+        fingerprints: Mapping[str, str],
         cache: EncodingCache,
         queue: EncodeQueue,
         work: StoredEncodeWork,
         recency: Recency,
         close_store: Callable[[], None],
+        home: StoreHome,
         clock: Callable[[], float],
-        all_ranks: Callable[[bool], bool] = bool,
+        ranks: Ranks = ALONE,
     ):
         self._cache = cache
         self._queue = queue
@@ -71,12 +80,44 @@ class WorkerSpeakers:
         self._recency = recency
         self._close_store = close_store
         self._clock = clock
-        self._all_ranks = all_ranks
-        self.fingerprints = {name: e.fingerprint for name, e in encoders.items()}
+        self.home = home
+        self.ranks = ranks
+        self.fingerprints = dict(fingerprints)
         self._failed_prompts: OrderedDict[str, str] = OrderedDict()
         self._num_prompts = 0
         self._num_failed_prompts = 0
         self._num_calls: Counter[str] = Counter()
+
+    # -------- for whoever loads the model
+
+    def load_encoders(
+        self, load: Callable[[], Mapping[str, ReferenceEncoder]]
+    ) -> dict[str, str]:
+        """Have the encode thread load encoders; returns their fingerprints.
+
+        The thread, the store, and what waits and is in memory stay as they are.
+
+        Raises: What ``load`` raises.
+        """
+        return self._queue.call(lambda: self._work.load(load))
+
+    def warm_up(self, timeout_seconds: float) -> None:
+        """Have the encode thread encode once, for nobody.
+
+        Raises: EncodeError, TimeoutError.
+        """
+        self._queue.call(self._work.warm_up, timeout_seconds)
+
+    # -------- for the worker's sleep
+
+    def sleep(self) -> None:
+        """Encode nothing until `wake_up`: what is free is for others meanwhile."""
+        if not self._queue.pause(_ASLEEP, _SLEEP_TIMEOUT_SECONDS):
+            logger.warning("The model sleeps while a reference is still encoded.")
+
+    def wake_up(self) -> None:
+        """Encode again."""
+        self._queue.resume()
 
     # -------- for the talker
 
@@ -91,9 +132,13 @@ class WorkerSpeakers:
 
         Raises: EncodeError that names what is missing.
         """
-        found = {name: self._found(ref, name) for name in encoder_names}
+        try:
+            found = {name: self._found(ref, name) for name in encoder_names}
+        except Exception:
+            self.ranks.all_say(False)  # the others wait for a word
+            raise
         missing = [name for name, encoding in found.items() if encoding is None]
-        all_have_it = self._all_ranks(not missing)
+        all_have_it = self.ranks.all_say(not missing)
         if missing:
             raise EncodeError(f"its {' and '.join(missing)} encoding is not stored")
         if not all_have_it:

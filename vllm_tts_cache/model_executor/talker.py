@@ -12,10 +12,13 @@ from vllm_tts_cache.model_executor.failed_requests import (
     SuspectPrefixes,
     request_id_of,
 )
-from vllm_tts_cache.model_executor.load_speakers import load_worker_speakers
+from vllm_tts_cache.model_executor.load_speakers import (
+    load_encoders,
+    load_worker_speakers,
+    why_it_clones_nothing,
+)
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -27,6 +30,8 @@ class CachedTalker:
     tts_cache_speakers: WorkerSpeakers | None = None
     # Why the checkpoint clones no voices, if it does not.
     tts_cache_refusal: str | None = None
+    # Model and revision that both of these are of.
+    _speakers_of: tuple[str, str | None] | None = None
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
@@ -45,6 +50,7 @@ class CachedTalker:
         """Force the id that ends a request without a speaker prompt as an error."""
         host: Any = super()
         logits = host.compute_logits(hidden_states, sampling_metadata)
+        self._suspect_prefixes.end_step()  # all of its prefills were built
         if logits is None:
             return None
         return self._failed_requests.end(logits, self._requests_of_rows)
@@ -73,15 +79,28 @@ class CachedTalker:
             self._requests_of_rows = []
 
     def _load_speakers(self, vllm_config: Any) -> None:
-        """Load the reference encoders, if the checkpoint has any; again on a reload."""
-        if self.tts_cache_speakers is not None:
-            self.tts_cache_speakers.close()
-        model_dir = local_checkpoint(vllm_config.model_config)
-        self.tts_cache_refusal = self.tts_cache_family.clones(model_dir)
-        if self.tts_cache_refusal is None:
-            self.tts_cache_speakers = load_worker_speakers(
-                vllm_config, self.tts_cache_family, model_dir
-            )
+        """Load the reference encoders, if the checkpoint has any.
+
+        Weights may be loaded again and again, from memory or from another checkpoint.
+        The encode thread, the store and what they have in hand outlive that.
+        """
+        model = vllm_config.model_config
+        if (checkpoint := (model.model, model.revision)) == self._speakers_of:
+            return
+        family = self.tts_cache_family
+        self.tts_cache_refusal = why_it_clones_nothing(vllm_config, family)
+        if self.tts_cache_refusal is not None:
+            self._close_speakers()
+        elif self.tts_cache_speakers is None:
+            self.tts_cache_speakers = load_worker_speakers(vllm_config, family)
+        else:
+            load_encoders(self.tts_cache_speakers, vllm_config, family)
+        self._speakers_of = checkpoint
+
+    def _close_speakers(self) -> None:
+        speakers, self.tts_cache_speakers = self.tts_cache_speakers, None
+        if speakers is not None:
+            speakers.close()
 
     def _encodings(
         self, ref: SpeakerRef, encoder_names: Sequence[str]
@@ -100,13 +119,33 @@ class CachedTalker:
         return request_id_of(info) in self._failed_requests
 
     def _fail(self, info: Mapping[str, Any], cause: Exception) -> None:
-        """Let the request fail alone, when its first id is sampled."""
-        self._failed_requests.add(request_id_of(info), cause, self.tts_cache_speakers)
+        """Let the request fail alone, when its first id is sampled.
 
-    def _refuse_suspect(self, prefix: str) -> None:
+        Raises: OutOfMemoryError of one rank of several. The others go on with the
+            request, and would speak nonsense: this ends the engine, as any other does.
+        """
+        speakers = self.tts_cache_speakers
+        is_own = isinstance(cause, torch.OutOfMemoryError)
+        if is_own and speakers is not None and speakers.ranks.are_several:
+            raise cause
+        self._failed_requests.add(request_id_of(info), cause, speakers)
+
+    def _refuse_suspect(self, prefix: str, info: Mapping[str, Any]) -> None:
         """Refuse KV that a request without a speaker prompt may have computed.
 
         Raises: TTSCacheError.
         """
-        if prefix in self._suspect_prefixes:
-            raise TTSCacheError("what another request of it failed with was in the KV")
+        if not self._suspect_prefixes.rely_on(prefix, request_id_of(info)):
+            raise _spoilt_prefix()
+
+    def _suspect(self, prefix: str) -> None:
+        """Let those fail as well that rely on what a failing request computes."""
+        for request_id in self._suspect_prefixes.add(prefix):
+            if request_id not in self._failed_requests:
+                self._failed_requests.add(
+                    request_id, _spoilt_prefix(), self.tts_cache_speakers
+                )
+
+
+def _spoilt_prefix() -> TTSCacheError:
+    return TTSCacheError("what another request of it failed with was in the KV")

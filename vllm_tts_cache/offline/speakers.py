@@ -24,6 +24,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     SyncWorkers,
     encoding_of,
     fingerprints_of,
+    refuse_elsewhere,
 )
 from vllm_tts_cache.speaker.wire import EncodingCall
 from vllm_tts_cache.store.encoding import Encoding
@@ -179,7 +180,9 @@ class OfflineSpeakers:
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
-        return fingerprints_of(self._workers.call(DESCRIBE))
+        answers = self._workers.call(DESCRIBE)
+        refuse_elsewhere(answers, self._store.home)
+        return fingerprints_of(answers)
 
 
 def _prompts(

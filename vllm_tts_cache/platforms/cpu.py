@@ -6,6 +6,19 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
 
+def forgive_emptying_no_cache() -> None:
+    """Have ``torch.accelerator.empty_cache`` do nothing where there is no accelerator.
+
+    It raises there, and models of the host call it when they are built.
+    """
+    if not torch.accelerator.is_available():
+        torch.accelerator.empty_cache = _do_nothing
+
+
+def _do_nothing() -> None:
+    pass
+
+
 class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     """vLLM's CPU platform with the answers that vLLM-Omni asks for on top."""
 

@@ -10,7 +10,7 @@ A row then depends at most on its place among them; whether it does is tried for
 layer at its first use, on this very machine with its number of threads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ BLOCK_SIZES = (8, 16, 32, 64)
 # Of thousands of outputs that are summed in another order, one or two differ once they
 # are rounded to bfloat16.
 _NUM_OUTPUTS_TRIED = 1 << 17
+_FUSED = "_fused_qkv_weight"
 
 
 def separate_rows(model: nn.Module) -> None:
@@ -39,6 +40,13 @@ def separate_rows(model: nn.Module) -> None:
             _replace(module, "forward", SeparateRows)
         elif hasattr(module, "cpu_linear"):  # the kernel that vLLM chose for a layer
             _replace(module, "cpu_linear", SeparateRows)
+    for module in model.modules():
+        # VoxCPM2's host puts weights together that it multiplies without a layer.
+        fuse: Any = getattr(module, "precompute_fused_qkv", None)
+        if fuse is not None:
+            fuse()
+        if isinstance(weight := getattr(module, _FUSED, None), torch.Tensor):
+            setattr(module, _FUSED, SeparateWeight.of(weight))
 
 
 def _replace(module: nn.Module, name: str, replacement: type) -> None:
@@ -85,6 +93,39 @@ class SeparateRows:
             self._block_size = choose_block_size(multiply, rows)
         outputs = in_blocks(multiply, rows, self._block_size)
         return outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
+
+
+class SeparateWeight(torch.Tensor):
+    """A weight that a model multiplies by without a layer, in blocks likewise."""
+
+    _separate: SeparateRows
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> "SeparateWeight":
+        """Return the same weight, in the same memory."""
+        if isinstance(weight, cls):
+            return weight
+        separate = weight.as_subclass(cls)
+        separate._separate = SeparateRows(
+            lambda rows: nn.functional.linear(rows, weight)
+        )
+        return separate
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Multiply in blocks; whatever else is done with it gives plain tensors."""
+        del types
+        match func, args:
+            case nn.functional.linear, (inputs, SeparateWeight() as weight):
+                return weight._separate(inputs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 def in_blocks(multiply: Multiply, rows: torch.Tensor, size: int) -> torch.Tensor:

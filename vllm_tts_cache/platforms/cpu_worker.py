@@ -18,6 +18,7 @@ from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
+from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
 from vllm_tts_cache.platforms.cpu_isa import ask_for_tiles, leave_out_matrices
 from vllm_tts_cache.platforms.cpu_rows import separate_rows
 
@@ -109,12 +110,21 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
         # runner (MRV2) needs Triton kernels that do not run on a CPU.
         self.use_v2_model_runner = False
         leave_out_matrices()
+        forgive_emptying_no_cache()
         module: Any = cpu_worker
         module.CPUModelRunner = self.model_runner_cls
         try:
             super().init_device()
         finally:
             module.CPUModelRunner = CPUModelRunner
+
+    def encoder_loaded(self) -> bool:
+        """Tell whether the model can encode references itself.
+
+        The host's other workers have it, and its adapter of Voxtral asks all stages.
+        """
+        loaded = getattr(self.model_runner.model, "encoder_loaded", None)
+        return loaded is not None and loaded()
 
 
 class CPUARWorker(_CPUWorker):

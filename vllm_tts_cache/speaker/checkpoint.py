@@ -1,6 +1,7 @@
 """Reading some of a checkpoint's tensors, and their identity."""
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,9 +12,13 @@ from torch import Tensor, nn
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.speaker.checkpoint_files import read_json
 
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _NAMES_SHOWN = 8
+# What a quantised copy has in their place means nothing without its scales.
+_WEIGHT_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
 def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
@@ -27,7 +32,7 @@ def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(directory, prefix):
-        tensors |= _read_file(path, prefix)
+        tensors |= read_safetensors(path, prefix)
     if not tensors:
         raise CheckpointError(str(directory), f"no tensor is called {prefix}*")
     return tensors
@@ -44,7 +49,11 @@ def _files(directory: Path, prefix: str) -> list[Path]:
     )
 
 
-def _read_file(path: Path, prefix: str) -> dict[str, Tensor]:
+def read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors of one file whose names start with ``prefix``, as `read_tensors`.
+
+    Raises: CheckpointError if it cannot be read.
+    """
     try:
         # safetensors calls any failure to open a missing file; open() tells them apart.
         path.open("rb").close()
@@ -66,50 +75,67 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def check_tensors(
+def pick_tensors(
     wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], *, path: str
-) -> None:
-    """Refuse any difference in names and shapes.
+) -> dict[str, Tensor]:
+    """The wanted tensors out of a file's; what is left over is one warning.
+
+    A file may hold what only its training needed, and the host does not mind it.
+
+    Args:
+        wanted: Names, shapes and kinds, as of a network on the meta device.
+        given: As in the file.
+        path: Where they are from, for messages.
+
+    Returns:
+        Those of ``given`` that are wanted, as they are.
 
     Raises:
-        CheckpointError: Tensors are missing, left over or of another shape; up to
-            eight of each are named.
+        CheckpointError: Tensors are missing, of another shape, or of a dtype that
+            holds no plain weights; up to eight of each are named.
     """
+    shared = sorted(wanted.keys() & given.keys())
     problems = {
         "missing": sorted(wanted.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - wanted.keys()),
         "of another shape": [
             f"{name} {tuple(given[name].shape)} instead of {tuple(wanted[name].shape)}"
-            for name in sorted(wanted.keys() & given.keys())
+            for name in shared
             if wanted[name].shape != given[name].shape
+        ],
+        "quantised": [
+            f"{name} {str(given[name].dtype).removeprefix('torch.')}"
+            for name in shared
+            if wanted[name].is_floating_point()
+            and given[name].dtype not in _WEIGHT_DTYPES
         ],
     }
     if any(problems.values()):
-        raise CheckpointError(path, _describe(problems))
+        kinds = [_listed(names, kind) for kind, names in problems.items() if names]
+        raise CheckpointError(path, "; ".join(kinds))
+    if extra := sorted(given.keys() - wanted.keys()):
+        logger.warning("%s: %s", path, _listed(extra, "unexpected and left out"))
+    return {name: given[name] for name in shared}
 
 
 def assign_float32(
     module: nn.Module, tensors: Mapping[str, Tensor], *, path: str
-) -> None:
+) -> dict[str, Tensor]:
     """Make these the module's parameters and buffers, in float32.
 
+    Returns:
+        The tensors that it took, as they were given: what a fingerprint is made of.
+
     Raises:
-        CheckpointError: Tensors are missing, left over or of another shape; up to
-            eight of each are named.
+        CheckpointError: as `pick_tensors`, which leaves out what is left over.
     """
-    check_tensors(module.state_dict(), tensors, path=path)
-    owned = {name: t.to(torch.float32, copy=True) for name, t in tensors.items()}
+    taken = pick_tensors(module.state_dict(), tensors, path=path)
+    owned = {name: t.to(torch.float32, copy=True) for name, t in taken.items()}
     module.load_state_dict(owned, strict=True, assign=True)
     module.requires_grad_(False).eval()
+    return taken
 
 
-def _describe(problems: Mapping[str, list[str]]) -> str:
-    parts: list[str] = []
-    for kind, names in problems.items():
-        if names:
-            shown = ", ".join(names[:_NAMES_SHOWN])
-            more = (
-                f" and {len(names) - _NAMES_SHOWN} more" if names[_NAMES_SHOWN:] else ""
-            )
-            parts.append(f"{len(names)} tensors {kind}: {shown}{more}")
-    return "; ".join(parts)
+def _listed(names: list[str], kind: str) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    more = f" and {len(names) - _NAMES_SHOWN} more" if names[_NAMES_SHOWN:] else ""
+    return f"{len(names)} tensors {kind}: {shown}{more}"

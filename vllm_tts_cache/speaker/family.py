@@ -58,10 +58,14 @@ class Family:
         offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
         tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.
         deploy_file: Its stages on a CPU, for the trial commands and tests.
+        side_files: Files of a checkpoint that its encoders read, all but the weights
+            that the host loads. Of a revision beside main nobody else fetches them.
         sample_rate_hz: Of what it speaks.
         failure_id: A token id that the model never samples; it ends a request whose
             speaker prompt is missing.
         resumes: Whether a preempted request goes on as it would have.
+        plausible_tokens: Of one that does not, how many tokens it plausibly takes to
+            speak a text; None if only ``max_tokens`` can tell.
         limits: Of a clip.
         stored_transcript_selects: Whether a voice's own transcript chooses the mode as
             one in the request does.
@@ -82,9 +86,11 @@ class Family:
     offline_part: str = ""
     tiny_part: str = ""
     deploy_file: Path | None = None
+    side_files: tuple[str, ...] = ()
     sample_rate_hz: int
     failure_id: int | None = None
     resumes: bool = True
+    plausible_tokens: Callable[[str], int] | None = None
     limits: ClipLimits = ClipLimits()
     stored_transcript_selects: bool = True
     asks_inline_transcript: bool = False

@@ -44,6 +44,19 @@ def family_of_checkpoint(model_dir: Path) -> Family:
     raise CheckpointError(str(model_dir), f"is of no family that we know: {known}")
 
 
+@cache
+def family_of_model(*architectures: str) -> Family | None:
+    """Return the family that puts a class in the place of one of these; None if none.
+
+    Args:
+        architectures: As vLLM's model configuration has them.
+    """
+    for family in families():
+        if not family.models.keys().isdisjoint(architectures):
+            return family
+    return None
+
+
 def trial_families() -> dict[str, Family]:
     """Return the families with a tiny checkpoint, by every name that commands take."""
     return {

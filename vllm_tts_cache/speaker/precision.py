@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 
 import torch
 
-# The names that torch gives to float32 with a shorter mantissa, and the word for
-# the same in torch.set_float32_matmul_precision.
-_MATMUL_PRECISION = {"tf32": "high", "bf16": "medium"}
+from vllm_tts_cache.errors import EncodeError
+
+_REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
+
+Undo = Callable[[], None]
 
 
 @contextmanager
@@ -20,6 +23,10 @@ def exact_float32(device: torch.device) -> Iterator[None]:
     process, which the decode loop reads too, so it is touched only where it is on,
     and put back when the last of the overlapping blocks ends. Until then the decode
     loop computes its float32 operations, if it has any, more precisely as well.
+
+    Raises:
+        EncodeError: Float32 is short of some bits at the block's begin or end, because
+            somebody else sets the flags meanwhile. What was computed may not be kept.
     """
     with (
         torch.inference_mode(),
@@ -35,15 +42,18 @@ class _ProcessFlags:
     def __init__(self) -> None:
         self._lock = Lock()
         self._num_holders = 0
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Undo] = []
 
     @contextmanager
     def held(self, device_type: str) -> Iterator[None]:
         with self._lock:
             self._num_holders += 1
-            self._undo += _use_full_precision(device_type)
         try:
+            with self._lock:
+                self._undo += _use_full_precision(device_type)
+            _check(device_type)
             yield
+            _check(device_type)
         finally:
             with self._lock:
                 self._num_holders -= 1
@@ -51,29 +61,99 @@ class _ProcessFlags:
                     self._undo.pop()()
 
 
+# Torch adds what is looked up here when it is imported, unseen by a type checker.
+_backends: Any = torch.backends
+
 # A process has one set of flags, so it has one holder of them.
 _flags = _ProcessFlags()
 
 
-def _use_full_precision(device_type: str) -> list[Callable[[], None]]:
-    """Turn off what shortens float32 on this device; what to call to turn it back on.
+def _operations(device_type: str) -> dict[str, Any]:
+    """What encoders compute with, and torch's setting of each on this device."""
+    if device_type == "cuda":
+        matmul, conv = _backends.cuda.matmul, _backends.cudnn.conv
+    else:
+        matmul, conv = _backends.mkldnn.matmul, _backends.mkldnn.conv
+    return {"matrix products": matmul, "convolutions": conv}
 
-    The state is read through torch's new interface, which never raises, and set
-    through the old one, which keeps both in step: if they disagree, whoever reads
-    the old one next (torch.compile does) gets an exception.
+
+def _check(device_type: str) -> None:
+    for what, setting in _operations(device_type).items():
+        if (precision := setting.fp32_precision) in _REDUCED:
+            raise EncodeError(
+                f"{what} in float32 are {precision} in this process: something sets "
+                "torch's precision flags while reference audio is encoded"
+            )
+
+
+def _use_full_precision(device_type: str) -> list[Undo]:
+    """Turn off what shortens float32 on this device; return what turns it back on.
+
+    An operation without a setting of its own follows its backend's, and that one all
+    backends'. So they are looked at from the top down: what is still short after the
+    settings above it are not is so by itself, and can be put back exactly.
     """
-    undo: list[Callable[[], None]] = []
-    cuda, cudnn, cpu = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    on_gpu = device_type == "cuda"
-    matmul = cuda.matmul if on_gpu else cpu.matmul
-    reduced = _MATMUL_PRECISION.get(str(matmul.fp32_precision))
-    if reduced is not None:
-        torch.set_float32_matmul_precision("highest")
-        undo.append(lambda: torch.set_float32_matmul_precision(reduced))
-    if on_gpu and cudnn.conv.fp32_precision == "tf32":
-        _allow_cudnn_tf32(False)
-        undo.append(lambda: _allow_cudnn_tf32(True))
+    undo: list[Undo] = []
+    above: list[Any] = [torch.backends]
+    if device_type == "cuda":
+        above.append(torch.backends.cudnn)
+    matmul, conv = _operations(device_type).values()
+    for setting in above:
+        if setting.fp32_precision in _REDUCED:
+            undo.append(_turn_off(setting))
+    if matmul.fp32_precision in _REDUCED:
+        undo.append(_turn_off_matmul(matmul))
+    if conv.fp32_precision in _REDUCED:
+        undo.append(_turn_off_conv(conv))
     return undo
+
+
+# Torch has an old and a new interface to the same flags. Where the old one still
+# knows their state it is used, because it keeps both in step: if they disagree,
+# whoever reads the old one next (torch.compile does) gets an exception.
+
+
+def _turn_off(setting: Any) -> Undo:
+    before = setting.fp32_precision
+    setting.fp32_precision = "ieee"
+
+    def undo() -> None:
+        setting.fp32_precision = before
+
+    return undo
+
+
+def _turn_off_matmul(matmul: Any) -> Undo:
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the two disagree already
+        return _turn_off(matmul)
+    every = (_backends.cuda.matmul, _backends.mkldnn.matmul)
+    own = [setting.fp32_precision for setting in every]
+    torch.set_float32_matmul_precision("highest")
+
+    def undo() -> None:
+        torch.set_float32_matmul_precision(before)
+        # That sets both devices', of which one may have been set alone.
+        for setting, precision in zip(every, own, strict=True):
+            if setting.fp32_precision != precision:
+                setting.fp32_precision = precision
+
+    return undo
+
+
+def _turn_off_conv(conv: Any) -> Undo:
+    cudnn = _backends.cudnn
+    if conv is not cudnn.conv:
+        return _turn_off(conv)  # the old interface has none for a CPU
+    try:
+        is_known = cudnn.allow_tf32
+    except RuntimeError:
+        is_known = False
+    if not is_known:
+        return _turn_off(conv)
+    _allow_cudnn_tf32(False)
+    return lambda: _allow_cudnn_tf32(True)
 
 
 def _allow_cudnn_tf32(allowed: bool) -> None:

@@ -1,10 +1,11 @@
 """The worker RPC as its callers see it: typed both ways, every answer checked.
 
 One struct of `speaker.wire` crosses in each direction, as bytes. The host returns a
-worker's exception as a value, and a stage that cannot be asked as a note to itself;
-here both become errors.
+worker's exception as a value, and a replica or a stage that cannot be asked as a note
+to itself; here both become errors. Of several replicas, those that answer do for all.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -16,7 +17,11 @@ from vllm_tts_cache.errors import EncodeError, EncodingCorruptError, WorkerRPCEr
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.store import serde
 from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.home import StoreHome
 from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 TALKER_STAGE = 0
 # An RPC returns between two decode steps; a worker that takes this long is stuck.
@@ -29,18 +34,29 @@ class UnsupportedModelError(WorkerRPCError):
     """The model that is served clones no voices, or not through us."""
 
 
+class ForeignStoreError(WorkerRPCError):
+    """A worker reads another directory than this process writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Method(Generic[A]):
-    """One of ``model_executor.rpc``, and what it answers."""
+    """One of ``model_executor.rpc``, and what it answers.
+
+    Attributes:
+        needs_all: Whether a replica that does not answer is an error although others
+            do.
+    """
 
     name: str
     answer: type[A]
+    needs_all: bool = False
 
 
 DESCRIBE = Method("tts_cache_describe", wire.Described)
 WANT = Method("tts_cache_want", wire.WantAnswer)
 ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
-FORGET = Method("tts_cache_forget", wire.Forgotten)
+# Nothing of a deleted voice may be left: that some have dropped it is not enough.
+FORGET = Method("tts_cache_forget", wire.Forgotten, needs_all=True)
 FAILED = Method("tts_cache_failed", wire.FailedPrompts)
 STATS = Method("tts_cache_stats", wire.WorkerStats)
 
@@ -84,11 +100,12 @@ class AsyncWorkers:
     async def call(
         self, method: Method[A], request: msgspec.Struct | None = None
     ) -> list[A]:
-        """Call a method; returns each worker's answer.
+        """Call a method; returns the answer of each worker of those replicas that do.
 
         Raises:
-            UnsupportedModelError: A worker says that it has no speaker side.
-            WorkerRPCError: A worker failed, or answered something else.
+            UnsupportedModelError: No replica answers: they have no speaker side.
+            WorkerRPCError: No replica answers; or one does not, of a method that needs
+                all.
         """
         try:
             results = await self._engine.collective_rpc(
@@ -109,7 +126,7 @@ class SyncWorkers:
         self._engine = engine
 
     def call(self, method: Method[A], request: msgspec.Struct | None = None) -> list[A]:
-        """Call a method; returns each worker's answer.
+        """Call a method; returns what `AsyncWorkers.call` does.
 
         Raises: as `AsyncWorkers.call`.
         """
@@ -126,17 +143,31 @@ class SyncWorkers:
 
 
 def checked_answers(method: Method[A], results: Sequence[Any]) -> list[A]:
-    """Flatten ``[[answer per worker] per replica]``, refusing what is not an answer.
+    """Flatten ``[[answer per worker] per replica]``, leaving out what is no answer.
+
+    A replica counts as a whole: its workers are ranks of one model.
 
     Raises: as `AsyncWorkers.call`.
     """
     answers: list[A] = []
-    for replica in results:
-        if not isinstance(replica, list):
-            raise WorkerRPCError(f"{method.name}: {_reason(replica)}")
-        answers.extend(_checked(method, answer) for answer in replica)
+    errors: dict[int, WorkerRPCError] = {}
+    for number, replica in enumerate(results):
+        try:
+            answers += _answers_of(method, replica)
+        except WorkerRPCError as exc:
+            errors[number] = exc
+    if errors and (method.needs_all or not answers):
+        raise next(iter(errors.values()))
     if not answers:
         raise WorkerRPCError(f"{method.name}: no worker answered")
+    for number, error in errors.items():
+        throttled.warn_of(
+            f"replica {number}",
+            "Replica %d of %d does not answer; the others do: %s",
+            number,
+            len(results),
+            error,
+        )
     return answers
 
 
@@ -165,12 +196,35 @@ def fingerprints_of(answers: Sequence[wire.Described]) -> dict[str, str]:
     return dict(found[0])
 
 
+def refuse_elsewhere(answers: Sequence[wire.Described], home: StoreHome) -> None:
+    """Refuse workers that read another directory than this process writes.
+
+    Raises: ForeignStoreError that names both directories and the setting.
+    """
+    for answer in answers:
+        there = StoreHome(id=answer.store_id, place=answer.store_place)
+        if home.is_elsewhere(there):
+            raise ForeignStoreError(
+                f"The worker of rank {answer.rank} keeps speakers in {there.place}, "
+                f"which is another directory than this process's, {home.place}: it "
+                "cannot read the reference audio that is stored here, so no voice can "
+                "be cloned. Set SPEAKER_SAMPLES_DIR on both to one directory that both "
+                "see."
+            )
+
+
 def _arguments(request: msgspec.Struct | None) -> tuple[bytes, ...]:
     return () if request is None else (wire.encode(request),)
 
 
 def _unreachable(method: Method[Any], exc: BaseException) -> WorkerRPCError:
     return WorkerRPCError(f"{method.name}: {str(exc) or repr(exc)}")
+
+
+def _answers_of(method: Method[A], replica: Any) -> list[A]:
+    if not isinstance(replica, list):
+        raise WorkerRPCError(f"{method.name}: {_reason(replica)}")
+    return [_checked(method, answer) for answer in replica]
 
 
 def _checked(method: Method[A], answer: Any) -> A:

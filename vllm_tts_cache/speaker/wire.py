@@ -108,10 +108,19 @@ class WantAnswer(_Message, frozen=True):
 
 
 class Described(_Message, frozen=True):
-    """The encoders of one worker: fingerprints by name."""
+    """The speaker side of one worker.
+
+    Attributes:
+        rank: Of the worker.
+        fingerprints: Of its encoders, by name.
+        store_id: Of the directory that it reads reference audio from.
+        store_place: Where that is, for people.
+    """
 
     rank: int
     fingerprints: dict[str, str]
+    store_id: str = ""
+    store_place: str = ""
 
 
 class ForgetCall(_Message, frozen=True):

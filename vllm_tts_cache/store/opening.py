@@ -19,7 +19,7 @@ from vllm_tts_cache.catalogue.stock_import import (
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import make_directory, storage_errors
-from vllm_tts_cache.store import takeover
+from vllm_tts_cache.store import home, takeover
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.eviction import DiskBudgets
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -43,6 +43,7 @@ def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore
     with storage_errors(directory):
         make_directory(directory)
     catalogue = open_catalogue(directory)
+    home.mark(directory)
     files = StoreDirectory(directory)
     takeover.take_over(files, catalogue.database)
     store = SpeakerStore(

@@ -45,6 +45,7 @@ from vllm_tts_cache.store import recovery, removal, serde, stored_audio, verific
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.eviction import DiskBudgets
+from vllm_tts_cache.store.home import StoreHome, home_of
 from vllm_tts_cache.store.keys import AUDIO_KIND, EncodingKey
 from vllm_tts_cache.store.participation import Participation
 from vllm_tts_cache.store.writing import Writer
@@ -124,6 +125,11 @@ class SpeakerStore:
     def directory(self) -> Path:
         """``SPEAKER_SAMPLES_DIR``."""
         return self.files.root
+
+    @property
+    def home(self) -> StoreHome:
+        """The same, as other processes are told of it; reads a file."""
+        return home_of(self.directory)
 
     # --- the API process
 

@@ -4,7 +4,6 @@ Both sides run on the real slow AR of a tiny checkpoint. The host's side is its 
 route for a voice that it knows already: its speaker cache.
 """
 
-import hashlib
 import inspect
 from types import SimpleNamespace
 
@@ -16,25 +15,22 @@ from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as h
 from vllm_omni.worker import gpu_model_runner
 from vllm_omni.worker_v2.model_states import intermediate_buffer
 
+from tests.families.fish_speech.voices import REF_TEXT, TEXT, Voice, random_codes
 from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.real_talker import fish_slow_ar
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
-from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder, ReferenceFrames
+from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
 from vllm_tts_cache.families.fish_speech.worker import CachedFishSpeechSlowAR
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH
 
-TEXT = "The keeper counts the ships, and then counts them again."
-REF_TEXT = "What is said in the reference."
 CHUNKS = (1, 7, 16, 64)
 ABSENT = "0" * 64
+NO_SPEAKER_PROMPT = FAMILY.failure_id
 
 
 @pytest.fixture(scope="module")
@@ -49,46 +45,6 @@ def slow_ar(fish_speech_checkpoint, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def nothing_failed_before(slow_ar):
     slow_ar._failed_requests._ids.clear()
-
-
-def random_codes(num_frames=70, seed=0):
-    random = np.random.default_rng(seed)
-    codes = random.integers(0, 1_024, (num_frames, 10), dtype=np.int16)
-    codes[:, 0] = random.integers(0, 4_096, num_frames)
-    return codes
-
-
-class Voice:
-    """Codes in the worker's cache, and what the API process sends to speak by them."""
-
-    def __init__(self, slow_ar, codes, text=TEXT):
-        self.codes = codes
-        self.text = text
-        self.speakers = slow_ar.tts_cache_speakers
-        audio_sha256 = hashlib.sha256(codes.tobytes()).hexdigest()
-        self.ref = SpeakerRef(audio_sha256=audio_sha256, segment=Segment.REGISTERED)
-        self.key = EncodingKey(
-            audio_sha256=audio_sha256,
-            encoder_fingerprint=self.speakers.fingerprints[CODEC],
-        )
-        self.remember(codes)
-        builder = PromptBuilder(
-            tokenizer=slow_ar._get_tokenizer(),
-            first_semantic_id=slow_ar._semantic_begin_id,
-        )
-        prompt = builder.clone(text, REF_TEXT, self.key, codes)
-        self.ids = torch.tensor(prompt.token_ids, dtype=torch.int32)
-        self.reference = prompt.reference
-        self.info = {
-            FIELD: self.ref.to_wire(),
-            fish_prompt.FIELD: prompt.reference.to_wire(),
-        }
-
-    def remember(self, codes):
-        self.speakers.forget([self.ref.audio_sha256])
-        memory = self.speakers._cache._memory
-        encoding, since = Encoding({"codes": codes}), memory.num_forgets
-        memory.put(self.key, encoding, Segment.REGISTERED, since=since)
 
 
 @pytest.fixture
@@ -340,6 +296,8 @@ def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
     """Scheduled before the scheduler dropped it: without this, nobody's voice."""
     prefill(slow_ar, voice.ids, voice.info, request_id="first")
     behind(slow_ar, voice, voice.info, "before")
+    assert forced(slow_ar, "before") == []  # its step ends
+    behind(slow_ar, voice, voice.info, "before it in its step")
     voice.remember(random_codes(69))  # not what the prompt was made for
     prefill(slow_ar, voice.ids, voice.info, request_id="failed")
     behind(slow_ar, voice, voice.info, "after")
@@ -347,8 +305,9 @@ def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
     behind(slow_ar, voice, voice.info, "still")
     prefill(slow_ar, voice.ids, voice.info, request_id="whole")
     behind(slow_ar, voice, voice.info, "again")
-    names = ("before", "failed", "after", "still", "whole", "again")
-    assert forced(slow_ar, *names) == ["failed", "after", "still"]
+    late = ("before it in its step", "failed", "after", "still")
+    names = ("before", *late, "whole", "again")
+    assert forced(slow_ar, *names) == [*late]
 
 
 def test_nothing_else_can_sample_the_id_that_ends_a_request(slow_ar):

@@ -177,15 +177,11 @@ def test_rotary_frequencies_in_the_file_are_used_as_the_host_uses_them(
             r"1 tensors missing: decoder\.model\.0\.conv\.bias",
         ),
         (
-            lambda t: t.update({"decoder.model.99.bias": torch.zeros(1)}),
-            r"1 tensors unexpected: decoder\.model\.99\.bias",
-        ),
-        (
             lambda t: t.update({"decoder.model.0.conv.bias": torch.zeros(3)}),
             r"another shape: decoder\.model\.0\.conv\.bias \(3,\) instead of",
         ),
     ],
-    ids=["empty", "missing", "unexpected", "misshaped"],
+    ids=["empty", "missing", "misshaped"],
 )
 def test_a_file_that_is_not_the_whole_codec_is_refused_while_the_model_loads(
     decoder, codec_file, edit, message
@@ -193,6 +189,17 @@ def test_a_file_that_is_not_the_whole_codec_is_refused_while_the_model_loads(
     edit(codec_file.tensors)
     with pytest.raises(CheckpointError, match=message):
         codec_file.load(decoder)
+
+
+def test_tensors_that_are_left_over_are_one_warning(decoder, codec_file, plugin_log):
+    for number in range(10):
+        codec_file.tensors[f"decoder.extra.{number}"] = torch.zeros(1)
+    [loaded] = samples_of(codec_file.load(decoder), codes_of(10))
+    [expected] = samples_of(decoder, codes_of(10))
+    assert torch.equal(loaded, expected)
+    [warning] = (r.message for r in plugin_log.records if r.levelname == "WARNING")
+    assert "10 tensors unexpected and left out: decoder.extra.0, " in warning
+    assert warning.endswith("decoder.extra.7 and 2 more")
 
 
 def test_the_codec_has_decoded_before_the_first_request(decoder):

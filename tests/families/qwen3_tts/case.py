@@ -1,5 +1,8 @@
 """Qwen3-TTS in the shared tests."""
 
+import json
+import shutil
+
 from tests.families.cases import Case
 from vllm_tts_cache.families.qwen3_tts.family import CODEC, FAMILY, IN_CONTEXT, X_VECTOR
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
@@ -15,6 +18,19 @@ def hf_config(checkpoint):
 
 def mode_of(info):
     return X_VECTOR if info.get("x_vector_only_mode", [False])[0] else IN_CONTEXT
+
+
+def of_another_kind(kind, presets):
+    """Return what writes a checkpoint that is not Base; the weights stay Base's."""
+
+    def write(directory, tiny):
+        shutil.copytree(tiny(FAMILY), directory)
+        config = json.loads((directory / "config.json").read_text())
+        config["tts_model_type"] = kind
+        config["talker_config"]["spk_id"] = presets
+        (directory / "config.json").write_text(json.dumps(config))
+
+    return write
 
 
 CASE = Case(
@@ -34,4 +50,8 @@ CASE = Case(
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     },
     does=frozenset({"raw_embeddings", "two_api_processes"}),
+    refusing={
+        "custom voice": of_another_kind("custom_voice", {"ryan": 3061, "vivian": 3065}),
+        "voice design": of_another_kind("voice_design", {}),
+    },
 )

@@ -1,6 +1,6 @@
 """Run by test_qwen3_official.py in a process that has the official qwen-tts.
 
-usage: python official_qwen_encode.py MODEL_DIR OUT.safetensors CLIP.wav...
+usage: python official_encode.py MODEL_DIR OUT.safetensors CLIP.wav...
 
 Everything from the file to the encoding is the package's own: decoding, downmixing,
 resampling, rounding. It writes ``<clip stem>/codes`` and ``<clip stem>/embedding``.

@@ -210,13 +210,17 @@ def test_an_interrupted_run_leaves_what_was_there(tmp_path):
 def test_a_killed_run_leaves_no_half_checkpoint(tmp_path):
     script = (
         "import os, pathlib, signal, sys\n"
-        "from vllm_tts_cache.families.qwen3_tts.tiny import write\n"
+        "from tests.families.qwen3_tts import written\n"
         "def die(step):\n"
         "    if step == 'speech tokenizer': os.kill(os.getpid(), signal.SIGKILL)\n"
         "written.write_qwen3_tts_checkpoint(pathlib.Path(sys.argv[1]), report=die)\n"
     )
     out = tmp_path / "out"
-    killed = subprocess.run([sys.executable, "-c", script, str(out)], check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(out)],
+        cwd=Path(__file__).parents[3],
+        check=False,
+    )
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
     write_qwen3_tts_checkpoint(out)

@@ -187,15 +187,17 @@ def test_a_setting_of_an_encoder_changes_its_fingerprint(checkpoint):
             "1 tensors missing: fc.bias",
         ),
         (
-            lambda t: t.update({"speaker_encoder.extra.weight": torch.zeros(1)}),
-            "1 tensors unexpected: extra.weight",
+            lambda t: t.update(
+                {"speaker_encoder.fc.bias": torch.zeros(128, dtype=torch.int8)}
+            ),
+            "1 tensors quantised: fc.bias int8",
         ),
         (
             lambda t: t.update({"speaker_encoder.fc.bias": torch.zeros(7)}),
             r"1 tensors of another shape: fc.bias \(7,\) instead of \(128,\)",
         ),
     ],
-    ids=["missing", "unexpected", "misshaped"],
+    ids=["missing", "quantised", "misshaped"],
 )
 def test_a_wrong_set_of_tensors_is_refused_by_name(checkpoint, edit, message):
     edit_weights(checkpoint / "model.safetensors", edit)
@@ -210,6 +212,29 @@ def test_a_missing_codec_tensor_is_refused_by_name(checkpoint):
     )
     with pytest.raises(CheckpointError, match=r"missing: downsample\.conv\.weight"):
         load_reference_encoders(checkpoint, CPU)
+
+
+@pytest.mark.parametrize(
+    ("file", "prefix", "name"),
+    [
+        ("model.safetensors", "speaker_encoder.", "fc.weight_scale"),
+        (
+            "speech_tokenizer/model.safetensors",
+            "encoder.",
+            "encoder.layers.0.conv.weight_scale",
+        ),
+    ],
+)
+def test_a_tensor_that_is_left_over_is_a_warning_and_changes_nothing(
+    checkpoint, plugin_log, file, prefix, name
+):
+    before = fingerprints(checkpoint)
+    edit_weights(
+        checkpoint / file, lambda t: t.update({f"{prefix}{name}": torch.ones(1)})
+    )
+    assert fingerprints(checkpoint) == before
+    [warning] = plugin_log.messages
+    assert warning.endswith(f"1 tensors unexpected and left out: {name}")
 
 
 def test_a_sharded_checkpoint_loads_as_the_same_encoders(checkpoint):

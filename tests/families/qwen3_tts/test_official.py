@@ -20,7 +20,7 @@ from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.store.encoding import Array
 
 HERE = Path(__file__).parent
-SCRIPTS = HERE.parents[1] / "scripts"
+SCRIPTS = HERE.parents[2] / "scripts"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def official(
     out = tmp_path_factory.mktemp("official") / "encodings.safetensors"
     subprocess.run(
         (
-            *(sys.executable, str(HERE / "official_qwen_encode.py")),
+            *(sys.executable, str(HERE / "official_encode.py")),
             *(str(qwen3_checkpoint), str(out), *map(str, wavs.values())),
         ),
         check=True,

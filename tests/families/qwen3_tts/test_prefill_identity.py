@@ -274,21 +274,58 @@ async def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
             talker.preprocess, num_tokens, info, start=start, request_id=request_id
         )[0]
 
+    def fail(request_id):
+        with monkeypatch.context() as patch:
+            patch.setattr(talker.tts_cache_speakers, "prompt", refuse)
+            run(request_id, 0)
+
     def refuse(*_):
         raise EncodeError("not stored")
 
+    def end_step():
+        talker.compute_logits(
+            torch.zeros(1, talker.talker_config.hidden_size).bfloat16()
+        )
+
     whole = run("first", 0)
     assert_same(run("hit", 16), whole[16:])
-    with monkeypatch.context() as patch:
-        patch.setattr(talker.tts_cache_speakers, "prompt", refuse)
-        run("failed", 0)
-    run("after the failure", 16)
+    end_step()
+    # MRV2 puts the shorter span before the longer one that computes what it found.
+    run("before it in its step", 16)
+    run("another text in its step", 16, prompts[1])
+    fail("failed")
+    run("after it in its step", 16)
+    end_step()
+    run("in the next step", 16)
     run("another text", 16, prompts[1])
     run("whole", 0)
     assert_same(run("hit again", 16), whole[16:])
     failed = set(talker._failed_requests._ids)
     talker._failed_requests._ids.clear()
-    assert failed == {"failed", "after the failure"}
+    assert failed == {
+        "failed",
+        "before it in its step",
+        "after it in its step",
+        "in the next step",
+    }
+
+
+async def test_prompts_that_differ_in_how_the_text_is_fed_share_no_kv(adapter, audio):
+    salts = [
+        (
+            await prepared(
+                adapter,
+                audio,
+                in_context=True,
+                non_streaming=non_streaming,
+                language=None,
+                text=TEXTS[0],
+            )
+        )["cache_salt"]
+        for non_streaming in (None, False, True, True)
+    ]
+    assert len(set(salts)) == 3
+    assert salts[2] == salts[3]
 
 
 @pytest.mark.parametrize("chunk", [7, 512])
@@ -352,7 +389,7 @@ def test_the_announced_frames_are_those_of_the_codec(talker, data, rate_hz):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), rate_hz=st.sampled_from(RATES_HZ))
 def test_the_announced_frames_follow_the_resampler_up_to_30_seconds(data, rate_hz):
-    from vllm_tts_cache.families.qwen3_tts.resample import resample
+    from vllm_tts_cache.families.networks.resample import resample
 
     num_samples = data.draw(st.integers(rate_hz, 30 * rate_hz))
     samples = torch.zeros(num_samples).numpy()

@@ -89,6 +89,7 @@ def test_nothing_of_the_old_layout_is_left(old, take_over, directory):
     take_over()
     assert names_in(directory) == {
         "store",
+        "directory-id",
         "catalogue.sqlite3",
         "catalogue.sqlite3-wal",
         "catalogue.sqlite3-shm",

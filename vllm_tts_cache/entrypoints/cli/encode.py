@@ -44,6 +44,9 @@ def add_parser(
         help="a checkpoint that clones voices: a directory, or a Hugging Face id that "
         f"has been downloaded; of {_titles()}",
     )
+    parser.add_argument(
+        "--revision", help="of a Hugging Face id: a branch, a tag or a commit"
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors")
     parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     parser.add_argument("clips", nargs="+", type=Path, metavar="CLIP")
@@ -61,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         StorageError: The file cannot be written.
     """
     clips = _by_stem(arguments.clips)
-    encoders = _load(arguments.model, arguments.device)
+    encoders = _load(arguments.model, arguments.revision, arguments.device)
     tensors: dict[str, npt.NDArray[np.generic]] = {}
     metadata = {f"fingerprint/{name}": e.fingerprint for name, e in encoders.items()}
     progress = track(clips.items(), "encoding", console=_console)
@@ -89,15 +92,18 @@ def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:
     return by_stem
 
 
-def _load(model: str, device: str) -> Mapping[str, ReferenceEncoder]:
+def _load(
+    model: str, revision: str | None, device: str
+) -> Mapping[str, ReferenceEncoder]:
     from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
 
-    model_dir = checkpoint_dir(model)
+    model_dir = checkpoint_dir(model, revision)
     family = family_of_checkpoint(model_dir)
     if (refusal := family.clones(model_dir)) is not None:
         raise CheckpointError(model, refusal)
     if not family.encoders_part:
         raise CheckpointError(model, f"{family.title} is not encoded by this plugin")
+    model_dir = checkpoint_dir(model, revision, side_files=family.side_files)
     # Importing the host's modules logs a screenful otherwise.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import torch

@@ -19,12 +19,13 @@ from vllm_tts_cache.families.fish_speech.codec import (
     SAMPLES_PER_FRAME,
     read_sizes,
 )
+from vllm_tts_cache.families.fish_speech.codec_convolutions import SlicedEncoder
 from vllm_tts_cache.families.fish_speech.codec_file import read_codec_file
 from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
     fix_weight_norms,
 )
-from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
+from vllm_tts_cache.families.fish_speech.family import CODEC
 from vllm_tts_cache.families.fish_speech.resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
@@ -80,13 +81,15 @@ def load_codec_encoder(model_dir: Path, device: torch.device) -> CodecEncoder:
     """Load it from the checkpoint's ``codec.pth``.
 
     Raises:
-        CheckpointError: The file is not the whole codec and nothing else.
+        CheckpointError: The file is not the whole codec.
     """
     path = model_dir / "codec.pth"
     sizes = read_sizes(model_dir)
     network, weights = build_encoding_half(sizes, read_codec_file(path), path=str(path))
     network.to(device)
     fix_weight_norms(network)
+    sliced: Any = SlicedEncoder(network.encoder)
+    network.encoder = sliced
     settings = {
         "sizes": sizes.to_json(),
         "sample_rate_hz": SAMPLE_RATE_HZ,
@@ -97,8 +100,7 @@ def load_codec_encoder(model_dir: Path, device: torch.device) -> CodecEncoder:
         network=network,
         device=device,
         fingerprint=encoder_fingerprint(
-            family=FAMILY.name,
-            encoder=CODEC,
+            network="fish s2 dac",
             revision=REVISION,
             resampler=RESAMPLER,
             weights=weights,

@@ -15,7 +15,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
 
 from vllm_tts_cache.families.fish_speech.codec import CodecSizes, build_codec
 from vllm_tts_cache.families.fish_speech.codec_file import in_the_spelling_of
-from vllm_tts_cache.speaker.checkpoint import assign_float32, check_tensors
+from vllm_tts_cache.speaker.checkpoint import assign_float32, pick_tensors
 
 _ROTARY, _MASK = "freqs_cis", "causal_mask"
 
@@ -26,8 +26,7 @@ def build_encoding_half(
     """The encoding half in float32 on the CPU, and its tensors as the file has them.
 
     Raises:
-        CheckpointError: A tensor of the codec is missing, left over or of another
-            shape.
+        CheckpointError: A tensor of the codec is missing or of another shape.
     """
 
     def drop(codec: DAC, quantizer: Any) -> None:
@@ -42,8 +41,7 @@ def build_decoding_half(
     """The decoding half in float32 on the CPU, and its tensors as the file has them.
 
     Raises:
-        CheckpointError: A tensor of the codec is missing, left over or of another
-            shape.
+        CheckpointError: A tensor of the codec is missing or of another shape.
     """
 
     def drop(codec: DAC, quantizer: Any) -> None:
@@ -69,7 +67,7 @@ def _build_half(
     whole = codec.state_dict()
     state = in_the_spelling_of(whole, state)
     # The other half is compared too: a file that was cut off is no codec.
-    check_tensors(_stored(whole), _stored(state), path=path)
+    pick_tensors(_stored(whole), _stored(state), path=path)
     drop_other_half(codec, codec.quantizer)
     rotary = _take_computed_buffers(codec, state)
     half = _stored(codec.state_dict())

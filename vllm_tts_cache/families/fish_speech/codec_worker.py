@@ -11,7 +11,8 @@ from vllm_omni.model_executor.models.fish_speech.fish_speech_dac_decoder import 
 from vllm_tts_cache.families.fish_speech.codec import read_sizes
 from vllm_tts_cache.families.fish_speech.codec_file import read_codec_file
 from vllm_tts_cache.families.fish_speech.codec_halves import build_decoding_half
-from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint
+from vllm_tts_cache.families.fish_speech.family import FAMILY
+from vllm_tts_cache.speaker.local_checkpoint import whole_checkpoint
 
 # As many as the host's deploy file decodes first.
 _NUM_WARM_UP_FRAMES = 4
@@ -29,7 +30,7 @@ class CachedFishSpeechDACDecoder(FishSpeechDACDecoder):
 
         Raises:
             CheckpointError: ``codec.pth`` cannot be read, or a tensor of the codec is
-                missing, left over or of another shape; the message names them.
+                missing or of another shape; the message names them.
         """
         loaded = super().load_weights(weights)
         self._ensure_codec_loaded()
@@ -42,7 +43,7 @@ class CachedFishSpeechDACDecoder(FishSpeechDACDecoder):
             self._codec = self._load_codec()
 
     def _load_codec(self) -> DAC:
-        model_dir = local_checkpoint(self.vllm_config.model_config)
+        model_dir = whole_checkpoint(self.vllm_config, FAMILY.side_files)
         path = model_dir / "codec.pth"
         state = read_codec_file(path)
         codec, _ = build_decoding_half(read_sizes(model_dir), state, path=str(path))

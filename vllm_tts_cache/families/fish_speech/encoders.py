@@ -22,7 +22,7 @@ def load_reference_encoders(
 
     Raises:
         CheckpointError: ``codec.pth`` cannot be read, or a tensor of the codec is
-            missing, left over or of another shape; the message names them.
+            missing or of another shape; the message names them.
     """
     encoder = load_codec_encoder(model_dir, device)
     return {encoder.name: encoder}

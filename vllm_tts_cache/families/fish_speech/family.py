@@ -35,8 +35,8 @@ FAMILY = Family(
     offline_part=f"{_HERE}.offline:FishSpeechPrompts",
     tiny_part=f"{_HERE}.tiny:TINY",
     deploy_file=Path(stage_configs.__file__).parent / "fish_speech_cpu.yaml",
+    side_files=("config.json", "codec.pth"),
     sample_rate_hz=44_100,
     failure_id=3071,  # a text id: the slow AR masks all of those
-    # A position carries the residual codes of its frame, and those are lost.
-    resumes=False,
+    resumes=True,  # see spoken_frames.py
 )

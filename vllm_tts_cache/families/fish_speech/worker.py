@@ -5,12 +5,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as host
 
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
+from vllm_tts_cache.families.fish_speech.spoken_frames import SpokenFrames
+from vllm_tts_cache.model_executor.device_copy import on_device
+from vllm_tts_cache.model_executor.failed_requests import request_id_of
 from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
@@ -26,7 +30,7 @@ class CachedFishSpeechSlowAR(
 
     Prompts hold real token ids, so the rows of any span of a prompt follow from the
     span's ids and the reference's codes, and nothing is kept from one chunk to the
-    next.
+    next. What a request speaks is kept: after a preemption its rows are wanted again.
     """
 
     tts_cache_family = FAMILY
@@ -39,6 +43,10 @@ class CachedFishSpeechSlowAR(
     omni_pooler_payload_include_hidden = False
     # The codes it needs after a hit only, so they may wait until the request ends.
     deferred_prefix_cache_mm_keys = frozenset({"audio_codes"})
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self._spoken = SpokenFrames()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the slow AR, then our own encoder: no request pays for it."""
@@ -54,25 +62,34 @@ class CachedFishSpeechSlowAR(
 
         Never raises for a request that names a speaker: it fails alone instead.
         """
-        # Not by the span's length: the last chunk of a prefill may be one token. That
-        # a span of several is no prefill happens after a preemption only, which
-        # `reservation` rules out: the residual codes of those tokens would be lost.
+        self._spoken.saw(request_id_of(info), (info.get("codes") or {}).get("audio"))
+        # Not by the span's length alone: the last chunk of a prefill may be one token,
+        # and what was spoken before a preemption comes as several that are no prompt.
         is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
-        if not is_prefill or info.get(_HOSTS_OWN_CLONE):
+        if not is_prefill and input_ids.shape[0] == 1:
+            self._spoken.will_speak(request_id_of(info), _begin_of(info))
+            return super().preprocess(input_ids, input_embeds, **info)
+        if info.get(_HOSTS_OWN_CLONE):
             return super().preprocess(input_ids, input_embeds, **info)
         rows = self.embed_input_ids(input_ids).to(torch.bfloat16)
-        if FIELD in info:
-            self._add_reference_or_fail(rows, info)
+        self._add_codes_or_fail(rows, input_ids, info)
         # The host keeps the codes of each step on the CPU. Zeros are no frame to it.
         codes = torch.zeros((input_ids.shape[0], self._num_codebooks), dtype=torch.long)
         return input_ids, rows, {"codes": {"audio": codes}}
 
-    def _add_reference_or_fail(
-        self, rows: torch.Tensor, info: Mapping[str, Any]
+    def on_requests_finished(self, request_ids: Iterable[str]) -> None:
+        """Forget what they spoke; the runner calls it."""
+        self._spoken.forget(request_ids)
+
+    def _add_codes_or_fail(
+        self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
     ) -> None:
         if self._has_failed(info):
             return
         try:
+            self._add_spoken(rows, input_ids, info)
+            if FIELD not in info:
+                return
             if (ref := SpeakerRef.from_info(info)) is None:
                 raise TTSCacheError("it names nobody")
             self._add_reference(rows, info, ref)
@@ -80,14 +97,36 @@ class CachedFishSpeechSlowAR(
         except Exception as exc:  # noqa: BLE001  raising here would end the engine
             self._fail(info, exc)
 
+    def _add_spoken(
+        self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
+    ) -> None:
+        """Add to rows behind the prompt what decoding added: their frames' codes.
+
+        Raises: TTSCacheError.
+        """
+        begin = _begin_of(info)
+        end = begin + len(rows)
+        first = max(begin, int(info.get("_omni_prompt_len", end)))
+        if first >= end:
+            return
+        codes = self._spoken.between(request_id_of(info), first, end)
+        if codes is None:
+            raise TTSCacheError("what it had spoken when it was preempted is lost")
+        ids, span = input_ids[first - begin :], rows[first - begin :]
+        # As the host, which keeps the row of an id that is no frame.
+        summed = self._codebook_sums(codes.clip(0, self._codebook_size - 1))
+        frames = (span + summed.to(span.dtype)) / math.sqrt(self._num_codebooks + 1)
+        is_frame = (ids >= self._semantic_begin_id) & (ids <= self._semantic_end_id)
+        span.copy_(torch.where(is_frame.unsqueeze(-1), frames, span))
+
     def _add_reference(
         self, rows: torch.Tensor, info: Mapping[str, Any], ref: SpeakerRef
     ) -> None:
         """Add the codes' embeddings where the span holds frames of the reference."""
         frames = ReferenceFrames.from_info(info)
-        begin = int(info.get("_omni_num_computed_tokens", 0))
+        begin = _begin_of(info)
         if begin > frames.start:
-            self._refuse_suspect(ref.audio_sha256)
+            self._refuse_suspect(ref.audio_sha256, info)
         first = max(frames.start, begin)
         last = min(frames.start + frames.num_frames, begin + rows.shape[0])
         if first >= last:
@@ -95,23 +134,23 @@ class CachedFishSpeechSlowAR(
         codes = self._codes_or_suspect(ref, frames)[
             first - frames.start : last - frames.start
         ]
-        summed = self._codebook_sums(torch.tensor(codes, dtype=torch.long))
+        summed = self._codebook_sums(codes)
         span = rows[first - begin : last - begin]
         span.add_(summed.to(rows.dtype)).div_(math.sqrt(self._num_codebooks + 1))
         if first == frames.start:
             self._suspect_prefixes.clear(ref.audio_sha256)
 
     def _count_if_complete(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
-        end = int(info.get("_omni_num_computed_tokens", 0)) + rows.shape[0]
+        end = _begin_of(info) + rows.shape[0]
         is_last = end >= int(info.get("_omni_prompt_len", end))
-        if is_last:
+        if is_last and request_id_of(info) not in self._spoken:
             self._count_prompt()
 
     def _codes_or_suspect(self, ref: SpeakerRef, frames: ReferenceFrames) -> Array:
         try:
             return self._codes(ref, frames.num_frames)
         except Exception:
-            self._suspect_prefixes.add(ref.audio_sha256)
+            self._suspect(ref.audio_sha256)
             raise
 
     def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
@@ -130,11 +169,16 @@ class CachedFishSpeechSlowAR(
             raise TTSCacheError("a code of it is outside of its codebook")
         return codes
 
-    def _codebook_sums(self, codes: torch.Tensor) -> torch.Tensor:
+    def _codebook_sums(self, codes: Array) -> torch.Tensor:
         """``(num_frames, hidden_size)``; one gather for all codebooks."""
-        starts = torch.arange(self._num_codebooks) * self._codebook_size
-        weight = self.codebook_embeddings.weight
-        return self.codebook_embeddings((codes + starts).to(weight.device)).sum(dim=1)
+        starts = np.arange(self._num_codebooks) * self._codebook_size
+        rows = codes.astype(np.int64) + starts
+        device = self.codebook_embeddings.weight.device
+        return self.codebook_embeddings(on_device(rows, device, torch.long)).sum(dim=1)
+
+
+def _begin_of(info: Mapping[str, Any]) -> int:
+    return int(info.get("_omni_num_computed_tokens", 0))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A clone request on Qwen3-TTS becomes text and a content address."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.inputs import tokens_input
@@ -27,8 +28,24 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
         num_tokens = await host._estimate_prompt_len_async(params)
         prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=[1] * num_tokens)}
         prompt["additional_information"] = params
-        prompt["cache_salt"] = conditioning_cache_salt(speaker.request, params)
+        prompt["cache_salt"] = _salt_of(
+            conditioning_cache_salt(speaker.request, params), params
+        )
         return PreparedRequest(prompt=prompt, tts_params=params, model_type="Base")
+
+    async def speak(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """As the host, under a salt that names all that shapes the prompt.
+
+        Raises: As the host.
+        """
+        prepared = await super().speak(
+            request, sampling_params_list, has_inline_ref_audio
+        )
+        if (salt := prepared.prompt.get("cache_salt")) is not None:
+            prepared.prompt["cache_salt"] = _salt_of(salt, prepared.tts_params)
+        return prepared
 
     def _params(self, speaker: Speaker) -> dict[str, Any]:
         host: Any = self
@@ -41,3 +58,11 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
             num_frames = num_codec_frames(clip.num_samples, clip.sample_rate_hz)
             params["ref_code_length"] = [num_frames]
         return params
+
+
+def _salt_of(hosts: str, params: Mapping[str, Any]) -> str:
+    """Add how the text is fed to the host's salt: it shapes the prompt as well.
+
+    The ids are placeholders, so two prompts of one salt share their KV.
+    """
+    return f"{hosts} {params.get('non_streaming_mode')}"

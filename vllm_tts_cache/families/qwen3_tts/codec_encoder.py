@@ -16,13 +16,54 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
+from vllm_tts_cache.families.qwen3_tts.codec_convolutions import (
+    SlicedEncoder,
+    can_be_sliced,
+)
 from vllm_tts_cache.families.qwen3_tts.family import CODEC
-from vllm_tts_cache.families.qwen3_tts.fingerprint import fingerprint
-from vllm_tts_cache.families.qwen3_tts.resample import resample
 from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
 from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.store.encoding import Encoding
+
+# Raise it with any change here that changes what the encoder computes.
+REVISION = 1
+
+# What is read of the encoder's config; how long its attention looks back is not.
+_READ = (
+    "attention_bias",
+    "audio_channels",
+    "codebook_dim",
+    "codebook_size",
+    "compress",
+    "dilation_growth_rate",
+    "frame_rate",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "kernel_size",
+    "last_kernel_size",
+    "max_position_embeddings",
+    "norm_eps",
+    "num_attention_heads",
+    "num_filters",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "num_quantizers",
+    "num_residual_layers",
+    "num_semantic_quantizers",
+    "pad_mode",
+    "residual_kernel_size",
+    "rope_parameters",
+    "sampling_rate",
+    "upsampling_ratios",
+    "use_causal_conv",
+    "use_conv_shortcut",
+    "vector_quantization_hidden_dimension",
+)
 
 # Longer than any audio: the official package's transformers, 4.57, knows no window
 # here, and with one at least as long as the input this one's attention is the same,
@@ -64,6 +105,7 @@ class CodecEncoder:
                 (codes,) = self.network.encode(
                     waveform.view(1, 1, -1),
                     num_quantizers=self.num_codebooks,
+                    use_streaming=False,
                     return_dict=False,
                 )[0]
         except (RuntimeError, ValueError) as exc:
@@ -84,23 +126,28 @@ def load_codec_encoder(model_dir: Path, device: torch.device) -> CodecEncoder:
     config = configuration.Qwen3TTSTokenizerV2Config(**section)
     if config.encoder_config.codebook_size > np.iinfo(np.int16).max + 1:
         raise CheckpointError(str(directory), "its codes do not fit into 16 bits")
-    weights = read_tensors(directory, "encoder.")
-    network = _build(config, weights, path=f"{directory} encoder.*")
+    tensors = read_tensors(directory, "encoder.")
+    network, weights = _build(config, tensors, path=f"{directory} encoder.*")
     return CodecEncoder(
         network=network.to(device),  # pyright: ignore[reportArgumentType]
         device=device,
         sample_rate_hz=config.input_sample_rate,
         samples_per_frame=config.encode_downsample_rate,
         num_codebooks=config.encoder_valid_num_quantizers,
-        fingerprint=fingerprint(CODEC, weights, _settings(section, config)),
+        fingerprint=encoder_fingerprint(
+            network="qwen3 12 hz codec",
+            revision=REVISION,
+            resampler=RESAMPLER,
+            weights=weights,
+            settings=_settings(config),
+        ),
     )
 
 
-def _settings(
-    section: dict[str, Any], config: configuration.Qwen3TTSTokenizerV2Config
-) -> dict[str, Any]:
+def _settings(config: configuration.Qwen3TTSTokenizerV2Config) -> dict[str, Any]:
+    # With its defaults filled in, which another version of the host may change.
     return {
-        "config": section.get("encoder_config"),
+        "config": {name: getattr(config.encoder_config, name) for name in _READ},
         "attention": "causal",
         "sample_rate_hz": config.input_sample_rate,
         "samples_per_frame": config.encode_downsample_rate,
@@ -110,11 +157,13 @@ def _settings(
 
 def _build(
     config: configuration.Qwen3TTSTokenizerV2Config,
-    weights: dict[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
     *,
     path: str,
-) -> modeling.Qwen3TTSTokenizerV2Encoder:
-    """The encoder in float32 on the CPU, without what only decoding needs.
+) -> tuple[modeling.Qwen3TTSTokenizerV2Encoder, dict[str, torch.Tensor]]:
+    """The encoder in float32 on the CPU, and its tensors as the checkpoint has them.
+
+    What only decoding needs is left out.
 
     It is built on the meta device: the class makes a decoder first and then drops
     it, and drawing random weights would disturb the process's random state.
@@ -124,10 +173,13 @@ def _build(
     encoder_config._attn_implementation = "sdpa"
     with torch.device("meta"):
         network = modeling.Qwen3TTSTokenizerV2Encoder(encoder_config)
-    assign_float32(network, weights, path=path)
+    weights = assign_float32(network, tensors, path=path)
     _compute_derived_buffers(network)
     _drop_unread_codebooks(network, config.encoder_valid_num_quantizers)
-    return network
+    if can_be_sliced(network.encoder):
+        sliced = SlicedEncoder(network.encoder, config.input_sample_rate)
+        network.encoder = sliced  # pyright: ignore[reportAttributeAccessIssue]
+    return network, weights
 
 
 def _compute_derived_buffers(network: modeling.Qwen3TTSTokenizerV2Encoder) -> None:

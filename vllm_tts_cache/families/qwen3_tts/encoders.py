@@ -32,7 +32,7 @@ def load_reference_encoders(
 
     Raises:
         CheckpointError: It is no Base checkpoint with the 12 Hz codec, or a tensor
-            is missing, left over or of another shape; the message names them.
+            is missing or of another shape; the message names them.
     """
     config = read_json(model_dir / "config.json")
     for field, expected in _EXPECTED.items():

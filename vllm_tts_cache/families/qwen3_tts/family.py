@@ -1,5 +1,6 @@
 """What the generic parts need to know of Qwen3-TTS."""
 
+import math
 from pathlib import Path
 
 from vllm_tts_cache import stage_configs
@@ -47,6 +48,22 @@ def why_it_clones_nothing(model_dir: Path) -> str | None:
     )
 
 
+# Slow speech, and a pause before and after it.
+_FRAMES_PER_SECOND = 12.5
+_PAUSE_SECONDS = 2.0
+_LETTERS_PER_SECOND = 8.0
+_IDEOGRAMS_PER_SECOND = 2.5
+_FIRST_IDEOGRAM = "\u2e80"  # what follows takes a syllable or more, with few exceptions
+
+
+def plausible_frames(text: str) -> int:
+    """Return how many frames a slow speaker takes for a text."""
+    num_ideograms = sum(character >= _FIRST_IDEOGRAM for character in text)
+    seconds = _PAUSE_SECONDS + num_ideograms / _IDEOGRAMS_PER_SECOND
+    seconds += (len(text) - num_ideograms) / _LETTERS_PER_SECOND
+    return math.ceil(_FRAMES_PER_SECOND * seconds)
+
+
 FAMILY = Family(
     name="qwen3_tts",
     short_name="qwen3",
@@ -62,10 +79,19 @@ FAMILY = Family(
     offline_part=f"{_HERE}.offline:Qwen3TTSPrompts",
     tiny_part=f"{_HERE}.tiny:TINY",
     deploy_file=Path(stage_configs.__file__).parent / "qwen3_tts_cpu.yaml",
+    side_files=(
+        "config.json",
+        "speech_tokenizer/config.json",
+        "speech_tokenizer/model.safetensors",
+    ),
     sample_rate_hz=24_000,
     # The last id of the codec vocabulary, where the talker masks every id from 2048 up
     # but its end of speech.
     failure_id=3071,
+    # The host keeps how far the text was fed and what each frame's codes were in
+    # buffers that it drops, or does not wind back.
+    resumes=False,
+    plausible_tokens=plausible_frames,
     asks_inline_transcript=True,
     is_default=True,
 )

@@ -19,13 +19,16 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.families.qwen3_tts.family import SPEAKER
-from vllm_tts_cache.families.qwen3_tts.fingerprint import fingerprint
 from vllm_tts_cache.families.qwen3_tts.mel import mel_filters
-from vllm_tts_cache.families.qwen3_tts.resample import resample
 from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
+from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.store.encoding import Encoding
+
+# Raise it with any change here that changes what the encoder computes.
+REVISION = 1
 
 SAMPLE_RATE_HZ = 24_000
 
@@ -34,6 +37,18 @@ _NUM_FFT = 1024
 _NUM_MELS = 128
 _HOP_SAMPLES = 256
 _MAX_HZ = 12_000
+
+# All that is read of the encoder's config but its rate, which can be no other.
+_READ = (
+    "mel_dim",
+    "enc_dim",
+    "enc_channels",
+    "enc_kernel_sizes",
+    "enc_dilations",
+    "enc_attention_channels",
+    "enc_res2net_scale",
+    "enc_se_channels",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -96,20 +111,31 @@ def load_speaker_encoder(
             str(model_dir / "config.json"),
             f"its speaker encoder takes {rate_hz} Hz, not {SAMPLE_RATE_HZ} Hz",
         )
-    weights = read_tensors(model_dir, "speaker_encoder.")
+    encoder_config = Qwen3TTSSpeakerEncoderConfig(**section)
     with torch.device("meta"):
-        network = Qwen3TTSSpeakerEncoder(Qwen3TTSSpeakerEncoderConfig(**section))
-    assign_float32(network, weights, path=f"{model_dir} speaker_encoder.*")
+        network = Qwen3TTSSpeakerEncoder(encoder_config)
+    weights = assign_float32(
+        network,
+        read_tensors(model_dir, "speaker_encoder."),
+        path=f"{model_dir} speaker_encoder.*",
+    )
     return SpeakerEncoder(
         network=network.to(device),
         device=device,
-        fingerprint=fingerprint(SPEAKER, weights, _settings(section)),
+        fingerprint=encoder_fingerprint(
+            network="qwen3 ecapa speaker encoder",
+            revision=REVISION,
+            resampler=RESAMPLER,
+            weights=weights,
+            settings=_settings(encoder_config),
+        ),
     )
 
 
-def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(config: Qwen3TTSSpeakerEncoderConfig) -> dict[str, Any]:
+    # With its defaults filled in, which another version of the host may change.
     return {
-        "config": section,
+        "config": {name: getattr(config, name) for name in _READ},
         "sample_rate_hz": SAMPLE_RATE_HZ,
         "mel": [_NUM_FFT, _NUM_MELS, _HOP_SAMPLES, _MAX_HZ],
     }

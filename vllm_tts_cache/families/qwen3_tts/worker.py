@@ -16,6 +16,7 @@ from vllm_tts_cache.families.qwen3_tts.family import (
     SPEAKER,
     X_VECTOR,
 )
+from vllm_tts_cache.model_executor.device_copy import on_device
 from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
@@ -46,28 +47,32 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
         is_whole = int(info.get("_omni_num_computed_tokens", 0)) == 0
         try:
             if not is_whole:
-                self._refuse_suspect(prefix)
-            info["voice_clone_prompt"] = [self._voice_clone_prompt(info)]
+                self._refuse_suspect(prefix, info)
+            device = input_ids.device
+            info["voice_clone_prompt"] = [self._voice_clone_prompt(info, device)]
             prefill = super().preprocess(input_ids, input_embeds, **info)
         except Exception as exc:  # noqa: BLE001  raising here would end the engine
-            self._suspect_prefixes.add(prefix)
+            self._suspect(prefix)
             self._fail(info, exc)
             return self._padding(input_ids)
         if is_whole:
             self._suspect_prefixes.clear(prefix)
         return prefill
 
-    def _voice_clone_prompt(self, info: Mapping[str, Any]) -> dict[str, Any]:
+    def _voice_clone_prompt(
+        self, info: Mapping[str, Any], device: torch.device
+    ) -> dict[str, Any]:
         if (ref := SpeakerRef.from_info(info)) is None:
             raise TTSCacheError("it names nobody")
         in_context = not (info.get("x_vector_only_mode") or [False])[0]
         mode = IN_CONTEXT if in_context else X_VECTOR
         found = self._encodings(ref, mode.encoders)
         self._count_prompt()
-        embedding = torch.tensor(found[SPEAKER]["speaker_embedding"])
+        embedding = on_device(found[SPEAKER]["speaker_embedding"], device)
         prompt = {"ref_spk_embedding": embedding, "icl_mode": in_context}
         if in_context:
-            prompt["ref_code"] = torch.tensor(found[CODEC]["codes"]).long()
+            codes = found[CODEC]["codes"]
+            prompt["ref_code"] = on_device(codes, device, torch.long)
         return prompt
 
     def _padding(

@@ -3,7 +3,7 @@ import pytest
 import soxr
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.families.qwen3_tts.resample import resample
+from vllm_tts_cache.families.networks.resample import num_resampled, resample
 
 
 def noise(num_samples, rate_hz):
@@ -31,6 +31,7 @@ def test_lengths_are_rounded_as_librosa_rounds_them(rate_hz, num_samples, expect
     resampled = resample(noise(num_samples, rate_hz), 24_000)
     assert resampled.dtype == np.float32
     assert resampled.shape == (expected,)
+    assert num_resampled(num_samples, rate_hz, 24_000) == expected
 
 
 def test_an_extra_sample_is_zero_and_the_others_are_soxr_high_quality():

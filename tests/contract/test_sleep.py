@@ -1,0 +1,139 @@
+"""vLLM's sleep mode and the encode thread, over the host's own worker class."""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.device_allocator import cumem
+from vllm.v1.executor.abstract import Executor
+from vllm_omni.worker.base import OmniGPUWorkerBase
+from vllm_omni.worker.gpu_ar_worker import GPUARWorker
+
+from tests.in_process_workers import (
+    SpectrumEncoder,
+    clip,
+    prepare,
+    store_clip,
+    want_call,
+    worker_speakers,
+)
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.model_executor import sleep
+from vllm_tts_cache.speaker.wire import JobState
+from vllm_tts_cache.store.opening import open_store
+
+
+class Allocator:
+    """vLLM's, of which a CPU has none. ``calls`` is what it was asked for."""
+
+    def __init__(self):
+        self.calls = []
+        self.error: Exception | None = None
+
+    def sleep(self, offload_tags):
+        if self.error is not None:
+            raise self.error
+        self.calls.append(("sleep", offload_tags))
+
+    def wake_up(self, tags):
+        self.calls.append(("wake_up", tags))
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    allocator = Allocator()
+    monkeypatch.setattr(
+        cumem.CuMemAllocator, "get_instance", staticmethod(lambda: allocator)
+    )
+    platform = SimpleNamespace(
+        synchronize=lambda: None, get_current_memory_usage=lambda _device: 0
+    )
+    monkeypatch.setattr("vllm_omni.worker.base.current_omni_platform", platform)
+    return allocator
+
+
+@pytest.fixture
+def speakers(tmp_path):
+    speakers = worker_speakers(tmp_path, [SpectrumEncoder("codec")])
+    yield speakers
+    speakers.close()
+
+
+@pytest.fixture
+def executor(speakers):
+    """vLLM's executor of one worker of the host, whose model is a talker of ours."""
+    sleep.install()
+    worker: Any = object.__new__(GPUARWorker)
+    worker.rank, worker.device = 0, "cpu"
+    talker = SimpleNamespace(tts_cache_speakers=speakers)
+    worker.model_runner = SimpleNamespace(model=talker)
+    executor: Any = SimpleNamespace(is_sleeping=False, sleeping_tags=set())
+    executor.collective_rpc = lambda name, kwargs: getattr(worker, name)(**kwargs)
+    executor.sleep = lambda *args: Executor.sleep(executor, *args)
+    executor.wake_up = lambda *args: Executor.wake_up(executor, *args)
+    executor.worker = worker
+    return executor
+
+
+@pytest.fixture
+def ref(tmp_path):
+    store = open_store(Settings(samples_dir=tmp_path))
+    yield store_clip(store, clip())
+    store.close()
+
+
+def state(speakers, ref):
+    return speakers.want(want_call(ref, ["codec"]), 0).reports[0].state
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_worker_that_sleeps_encodes_when_it_is_awake_again(
+    executor, allocator, speakers, ref, level
+):
+    executor.sleep(level)
+    assert state(speakers, ref) is JobState.FAILED
+    executor.wake_up()
+    prepare(speakers, ref, ["codec"])
+    assert state(speakers, ref) is JobState.READY
+    offloaded = ("weights",) if level == 1 else ()
+    assert allocator.calls == [("sleep", offloaded), ("wake_up", None)]
+
+
+def test_with_its_weights_alone_it_is_not_awake(executor, allocator, speakers, ref):
+    executor.sleep(1)
+    executor.wake_up(["weights"])
+    assert state(speakers, ref) is JobState.FAILED
+    executor.wake_up(["kv_cache"])
+    assert state(speakers, ref) is JobState.QUEUED
+
+
+def test_a_sleep_that_fails_is_none(executor, allocator, speakers, ref):
+    allocator.error = RuntimeError("cumem allocator is not available")
+    with pytest.raises(RuntimeError, match="cumem"):
+        executor.sleep(1)
+    assert state(speakers, ref) is JobState.QUEUED
+
+
+def test_the_hosts_own_way_to_sleep_goes_by_the_same_method(executor):
+    source = inspect.getsource(OmniGPUWorkerBase.handle_sleep_task)
+    assert "self.sleep(level=" in source
+    source = inspect.getsource(OmniGPUWorkerBase.handle_wake_task)
+    assert "self.wake_up(tags=" in source
+    assert GPUARWorker.sleep is not OmniGPUWorkerBase.sleep
+
+
+def test_a_worker_of_another_model_sleeps_as_it_did(executor, allocator):
+    executor.worker.model_runner = SimpleNamespace(model=object())
+    executor.sleep(1)
+    executor.wake_up()
+    assert [name for name, _ in allocator.calls] == ["sleep", "wake_up"]
+
+
+def test_what_sleep_takes_is_what_the_loading_thread_allocated():
+    """Encoders are loaded on another one, and stay where they are."""
+    pool = inspect.getsource(cumem.use_memory_pool_with_allocator)
+    assert "torch.cuda.memory.use_mem_pool(" in pool
+    own = inspect.getsource(torch.cuda.memory.use_mem_pool)
+    assert "_cuda_beginAllocateCurrentThreadToPool(" in own

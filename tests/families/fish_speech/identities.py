@@ -1,0 +1,21 @@
+"""What the encodings of Fish Speech depend on."""
+
+from tests.families.identity import Identity, Section
+from vllm_tts_cache.families.fish_speech import codec_encoder
+from vllm_tts_cache.families.fish_speech.codec import RELEASED
+
+IDENTITIES = {
+    "codec": Identity(
+        network="fish s2 dac",
+        config=(Section(file="codec.json", values=RELEASED.to_json()),),
+        constants={
+            codec_encoder: (
+                "REVISION",
+                "RESAMPLER",
+                "SAMPLE_RATE_HZ",
+                "SAMPLES_PER_FRAME",
+                "NUM_CODEBOOKS",
+            )
+        },
+    )
+}

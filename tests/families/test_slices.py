@@ -1,0 +1,157 @@
+"""An encode in slices of time is the whole encode, bit for bit."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from tests.families.cases import cases
+from tests.families.test_shared import audio
+from vllm_tts_cache.families.networks import slices
+from vllm_tts_cache.families.networks.slices import (
+    CausalPass,
+    in_slices,
+    slice_lengths,
+)
+
+CPU = torch.device("cpu")
+every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def encoders(tiny):
+    loaded = {}
+
+    def of(case):
+        if case.name not in loaded:
+            load = case.family.part("encoders_part")
+            loaded[case.name] = load(tiny(case.family), CPU)
+        return loaded[case.name]
+
+    return of
+
+
+@every_case
+@pytest.mark.parametrize(
+    "rate_hz, num_samples",
+    [(24_000, 24_000), (24_000, 95_999), (44_100, 44_101), (48_000, 240_007)],
+)
+@pytest.mark.usefixtures("one_thread")
+def test_an_encoding_is_the_same_in_one_slice(
+    case, encoders, monkeypatch, rate_hz, num_samples
+):
+    given = audio(rate_hz, num_samples)
+    in_several = [e.encode(given).arrays for e in encoders(case).values()]
+    monkeypatch.setattr(slices, "slice_lengths", lambda length, _: [length])
+    in_one = [e.encode(given).arrays for e in encoders(case).values()]
+    for one, several in zip(in_one, in_several, strict=True):
+        assert {n: a.tobytes() for n, a in one.items()} == {
+            n: a.tobytes() for n, a in several.items()
+        }
+
+
+def test_a_slice_is_never_shorter_than_asked_for_unless_the_clip_is():
+    for length in range(1, 200):
+        lengths = slice_lengths(length, 10)
+        assert sum(lengths) == length
+        assert set(lengths[:-1]) <= {10}
+        assert lengths[-1] in range(min(length, 10), 20)
+
+
+# Kernel, stride and dilation, as the networks have them.
+CONVOLUTIONS = [(7, 1, 1), (7, 1, 9), (1, 1, 1), (4, 2, 1), (16, 8, 1), (3, 1, 2)]
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 63, 64, 65, 4_096, 4_099])
+@pytest.mark.parametrize("kernel, stride, dilation", CONVOLUTIONS)
+@pytest.mark.usefixtures("one_thread")
+def test_a_convolution_sees_what_came_before_and_silence_around(
+    kernel, stride, dilation, length
+):
+    torch.manual_seed(0)
+    conv = nn.Conv1d(2, 3, kernel, stride=stride, dilation=dilation).double()
+    x = torch.randn(1, 2, length, dtype=torch.float64)
+    num_before = (kernel - 1) * dilation + 1 - stride
+    with torch.inference_mode():
+        whole = conv(pad(x, (num_before, -length % stride)))
+        sliced = in_slices(
+            lambda part, causal: causal.convolve(conv, part), x, num_samples=64
+        )
+    assert sliced.shape == whole.shape == (1, 3, -(-length // stride))
+    torch.testing.assert_close(sliced, whole, rtol=0, atol=1e-12)
+
+
+def test_two_clips_at_once_do_not_see_each_other():
+    conv = nn.Conv1d(1, 1, 5)
+    one, other = torch.ones(1, 1, 8), torch.zeros(1, 1, 8)
+    first, second = CausalPass(), CausalPass()
+    with torch.inference_mode():
+        alone = [CausalPass().convolve(conv, x) for x in (one, other)]
+        beside = [first.convolve(conv, one), second.convolve(conv, other)]
+    assert all(torch.equal(*pair) for pair in zip(alone, beside, strict=True))
+
+
+def test_what_is_kept_of_a_slice_is_no_longer_than_the_kernel():
+    conv, causal = nn.Conv1d(4, 4, 7), CausalPass()
+    with torch.inference_mode():
+        causal.convolve(conv, torch.zeros(1, 4, 10_000))
+    [kept] = causal._ends.values()
+    assert kept.untyped_storage().nbytes() == 4 * 4 * 6
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_there_is_a_rest_between_slices_and_none_before_or_after(monkeypatch):
+    order = []
+    monkeypatch.setattr(slices, "_rest_on", lambda _: lambda: order.append("rest"))
+
+    def layers(x, _):
+        order.append(x.shape[-1])
+        return x
+
+    in_slices(layers, torch.zeros(1, 1, 35), num_samples=10)
+    assert order == [10, "rest", 10, "rest", 15]
+
+
+def test_a_cpu_is_not_waited_for(monkeypatch):
+    slept = []
+    monkeypatch.setattr(slices.time, "sleep", slept.append)
+    in_slices(lambda x, _: x, torch.zeros(1, 1, 35), num_samples=10)
+    assert not slept
+
+
+def test_a_gpu_rests_for_a_share_of_what_the_slice_took(monkeypatch):
+    """Where there is none: its events and the clock are stand-ins."""
+    slept, now = [], iter([0.0, 0.5, 0.75, 0.8, 0.9])
+    monkeypatch.setattr(slices.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(slices.time, "sleep", slept.append)
+    monkeypatch.setattr(torch.cuda, "Event", FinishedEvent)
+    rest = slices._rest_on(torch.device("cuda"))
+    rest()
+    rest()
+    assert slept == pytest.approx([slices.PAUSE * seconds for seconds in (0.5, 0.05)])
+
+
+class FinishedEvent:
+    def __init__(self, blocking):
+        assert blocking
+
+    def record(self):
+        self.is_recorded = True
+
+    def synchronize(self):
+        assert self.is_recorded
+
+
+def test_several_threads_of_a_cpu_compute_the_whole_at_once(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    seen = []
+    in_slices(lambda x, _: seen.append(x) or x, torch.zeros(1, 1, 35), num_samples=10)
+    assert [x.shape[-1] for x in seen] == [35]

@@ -1,0 +1,68 @@
+"""Two directories are told apart, and one from no two paths."""
+
+import threading
+
+import pytest
+
+from vllm_tts_cache.store import home
+from vllm_tts_cache.store.home import StoreHome, home_of
+
+
+def test_a_directory_keeps_its_id_whatever_it_is_called(open_here, tmp_path):
+    first = open_here().home
+    assert len(first.id) == 32
+    assert open_here().home == first
+    (tmp_path / "mounted").symlink_to(tmp_path / "voices")
+    mounted = home_of(tmp_path / "mounted")
+    assert mounted.id == first.id
+    assert mounted.place != first.place
+    assert not mounted.is_elsewhere(first)
+
+
+def test_two_directories_are_told_apart(tmp_path):
+    homes = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        home.mark(tmp_path / name)
+        homes.append(home_of(tmp_path / name))
+    first, second = homes
+    assert first.is_elsewhere(second)
+    assert second.is_elsewhere(first)
+
+
+def test_processes_that_open_a_new_directory_at_once_agree(tmp_path):
+    barrier = threading.Barrier(8)
+    seen = []
+
+    def open_one():
+        barrier.wait()
+        home.mark(tmp_path)
+        seen.append(home_of(tmp_path).id)
+
+    threads = [threading.Thread(target=open_one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(seen)) == 1
+    assert seen[0]
+    assert [path.name for path in tmp_path.iterdir()] == [home.FILE_NAME]
+
+
+def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(home, "write_private", refuse)
+    home.mark(tmp_path)
+    nameless = home_of(tmp_path)
+    assert nameless.id == ""
+    assert not nameless.is_elsewhere(StoreHome(id="1"))
+    assert not StoreHome(id="1").is_elsewhere(nameless)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
+def test_a_spoilt_marker_says_nothing(tmp_path, content):
+    (tmp_path / home.FILE_NAME).write_bytes(content)
+    home.mark(tmp_path)
+    assert home_of(tmp_path).id == ""

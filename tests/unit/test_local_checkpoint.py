@@ -1,0 +1,272 @@
+"""A Hugging Face cache as the host leaves it behind, and a hub to fetch from."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.local_checkpoint import (
+    checkpoint_dir,
+    local_checkpoint,
+    whole_checkpoint,
+)
+
+MODEL = "fishaudio/s2-pro"
+MAIN, OTHER = "a" * 40, "b" * 40
+SIDE_FILES = ("config.json", "codec.pth")
+NOWHERE = "http://127.0.0.1:9"  # no machine answers there
+
+
+class Hub:
+    """Serves the side files of both revisions, and nothing else.
+
+    ``asked`` holds (method, path), in their order.
+    """
+
+    def __init__(self):
+        self.asked = []
+        self.files = {
+            f"/{MODEL}/resolve/{commit}/{name}": f"{name} of {commit}".encode()
+            for commit in (MAIN, OTHER)
+            for name in SIDE_FILES
+        }
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                self._answer()
+
+            def do_GET(self):
+                self._answer()
+
+            def _answer(self):
+                if "/resolve/" in self.path:  # it asks for other things as well
+                    hub.asked.append((self.command, self.path))
+                body = hub.files.get(self.path)
+                self.send_response(404 if body is None else 200)
+                if body is None:
+                    self.send_header("X-Error-Code", "EntryNotFound")
+                self.send_header("X-Repo-Commit", self.path.split("/")[-2])
+                self.send_header("ETag", f'"{hashlib.sha1(body or b"").hexdigest()}"')
+                self.send_header("Content-Length", str(len(body or b"")))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body or b"")
+
+            def log_message(self, format, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=[0.01])
+        self.thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    hub = Hub()
+    use_hub(monkeypatch, hub.url)
+    yield hub
+    huggingface_hub.close_session()
+    hub.close()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """HF_HOME; without a hub."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    use_hub(monkeypatch, NOWHERE)
+    yield tmp_path / "hub"
+    huggingface_hub.close_session()
+
+
+def use_hub(monkeypatch, url):
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def download(cache: Path, commit, *files, branch=None) -> Path:
+    """Leave files of a revision in a cache, as a download does."""
+    repository = cache / "models--fishaudio--s2-pro"
+    folder = repository / "snapshots" / commit
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{name} of {commit}")
+    (repository / "trees").mkdir(exist_ok=True)
+    if branch is not None:
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / branch).write_text(commit)
+    return folder
+
+
+def vllm_config(model=MODEL, revision=None, download_dir=None):
+    return SimpleNamespace(
+        model_config=SimpleNamespace(model=model, revision=revision, hf_token=None),
+        load_config=SimpleNamespace(download_dir=download_dir),
+    )
+
+
+def as_the_host_leaves_it(cache):
+    """All of main; of the other revision what vLLM fetches: weights and configs."""
+    main = download(cache, MAIN, *SIDE_FILES, "model.safetensors", branch="main")
+    other = download(cache, OTHER, "config.json", "model.safetensors", branch="v2")
+    return main, other
+
+
+def test_main_is_found_where_the_host_put_it_without_asking_the_hub(cache, hub):
+    main, _ = as_the_host_leaves_it(cache)
+    for revision in (None, "main", MAIN):
+        config = vllm_config(revision=revision)
+        assert local_checkpoint(config.model_config) == main
+        assert whole_checkpoint(config, SIDE_FILES) == main
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("revision", ["v2", OTHER])
+def test_what_the_host_took_from_main_is_fetched_of_the_revision_itself(
+    cache, hub, revision
+):
+    _, other = as_the_host_leaves_it(cache)
+    config = vllm_config(revision=revision)
+    assert local_checkpoint(config.model_config) == other
+    assert hub.asked == [], "a config is there already"
+    assert whole_checkpoint(config, SIDE_FILES) == other
+    assert (other / "codec.pth").read_text() == f"codec.pth of {OTHER}"
+    assert {path for _, path in hub.asked} == {f"/{MODEL}/resolve/{OTHER}/codec.pth"}
+    num_asked = len(hub.asked)
+    assert whole_checkpoint(config, SIDE_FILES) == other
+    assert len(hub.asked) == num_asked, "the next start finds it"
+
+
+def test_a_branch_that_moved_on_is_fetched_as_it_was_loaded(cache, hub):
+    folder = download(cache, OTHER, "config.json", branch="main")
+    assert whole_checkpoint(vllm_config(), SIDE_FILES) == folder
+    assert all(OTHER in path for _, path in hub.asked)
+
+
+def test_a_folder_that_a_partial_download_left_is_found(cache):
+    """A listing of the tree makes the client refuse a folder that lacks any file."""
+    _, other = as_the_host_leaves_it(cache)
+    files = {n: {"size": 1, "blob_id": "x"} for n in (*SIDE_FILES, "README.md")}
+    tree = json.dumps({"format_version": 1, "files": files})
+    (other.parent.parent / "trees" / f"{OTHER}.json").write_text(tree)
+    with pytest.raises(FileNotFoundError, match="incomplete"):
+        huggingface_hub.snapshot_download(MODEL, revision="v2", local_files_only=True)
+    assert checkpoint_dir(MODEL, "v2") == other
+
+
+def test_without_the_hub_it_says_what_to_download(cache, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # else it tries for long
+    as_the_host_leaves_it(cache)
+    expected = f"hf download {MODEL} codec.pth --revision {OTHER}$"
+    with pytest.raises(CheckpointError, match=expected) as caught:
+        whole_checkpoint(vllm_config(revision="v2"), SIDE_FILES)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_the_revision_does_not_have_is_named(cache, hub):
+    _, other = as_the_host_leaves_it(cache)
+    del hub.files[f"/{MODEL}/resolve/{OTHER}/codec.pth"]
+    with pytest.raises(CheckpointError, match=r"lacks codec\.pth.*404"):
+        whole_checkpoint(vllm_config(revision="v2"), SIDE_FILES)
+    assert not (other / "codec.pth").exists()
+
+
+def test_a_model_that_is_nowhere_is_named_with_the_command_that_fetches_it():
+    with pytest.raises(CheckpointError, match=f"{MODEL}: .*hf download {MODEL}$"):
+        checkpoint_dir(MODEL)
+    expected = f"hf download {MODEL} --revision v2 --cache-dir /weights$"
+    with pytest.raises(CheckpointError, match=expected):
+        checkpoint_dir(MODEL, "v2", download_dir="/weights")
+    with pytest.raises(CheckpointError, match="neither a directory nor"):
+        checkpoint_dir("no such / name")
+
+
+# -------- --download-dir
+
+
+def test_with_a_download_dir_main_is_whole_where_the_host_put_all_of_it(
+    cache, tmp_path, hub
+):
+    weights = tmp_path / "weights"
+    main, _ = as_the_host_leaves_it(cache)
+    download(weights, MAIN, "model.safetensors", branch="main")
+    config = vllm_config(download_dir=str(weights))
+    assert whole_checkpoint(config, SIDE_FILES) == main
+    assert hub.asked == []
+
+
+def test_with_a_download_dir_another_revision_is_made_whole_beside_its_weights(
+    cache, tmp_path, hub
+):
+    weights = tmp_path / "weights"
+    download(cache, MAIN, *SIDE_FILES, branch="main")
+    download(cache, OTHER, "config.json", branch="v2")
+    beside = download(weights, OTHER, "model.safetensors", branch="v2")
+    config = vllm_config(revision="v2", download_dir=str(weights))
+    assert local_checkpoint(config.model_config).parent.parent.parent == cache
+    assert whole_checkpoint(config, SIDE_FILES) == beside
+    assert (beside / "config.json").read_text() == f"config.json of {OTHER}"
+    assert (beside / "codec.pth").read_text() == f"codec.pth of {OTHER}"
+
+
+# -------- directories
+
+
+def test_a_directory_is_itself_and_its_files_are_its_readers_matter(tmp_path, hub):
+    """As ModelScope and object stores give one; a revision says nothing of it."""
+    config = vllm_config(model=str(tmp_path), revision="v2")
+    assert local_checkpoint(config.model_config) == tmp_path
+    assert whole_checkpoint(config, SIDE_FILES) == tmp_path
+    assert hub.asked == []
+
+
+def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(cache):
+    main, other = as_the_host_leaves_it(cache)
+    assert whole_checkpoint(vllm_config(model=str(main)), SIDE_FILES) == main
+    expected = f"hf download {MODEL} codec.pth --revision {OTHER} --cache-dir {cache}$"
+    with pytest.raises(CheckpointError, match=expected):
+        whole_checkpoint(vllm_config(model=str(other)), SIDE_FILES)
+    assert local_checkpoint(vllm_config(model=str(other)).model_config) == other
+
+
+# -------- the families
+
+
+@pytest.mark.parametrize("family", [f for f in families() if f.encoders_part])
+def test_a_family_with_encoders_says_which_files_they_read(family):
+    assert family.side_files
+    assert not any(Path(name).is_absolute() for name in family.side_files)
+
+
+def test_the_api_process_loads_no_torch_for_it():
+    program = (
+        "import sys; import vllm_tts_cache.speaker.local_checkpoint; "
+        "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

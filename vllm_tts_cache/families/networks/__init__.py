@@ -1,0 +1,1 @@
+"""What the encoders of several families are made of."""

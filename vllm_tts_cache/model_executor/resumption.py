@@ -1,0 +1,82 @@
+"""Lets a talker that keeps what it spoke go on after vLLM has preempted it.
+
+vLLM preempts a running request when the KV cache has no block left for its next token,
+keeps its tokens, and computes their KV anew when there is room. The talker remembers
+what it spoke and builds those rows again; three things are the scheduler's:
+
+* The last token has no frame yet: its residual codes are made when it is decoded. So
+  it is computed alone, as a decode step, after all that was spoken.
+* KV that was computed behind a prompt is found in the prefix cache by token ids, which
+  do not tell frames with the same first code apart. So only a prompt's is taken.
+* Stage 1 has the frames that are computed anew. The host leaves out those before the
+  last one that it sent; and the last, sent once more, would make it send its chunk
+  once more.
+
+As in vLLM itself, KV that is computed anew may differ in its last bits where a kernel
+rounds otherwise for many positions than for one.
+"""
+
+import math
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.request import Request
+
+
+def resume_by_replay(scheduler: Any) -> None:
+    """Hook a new scheduler."""
+    replay = _Replay(scheduler)
+    scheduler._reserve_prefill_lookahead = replay.num_new_tokens
+    scheduler._preempt_request = replay.preempt
+    scheduler.kv_cache_manager.get_computed_blocks = replay.computed_blocks
+
+
+class _Replay:
+    def __init__(self, scheduler: Any):
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self._reserve_prefill_lookahead = scheduler._reserve_prefill_lookahead
+        self._preempt_request = scheduler._preempt_request
+        self._get_computed_blocks = self._manager.get_computed_blocks
+        managers = self._manager.coordinator.single_type_managers
+        self._block_size = math.lcm(*(manager.block_size for manager in managers))
+
+    def num_new_tokens(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """How many of so many tokens to compute in this step; 0: none of them yet."""
+        num_new_tokens = self._reserve_prefill_lookahead(
+            request, num_computed_tokens, num_new_tokens
+        )
+        last = request.num_tokens - 1
+        if not request.num_output_tokens or num_computed_tokens >= last:
+            return num_new_tokens
+        end = min(num_computed_tokens + num_new_tokens, last)
+        # A token of what was spoken, computed alone, would be spoken once more.
+        if end == last - 1:
+            end -= 1
+        if end == num_computed_tokens + 1 and end > request.num_prompt_tokens:
+            end -= 1
+        return max(end - num_computed_tokens, 0)
+
+    def computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
+        """What the prefix cache has of the request's prompt, less its last token."""
+        found = self._get_computed_blocks(request)
+        blocks, num_tokens, _ = found
+        if not request.num_output_tokens:
+            return found
+        num_usable = request.num_prompt_tokens - 1
+        num_usable -= num_usable % self._block_size
+        if num_tokens <= num_usable:
+            return found
+        usable = self._manager.truncate_computed_blocks(blocks, num_usable)
+        return usable, num_usable, 0
+
+    def preempt(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """Preempt, and have stage 1 take nothing from it until it speaks again."""
+        self._preempt_request(request, *args, **kwargs)
+        adapter = getattr(self._scheduler, "chunk_transfer_adapter", None)
+        if adapter is not None and request.num_output_tokens:
+            sent = adapter.requests_num_chunks_sent
+            name = request.external_req_id
+            sent[name] = max(sent.get(name, 0), request.num_tokens)
