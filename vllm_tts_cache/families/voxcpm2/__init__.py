@@ -1,0 +1,1 @@
+"""VoxCPM2; what the generic parts need of it is in ``family``."""

@@ -1,0 +1,50 @@
+"""What the generic parts need to know of VoxCPM2."""
+
+from pathlib import Path
+
+from vllm_tts_cache import stage_configs
+from vllm_tts_cache.speaker.checkpoint_files import config_says
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.modes import Mode, Transcript
+
+# Two encoders, since the side on which a clip is filled up changes every frame.
+REFERENCE_ENCODER = "reference"
+CONTINUATION_ENCODER = "continuation"
+
+ARCHITECTURE = "voxcpm2"
+REFERENCE = Mode(
+    name="reference",
+    encoders=(REFERENCE_ENCODER,),
+    transcript=Transcript.UNUSED,
+)
+CONTINUATION = Mode(
+    name="continuation",
+    encoders=(CONTINUATION_ENCODER,),
+    transcript=Transcript.REQUIRED,
+)
+_HERE = "vllm_tts_cache.families.voxcpm2"
+
+FAMILY = Family(
+    name="voxcpm2",
+    short_name="voxcpm2",
+    title="VoxCPM2",
+    modes=(REFERENCE, CONTINUATION),
+    # Its config.json has no model_type; host and official package read this field.
+    recognises=lambda model_dir: config_says(model_dir, "architecture", ARCHITECTURE),
+    models={
+        "VoxCPM2TalkerForConditionalGeneration": f"{_HERE}.worker:CachedVoxCPM2Talker"
+    },
+    adapter=f"{_HERE}.adapter:CachedVoxCPM2Adapter",
+    encoders_part=f"{_HERE}.encoders:load_reference_encoders",
+    offline_part=f"{_HERE}.offline:VoxCPM2Prompts",
+    tiny_part=f"{_HERE}.tiny:TINY",
+    deploy_file=Path(stage_configs.__file__).parent / "voxcpm2_cpu.yaml",
+    side_files=("config.json",),  # the encoder's file has one of two names
+    sample_rate_hz=48_000,
+    failure_id=3,  # only 0, go on, and 1, stop, are ever sampled
+    # What a position was made of lies in the worker, and a prompt that goes on with
+    # its outputs is longer than what was built for it.
+    resumes=False,
+    # As stock: continuation is what a request asks for.
+    stored_transcript_selects=False,
+)

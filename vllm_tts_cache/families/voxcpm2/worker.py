@@ -1,0 +1,181 @@
+"""The VoxCPM2 talker, taking a reference's features by content address."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_talker as host
+from vllm_omni.model_executor.models.voxcpm2.voxcpm2_import_utils import (
+    import_voxcpm2_core,
+)
+
+from vllm_tts_cache.errors import ConfigError, TTSCacheError
+from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
+from vllm_tts_cache.families.voxcpm2.prompt import (
+    count_positions,
+    ids_of_request,
+    mode_of_request,
+)
+from vllm_tts_cache.model_executor.talker import CachedTalker
+from vllm_tts_cache.speaker.modes import Mode
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# Where the host looks for the features, by mode.
+_HOSTS_NAMES = {REFERENCE: "ref_audio_feat", CONTINUATION: "audio_feat"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownPrompt:
+    """What the host would encode, in the place of the audio that it would encode.
+
+    Attributes:
+        cache: As the host's own ``_build_prompt_cache`` returns it.
+    """
+
+    cache: dict[str, Any]
+
+
+class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGeneration):
+    """The host's talker; only where a reference's features come from is ours."""
+
+    tts_cache_family = FAMILY
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        _check(vllm_config)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the talker, then our own encoders: no request pays for them."""
+        loaded = super().load_weights(weights)
+        self._load_speakers(self.vllm_config)
+        return loaded
+
+    def preprocess(
+        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Build a span of a prefill as the host does, from features that are stored.
+
+        Never raises for a request that names a speaker: it fails alone instead.
+        """
+        if self._has_failed(info):  # in an earlier chunk or step
+            return self._passed_over(input_ids, info)
+        is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
+        if FIELD not in info or not is_prefill:
+            return super().preprocess(input_ids, input_embeds, **info)
+        try:
+            if int(info.get("_omni_num_computed_tokens", 0)) == 0:
+                info["reference_audio"] = [self._known_prompt(info)]
+            return super().preprocess(input_ids, input_embeds, **info)
+        except Exception as exc:  # noqa: BLE001  raising here would end the engine
+            self._fail(info, exc)
+            return self._passed_over(input_ids, info)
+
+    def _build_prompt_cache(
+        self,
+        ref_audio: object = None,
+        prompt_audio: object = None,
+        prompt_text: str | None = None,
+    ) -> dict[str, Any] | None:
+        if isinstance(ref_audio, KnownPrompt):
+            return ref_audio.cache
+        return super()._build_prompt_cache(ref_audio, prompt_audio, prompt_text)
+
+    def _known_prompt(self, info: Mapping[str, Any]) -> KnownPrompt:
+        """Raises: TTSCacheError, ValueError: it cannot be had, or is not such."""
+        if (ref := SpeakerRef.from_info(info)) is None:
+            raise TTSCacheError("it names nobody")
+        mode = mode_of_request(info)
+        features = self._features(ref, mode)
+        num_ids = len(ids_of_request(info))
+        made = count_positions(mode, num_ids=num_ids, num_positions=len(features))
+        # Of one too few the host ends the engine, and of one too many the request's
+        # prefill is never complete.
+        if made != (announced := info.get("_omni_prompt_len", made)):
+            raise TTSCacheError(
+                f"its prompt has {made} positions and was announced with {announced}"
+            )
+        self._count_prompt()
+        # The transcript's ids are among the text's: the host would make them anew,
+        # and not always as many.
+        return KnownPrompt(cache={"mode": mode.name, _HOSTS_NAMES[mode]: features})
+
+    def _features(self, ref: SpeakerRef, mode: Mode) -> torch.Tensor:
+        """``(num_positions, patch_size, feat_dim)`` float32, on the CPU as the host's.
+
+        Raises: TTSCacheError: they cannot be had, or are not such.
+        """
+        (encoder,) = mode.encoders
+        features = torch.tensor(
+            self._encodings(ref, mode.encoders)[encoder]["features"]
+        )
+        if features.shape[1:] != (self._patch_size, self._feat_dim):
+            raise TTSCacheError(
+                f"its features are {tuple(features.shape)}, and the model takes "
+                f"patches of {self._patch_size} of {self._feat_dim}"
+            )
+        return features
+
+    def _passed_over(
+        self, input_ids: torch.Tensor, info: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """A step of a failed request, whose first sampled id ends it.
+
+        To the host it is a part of a prefill, and never the last: so nothing is made
+        of it, and both language models compute its rows. Without these in the second
+        one its attention, which is told of all rows, would go past the end of memory.
+        """
+        request_id = info.get("request_id", "default")
+        self._cleanup_request(request_id)
+        state = self._get_or_create_state(request_id)
+        state.prefill_masks = self._no_reference(input_ids.device)
+        span_len = input_ids.shape[0]
+        size = (span_len, self.config.hidden_size)
+        dtype: Any = self._side_dtype
+        zeros = torch.zeros(size, device=input_ids.device, dtype=dtype)
+        self._pending_requests.append((request_id, True, zeros, span_len))
+        return input_ids, zeros, {}
+
+    def _no_reference(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """What the host keeps of a prompt: here all text, at every position."""
+        one = torch.ones((1, 1), dtype=torch.int32, device=device)
+        dtype: Any = self._side_dtype
+        patch: Any = (1, 1, self._patch_size, self._feat_dim)
+        row = (1, 1, self.config.hidden_size)
+        feat, embed = (
+            torch.zeros(size, dtype=dtype, device=device) for size in (patch, row)
+        )
+        length = self.vllm_config.model_config.max_model_len
+        return tuple(
+            each.expand(-1, length, *(-1,) * (each.ndim - 2))
+            for each in (one, torch.zeros_like(one), feat, embed)
+        )
+
+
+def _check(vllm_config: Any) -> None:
+    """Say what keeps the host's talker from speaking, before anything is loaded.
+
+    Raises: ConfigError.
+    """
+    try:
+        import_voxcpm2_core()
+    except ImportError as exc:
+        raise _told(
+            "VoxCPM2 runs on its official package, which cannot be imported here. "
+            f"Install it: pip install 'voxcpm==2.0.3' ({exc})"
+        ) from exc
+    if vllm_config.cache_config.enable_prefix_caching:
+        raise _told(
+            "VoxCPM2 cannot be served with prefix caching: its prompts are "
+            "placeholders, so a request would speak with another's voice and text. "
+            "Set enable_prefix_caching: false in the deploy file."
+        )
+
+
+def _told(problem: str) -> ConfigError:
+    """Say it in a line of its own: the host puts pages around what is raised."""
+    logger.error(problem)
+    return ConfigError(problem)
