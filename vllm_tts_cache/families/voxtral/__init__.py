@@ -1,0 +1,1 @@
+"""Voxtral TTS, whose released checkpoint clones nothing; see ``family``."""
