@@ -96,10 +96,10 @@ def test_it_names_the_network_and_not_the_family(owner, name, tiny, known):
         "resampler",
         "settings",
     }
-    before = owner.name
+    before, directory = owner.name, tiny(owner)
     object.__setattr__(owner, "name", "another_family")
     try:
-        assert load(owner, tiny(owner), name).fingerprint == encoder.fingerprint
+        assert load(owner, directory, name).fingerprint == encoder.fingerprint
     finally:
         object.__setattr__(owner, "name", before)
 
