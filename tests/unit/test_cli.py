@@ -60,7 +60,9 @@ def test_make_checkpoint_hands_on_every_option(tmp_path):
         assert written in marker
 
 
-@pytest.mark.parametrize("family", set(trial_families().values()), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "family", tuple(dict.fromkeys(trial_families().values())), ids=lambda f: f.name
+)
 def test_make_checkpoint_writes_the_family_that_was_asked_for(tmp_path, family):
     options = ["--family", family.short_name, "--seed", "5"]
     assert main(["make-checkpoint", "--out", str(tmp_path / "out"), *options]) == 0

@@ -119,7 +119,9 @@ def test_modes_that_cannot_be_told_apart_are_a_problem():
     assert story.problems() == ["two modes are the same audio"]
 
 
-@pytest.mark.parametrize("family", set(trial_families().values()), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "family", tuple(dict.fromkeys(trial_families().values())), ids=lambda f: f.name
+)
 def test_every_mode_is_heard_and_after_the_restart_nothing_may_be_encoded(family):
     first, second = acts_of(family)
     assert {act.num_encodes for act in first} == {0, 1}
