@@ -1,5 +1,6 @@
 """What holds of every family in the list, without a server."""
 
+import os
 import pkgutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 
 from tests.audio_clips import voiced
 from tests.families.cases import cases
+from tests.tiny_files import contents
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.speaker.listing import families, family_of_checkpoint
 from vllm_tts_cache.speaker.modes import CloneFacts
@@ -85,6 +87,20 @@ def test_the_official_package_is_asked(case):
 def test_its_tiny_checkpoint_is_of_it_and_clones(case, tiny):
     assert family_of_checkpoint(tiny(case.family)) is case.family
     assert case.family.clones(tiny(case.family)) is None
+
+
+@every_case
+def test_another_process_writes_the_same_tiny_checkpoint(case, tiny, tmp_path):
+    command = (
+        "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"
+    )
+    arguments = ["make-checkpoint", "--family", case.family.short_name, "--out"]
+    subprocess.run(
+        [sys.executable, "-c", command, *arguments, str(tmp_path / "again")],
+        env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    assert contents(tmp_path / "again") == contents(tiny(case.family))
 
 
 @every_case

@@ -1,8 +1,4 @@
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +6,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from tests.families.fish_speech.written import write_fish_speech_checkpoint
+from tests.tiny_files import contents
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.families.fish_speech.tiny.options import CheckpointOptions
 from vllm_tts_cache.testing.directories import MARKER
@@ -25,11 +22,6 @@ RELEASED_LAYOUT = {
 }
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
 @pytest.fixture(scope="module")
 def tokenizer(fish_speech_checkpoint):
     return Tokenizer.from_file(str(fish_speech_checkpoint / "tokenizer.json"))
@@ -39,20 +31,6 @@ def test_it_has_the_released_files_and_says_that_it_is_no_model(fish_speech_chec
     files = contents(fish_speech_checkpoint)
     assert set(files) == RELEASED_LAYOUT | {"codec.json", "README.txt", MARKER}
     assert files["README.txt"].startswith(b"Random weights, not a model.")
-
-
-def test_another_process_writes_the_same_bytes(fish_speech_checkpoint, tmp_path):
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
-    command = (
-        "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"
-    )
-    arguments = ["make-checkpoint", "--family", "fish-speech", "--out"]
-    subprocess.run(
-        [sys.executable, "-c", command, *arguments, str(tmp_path / "again")],
-        env=environment,
-        check=True,
-    )
-    assert contents(tmp_path / "again") == contents(fish_speech_checkpoint)
 
 
 def test_the_seed_changes_the_model_and_the_codec(fish_speech_checkpoint, tmp_path):

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import linear, silu
 
 from tests.families.qwen3_tts.written import write_qwen3_tts_checkpoint
+from tests.tiny_files import contents
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.families.qwen3_tts.tiny.options import CheckpointOptions
 from vllm_tts_cache.testing.directories import MARKER
@@ -31,11 +31,6 @@ RELEASED_LAYOUT = {
 }
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return write_qwen3_tts_checkpoint(tmp_path_factory.mktemp("module") / "tiny")
@@ -50,18 +45,6 @@ def test_it_has_the_released_files_and_says_that_it_is_no_model(checkpoint):
     files = contents(checkpoint)
     assert set(files) == RELEASED_LAYOUT | {"tokenizer.json", "README.txt", MARKER}
     assert files["README.txt"].startswith(b"Random weights, not a model.")
-
-
-def test_another_process_writes_the_same_bytes(checkpoint, tmp_path):
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
-    command = (
-        "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"
-    )
-    arguments = ["make-checkpoint", "--out", str(tmp_path / "again")]
-    subprocess.run(
-        [sys.executable, "-c", command, *arguments], env=environment, check=True
-    )
-    assert contents(tmp_path / "again") == contents(checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,6 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +20,7 @@ from voxcpm.model.voxcpm2 import VoxCPM2Model, VoxCPMConfig
 from voxcpm.modules.audiovae import AudioVAEConfigV2, AudioVAEV2
 
 from tests.families.voxcpm2.written import write_voxcpm2_checkpoint
+from tests.tiny_files import contents
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.families.voxcpm2.tiny import sizes
@@ -43,11 +40,6 @@ RELEASED_LAYOUT = {
 }
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
 def read_config(directory):
     return json.loads((directory / "config.json").read_text())
 
@@ -59,20 +51,6 @@ def test_it_has_the_released_files_and_says_that_it_is_no_model(voxcpm2_checkpoi
     files = contents(voxcpm2_checkpoint)
     assert set(files) == RELEASED_LAYOUT | {"README.txt", MARKER}
     assert files["README.txt"].startswith(b"Random weights, not a model.")
-
-
-def test_another_process_writes_the_same_bytes(voxcpm2_checkpoint, tmp_path):
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
-    command = (
-        "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"
-    )
-    arguments = ["make-checkpoint", "--family", "voxcpm2", "--out"]
-    subprocess.run(
-        [sys.executable, "-c", command, *arguments, str(tmp_path / "again")],
-        env=environment,
-        check=True,
-    )
-    assert contents(tmp_path / "again") == contents(voxcpm2_checkpoint)
 
 
 def test_the_seed_changes_the_model_and_the_audio_vae(voxcpm2_checkpoint, tmp_path):
