@@ -160,7 +160,7 @@ class SpeakerService:
         Raises: CannotCloneError.
         """
         if self._ensurer is None or self._family() is None:
-            raise CannotCloneError(self._refusal() or _NOT_OURS)
+            raise self._cannot_clone()
         return self._ensurer
 
     def start(self) -> None:
@@ -321,8 +321,11 @@ class SpeakerService:
 
     def _check_clones(self) -> None:
         """Refuse what the checkpoint cannot do. Raises: CannotCloneError."""
-        if (refusal := self._refusal()) is not None:
-            raise CannotCloneError(refusal)
+        if self._refusal() is not None:
+            raise self._cannot_clone()
+
+    def _cannot_clone(self) -> CannotCloneError:
+        return CannotCloneError(self._refusal() or _NOT_OURS)
 
     async def _precompute(self, found: Found, *, force: bool) -> bool:
         self._check_clones()
@@ -346,7 +349,7 @@ class SpeakerService:
         """
         assert record.audio_sha256 is not None
         if (family := self._family()) is None:
-            raise CannotCloneError(self._refusal() or _NOT_OURS)
+            raise self._cannot_clone()
         ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
         names = family.precomputed(has_transcript=bool(record.ref_text))
         return EncodingNeed(ref=ref, encoder_names=names)

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import torch
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+from vllm_tts_cache.speaker.precision import REDUCED
 
-_SHORTER = ("tf32", "bf16")  # than float32's mantissa
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def hold_exact_matmuls(model_dtype: torch.dtype) -> None:
     """
     # Read through torch's new interface: the old one raises where both were used.
     precision = str(torch.backends.cuda.matmul.fp32_precision)
-    if precision in _SHORTER and model_dtype is not torch.float32:
+    if precision in REDUCED and model_dtype is not torch.float32:
         logger.info(
             "float32 matrix products are computed exactly here, and not in %s: "
             "reference encoders need it so, and the model has few of them.",

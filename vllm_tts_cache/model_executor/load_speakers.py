@@ -70,7 +70,7 @@ def load_encoders(speakers: WorkerSpeakers, vllm_config: Any, family: Family) ->
     Raises: TTSCacheError if they are not what they should be.
     """
     device = _own_device(vllm_config.device_config.device)
-    ranks = tensor_parallel_ranks()
+    ranks = speakers.ranks
     hold_exact_matmuls(vllm_config.model_config.dtype)
 
     def load() -> Mapping[str, ReferenceEncoder]:

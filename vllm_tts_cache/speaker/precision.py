@@ -9,7 +9,7 @@ import torch
 
 from vllm_tts_cache.errors import EncodeError
 
-_REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
+REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
 
 Undo = Callable[[], None]
 
@@ -79,7 +79,7 @@ def _operations(device_type: str) -> dict[str, Any]:
 
 def _check(device_type: str) -> None:
     for what, setting in _operations(device_type).items():
-        if (precision := setting.fp32_precision) in _REDUCED:
+        if (precision := setting.fp32_precision) in REDUCED:
             raise EncodeError(
                 f"{what} in float32 are {precision} in this process: something sets "
                 "torch's precision flags while reference audio is encoded"
@@ -99,11 +99,11 @@ def _use_full_precision(device_type: str) -> list[Undo]:
         above.append(torch.backends.cudnn)
     matmul, conv = _operations(device_type).values()
     for setting in above:
-        if setting.fp32_precision in _REDUCED:
+        if setting.fp32_precision in REDUCED:
             undo.append(_turn_off(setting))
-    if matmul.fp32_precision in _REDUCED:
+    if matmul.fp32_precision in REDUCED:
         undo.append(_turn_off_matmul(matmul))
-    if conv.fp32_precision in _REDUCED:
+    if conv.fp32_precision in REDUCED:
         undo.append(_turn_off_conv(conv))
     return undo
 

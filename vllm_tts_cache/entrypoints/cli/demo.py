@@ -15,10 +15,13 @@ from rich.console import Console
 from rich.status import Status
 
 from vllm_tts_cache.entrypoints.cli import work_dir
+from vllm_tts_cache.entrypoints.cli.family_option import (
+    add_family_option,
+    chosen_family,
+)
 from vllm_tts_cache.errors import ConfigError, ServerFaultError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import default_family, trial_families
 from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
 if TYPE_CHECKING:
@@ -46,12 +49,7 @@ def add_parser(
         description=_DESCRIPTION,
     )
     add = parser.add_argument
-    add(
-        "--family",
-        choices=sorted(trial_families()),
-        default=default_family().short_name,
-        help="(%(default)s)",
-    )
+    add_family_option(parser)
     add(
         "--work",
         type=Path,
@@ -74,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.port is not None:
         _check_unused(arguments.port)
     work = work_dir.own(arguments.work)
-    family = trial_families()[arguments.family]
+    family = chosen_family(arguments)
     _end_by_exception()
     progress = Console(stderr=True)
     with progress.status("starting") as status:

@@ -7,9 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
+from vllm_tts_cache.entrypoints.cli.family_option import (
+    add_family_option,
+    chosen_family,
+)
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import default_family, trial_families
+from vllm_tts_cache.speaker.listing import trial_families
 from vllm_tts_cache.testing.encoder_size import ENCODER_SIZES
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint, TinyWriter
 
@@ -38,17 +42,15 @@ def add_parser(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
 ) -> None:
     """Register the command; ``run`` is what the arguments are handed to."""
-    default = default_family()
-    names = sorted(trial_families())
     parser = subparsers.add_parser(
         "make-checkpoint",
         help="write a tiny checkpoint with random weights (test equipment)",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES.format(other=names[0]),
+        epilog=_EXAMPLES.format(other=min(trial_families())),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--family", choices=names, default=default.short_name, help="(%(default)s)")
+    add_family_option(parser)
     add("--out", type=Path, required=True, metavar="DIR", help="absent or empty")
     add(
         "--encoders",
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: The directory must not be overwritten, or an option is wrong.
         StorageError: The checkpoint cannot be written.
     """
-    family = trial_families()[arguments.family]
+    family = chosen_family(arguments)
     checkpoint = TinyCheckpoint.of(family, **_options(arguments, family))
     with _console.status("starting") as status:
         path = checkpoint.write(

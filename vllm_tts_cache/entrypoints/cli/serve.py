@@ -10,8 +10,11 @@ from rich.console import Console
 
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import work_dir
+from vllm_tts_cache.entrypoints.cli.family_option import (
+    add_family_option,
+    chosen_family,
+)
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.speaker.listing import default_family, trial_families
 from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
 _DESCRIPTION = """\
@@ -50,12 +53,7 @@ def add_parser(
     )
     add = parser.add_argument
     add("--port", type=int, default=8091, help="(%(default)s)")
-    add(
-        "--family",
-        choices=sorted(trial_families()),
-        default=default_family().short_name,
-        help="(%(default)s)",
-    )
+    add_family_option(parser)
     add("--model", type=Path, metavar="DIR", help="a checkpoint of your own")
     add(
         "--samples-dir",
@@ -97,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         log_path=work / "unused.log",
         port=arguments.port,
         arguments=(
-            *serve_arguments(trial_families()[arguments.family]),
+            *serve_arguments(chosen_family(arguments)),
             *arguments.arguments,
         ),
     )
@@ -118,7 +116,7 @@ def _model(arguments: argparse.Namespace, work: Path, console: Console) -> Path:
     with console.status("starting") as status:
         path = work_dir.tiny_checkpoint(
             work,
-            trial_families()[arguments.family],
+            chosen_family(arguments),
             lambda step: status.update(f"writing the {step}"),
         )
     console.print(f"checkpoint (random weights, not a model): {path}", markup=False)

@@ -1,9 +1,8 @@
 """``vllm-tts-cache stage-config``: where our deploy files are."""
 
 import argparse
-from pathlib import Path
 
-from vllm_tts_cache import stage_configs
+from vllm_tts_cache.stage_configs import FOLDER
 
 _DESCRIPTION = """\
 Print the path of a deploy file of ours, for `vllm serve --deploy-config`. What each one
@@ -15,7 +14,6 @@ examples:
   vllm serve fishaudio/s2-pro --omni \\
     --deploy-config "$(vllm-tts-cache stage-config fish-speech)"
 """
-_FOLDER = Path(stage_configs.__file__).parent
 
 
 def add_parser(
@@ -29,12 +27,12 @@ def add_parser(
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = sorted(path.stem.replace("_", "-") for path in _FOLDER.glob("*.yaml"))
+    names = sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.yaml"))
     parser.add_argument("name", choices=names)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the path alone, so that a shell can take it."""
-    print(_FOLDER / f"{arguments.name.replace('-', '_')}.yaml")
+    print(FOLDER / f"{arguments.name.replace('-', '_')}.yaml")
     return 0

@@ -8,7 +8,8 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdapter
 
-from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.entrypoints.adapter import Speaker
+from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
@@ -17,11 +18,9 @@ from vllm_tts_cache.speaker.ref import SpeakerRef
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"
-# A text is checked and cut into tokens in microseconds; a long one holds up the loop.
-_SHORT_CHARS = 2000
 
 
-class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
+class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
     """The host's adapter; a clone's prompt holds the semantic codes."""
 
     tts_cache_family = FAMILY
@@ -44,7 +43,6 @@ class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
 
         Raises: InvalidSpeakerError.
         """
-        await self._check_text("input", request.input)
         prepared = await super().speak(
             request, sampling_params_list, has_inline_ref_audio
         )
@@ -64,21 +62,6 @@ class CachedFishSpeechAdapter(CachedAdapter, FishSpeechAdapter):
         return PreparedRequest(
             prompt=prompt, tts_params=params, model_type="fish_speech"
         )
-
-    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
-        """Refuse a control token that would end or forge a turn.
-
-        Raises: InvalidSpeakerError.
-        """
-        await self._check_text("input", request.input)
-        if has_own_ref_text:
-            await self._check_text("ref_text", request.ref_text)
-
-    async def _check_text(self, field: str, text: str) -> None:
-        if len(text) <= _SHORT_CHARS:
-            self.tts_cache_check_text(field, text)
-        else:
-            await asyncio.to_thread(self.tts_cache_check_text, field, text)
 
     async def _voice(self, ref: SpeakerRef, ref_text: str) -> fish_prompt.VoicePart:
         need = EncodingNeed(ref=ref, encoder_names=(CODEC,))

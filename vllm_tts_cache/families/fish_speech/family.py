@@ -1,7 +1,5 @@
 """What the generic parts need to know of Fish Speech S2 Pro."""
 
-from pathlib import Path
-
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_files import config_says
 from vllm_tts_cache.speaker.family import Family
@@ -34,7 +32,7 @@ FAMILY = Family(
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:FishSpeechPrompts",
     tiny_part=f"{_HERE}.tiny:TINY",
-    deploy_file=Path(stage_configs.__file__).parent / "fish_speech_cpu.yaml",
+    deploy_file=stage_configs.FOLDER / "fish_speech_cpu.yaml",
     side_files=("config.json", "codec.pth"),
     sample_rate_hz=44_100,
     failure_id=3071,  # a text id: the slow AR masks all of those

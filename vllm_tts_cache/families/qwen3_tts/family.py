@@ -78,7 +78,7 @@ FAMILY = Family(
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:Qwen3TTSPrompts",
     tiny_part=f"{_HERE}.tiny:TINY",
-    deploy_file=Path(stage_configs.__file__).parent / "qwen3_tts_cpu.yaml",
+    deploy_file=stage_configs.FOLDER / "qwen3_tts_cpu.yaml",
     side_files=(
         "config.json",
         "speech_tokenizer/config.json",

@@ -1,7 +1,5 @@
 """What the generic parts need to know of VoxCPM2."""
 
-from pathlib import Path
-
 from vllm_tts_cache import stage_configs
 from vllm_tts_cache.speaker.checkpoint_files import config_says
 from vllm_tts_cache.speaker.family import Family
@@ -38,7 +36,7 @@ FAMILY = Family(
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:VoxCPM2Prompts",
     tiny_part=f"{_HERE}.tiny:TINY",
-    deploy_file=Path(stage_configs.__file__).parent / "voxcpm2_cpu.yaml",
+    deploy_file=stage_configs.FOLDER / "voxcpm2_cpu.yaml",
     side_files=("config.json",),  # the encoder's file has one of two names
     sample_rate_hz=48_000,
     failure_id=3,  # only 0, go on, and 1, stop, are ever sampled

@@ -3,7 +3,6 @@
 from functools import cached_property
 from typing import Any
 
-from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.families.voxcpm2.positions import num_positions
 from vllm_tts_cache.families.voxcpm2.prompt import PromptBuilder
 from vllm_tts_cache.offline.prepared import PreparedSpeaker
@@ -14,16 +13,11 @@ class VoxCPM2Prompts:
 
     Args:
         model: Its folder, or Hugging Face id.
-        config: Its ``config.json``.
-        encoding: Not needed: a prompt holds no more of a reference than its length.
     """
 
-    family = FAMILY
-
-    def __init__(self, model: str, config: dict[str, Any], encoding: object):
-        del encoding
+    def __init__(self, model: str, _config: object, _encoding: object):
+        # A prompt holds no more of a reference than its length.
         self._model = model
-        self._config = config
 
     def prompt(
         self, speaker: PreparedSpeaker, text: str, _language: str

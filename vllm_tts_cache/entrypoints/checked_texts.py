@@ -1,0 +1,48 @@
+"""Adapters of models that read control tokens in a text."""
+
+import asyncio
+from abc import abstractmethod
+from typing import Any
+
+from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+
+from vllm_tts_cache.entrypoints.adapter import CachedAdapter
+
+# A text is checked and cut into tokens in microseconds; a long one holds up the loop.
+SHORT_CHARS = 2000
+
+
+class TextCheckingAdapter(CachedAdapter):
+    """Refuses control tokens in what is to be spoken and in its transcript."""
+
+    @abstractmethod
+    def tts_cache_check_text(self, field: str, text: str) -> None:
+        """Refuse text that the model would read as something else.
+
+        Raises: InvalidSpeakerError.
+        """
+
+    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
+        """Refuse a control token that would end or forge a turn.
+
+        Raises: InvalidSpeakerError.
+        """
+        await self._check_text("input", request.input)
+        if has_own_ref_text and request.ref_text is not None:
+            await self._check_text("ref_text", request.ref_text)
+
+    async def speak(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """As the host.
+
+        Raises: InvalidSpeakerError.
+        """
+        await self._check_text("input", request.input)
+        return await super().speak(request, sampling_params_list, has_inline_ref_audio)
+
+    async def _check_text(self, field: str, text: str) -> None:
+        if len(text) <= SHORT_CHARS:
+            self.tts_cache_check_text(field, text)
+        else:
+            await asyncio.to_thread(self.tts_cache_check_text, field, text)
