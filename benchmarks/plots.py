@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 _OURS, _STOCK, _GREY = "#1f6feb", "#c9772b", "#57606a"
+_STYLES = ("o-", "o--", "o:", "s-", "s--", "s:")  # a model each
 _INCHES, _DPI, _NUM_COLOURS = (8.0, 4.2), 110, 64
 
 Rows = Sequence[Mapping[str, Any]]
@@ -49,16 +50,17 @@ def _draw_cost(figure: Any, rows: Rows) -> None:
         ("cpu_ms", 1, "CPU time before the engine is called, ms"),
         ("engine_bytes", 1e6, "message to the engine, MB"),
     )
+    styles: dict[str, str] = {}
     for axis, (field, unit, title) in zip(figure.subplots(1, 2), panels, strict=True):
         lines = _lines(row for row in rows if _line(row).endswith(field))
         names = []
         for (side, line), (at, medians) in lines.items():
             values = [median / unit for median in medians]
             colour = _STOCK if side == "stock" else _OURS
-            is_fish = line.startswith("fish")
-            axis.plot(at, values, "o--" if is_fish else "o-", color=colour, ms=4)
-            family = "Fish" if is_fish else "Qwen3"
-            names.append((values[-1], f"{side}, {family}", colour))
+            model = line.removesuffix(f" {field}")
+            style = styles.setdefault(model, _STYLES[len(styles) % len(_STYLES)])
+            axis.plot(at, values, style, color=colour, ms=4)
+            names.append((values[-1], f"{side}, {model}", colour))
         axis.set_xlim(0, 48)
         axis.set_ylim(0, 1.1 * max(value for value, *_ in names))
         axis.set_xticks([3, 10, 30])

@@ -33,7 +33,6 @@ VOICE = "profiled"
 _OWNERS = {"vllm_tts_cache/": "ours", "vllm_omni/": "vLLM-Omni", "vllm/": "vLLM"}
 _FRAME = re.compile(r"(?P<function>.+) \((?P<path>[^:()]+)(:\d+)?\)$")
 _PROCESS = re.compile(r"process \d+:")
-_TALKERS = ("qwen3_tts_talker", "fish_speech_slow_ar")
 _ROOT = Path(__file__).parents[1]
 
 # process -> (owner, function) -> samples
@@ -76,7 +75,7 @@ def _measure(side: Side, model: Model, py_spy: str, top: int) -> None:
         for _ in range(NUM_WARM_UPS):
             act()
         print(f"{side.name}: {count} {what} requests", file=sys.stderr)
-        profile = read(_recorded(py_spy, side.pid, act, count))
+        profile = read(_recorded(py_spy, side.pid, act, count), model.talker)
         _show(f"{side.name}, {what}", profile, count, top)
 
 
@@ -105,8 +104,10 @@ def _recording(py_spy: str, pid: int, path: Path) -> Iterator[None]:
         process.wait(60)
 
 
-def read(stacks: str) -> Profile:
+def read(stacks: str, talker: str) -> Profile:
     """Add up the samples of py-spy's raw format, outermost frame first.
+
+    ``talker`` names the module of the host that no other process runs.
 
     A process of its own stands before the frames, behind those that started it.
     """
@@ -119,7 +120,7 @@ def read(stacks: str) -> Profile:
         process = ";".join(processes)
         if len(processes) < 2:
             roles[process] = "API"
-        elif any(name in stack for name in _TALKERS):
+        elif talker in stack:
             roles[process] = "talker"
         found[process][_owner(frames)] += int(count)
     named: Profile = defaultdict(Counter)

@@ -26,6 +26,12 @@ from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 ORDER = {family.name: place for place, family in enumerate(families())}
 
 
+def pytest_configure() -> None:
+    """Let the servers of each process start beside those of the other ones."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    os.environ["TTS_CACHE_CPU_DEVICE"] = worker.removeprefix("gw")
+
+
 @pytest.hookimpl(trylast=True)  # after pytest's own order, which splits a family
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the end-to-end tests first, a family's together and as they are written."""

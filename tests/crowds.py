@@ -1,4 +1,4 @@
-"""Many clients on one Fish Speech server, some of whom hang up."""
+"""Many clients on one server, some of whom hang up."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor

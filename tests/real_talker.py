@@ -8,54 +8,14 @@ from contextlib import contextmanager
 import torch
 
 
-def qwen3_talker(checkpoint, tmp_path):
-    """Stage 0 of Qwen3-TTS, as a context manager."""
-    return _loaded(
-        checkpoint,
-        tmp_path,
-        model_stage="qwen3_tts",
-        model_arch="Qwen3TTSTalkerForConditionalGeneration",
-        worker_type="ar",
-    )
-
-
-def fish_slow_ar(checkpoint, tmp_path):
-    """Stage 0 of Fish Speech S2 Pro, as a context manager."""
-    return _loaded(
-        checkpoint,
-        tmp_path,
-        model_stage="fish_speech_slow_ar",
-        model_arch="FishSpeechSlowARForConditionalGeneration",
-        worker_type="ar",
-    )
-
-
-def fish_codec_decoder(checkpoint, tmp_path):
-    """Stage 1 of Fish Speech S2 Pro, as a context manager."""
-    return _loaded(
-        checkpoint,
-        tmp_path,
-        model_stage="dac_decoder",
-        model_arch="FishSpeechDACDecoder",
-        worker_type="generation",
-    )
-
-
-def voxcpm2_talker(checkpoint, tmp_path):
-    """The one stage of VoxCPM2, as a context manager."""
-    return _loaded(
-        checkpoint,
-        tmp_path,
-        model_stage="latent_generator",
-        model_arch="VoxCPM2TalkerForConditionalGeneration",
-        worker_type="ar",
-        async_chunk=False,
-        enable_prefix_caching=False,
-    )
+def loaded_talker(case, checkpoint, tmp_path, **options):
+    """Stage 0 of a family, as a context manager."""
+    return loaded(checkpoint, tmp_path, **case.stage, **options)
 
 
 @contextmanager
-def _loaded(checkpoint, tmp_path, **stage):
+def loaded(checkpoint, tmp_path, **stage):
+    """A stage that the host knows by these engine arguments."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.model_executor.model_loader import get_model

@@ -188,7 +188,7 @@ STACKS = f"""\
 
 
 def test_a_profile_counts_a_sample_for_the_innermost_function_of_known_owners():
-    found = profiles.read(STACKS)
+    found = profiles.read(STACKS, QWEN3_TTS.talker)
     assert found == {
         "API": {
             ("vLLM-Omni", "run (api.py)"): 5,

@@ -1,13 +1,6 @@
-"""On the CPU platform what a request gets does not depend on what else is computed.
+"""On the CPU platform what a request gets does not depend on what else is computed."""
 
-Run for what the processor has and for less; the junit property `processor` says which.
-"""
-
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +9,6 @@ from torch.nn import functional
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
 
-from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
 from vllm_tts_cache.platforms import cpu_isa
 from vllm_tts_cache.platforms.cpu_rows import (
     BLOCK_SIZES,
@@ -26,57 +18,13 @@ from vllm_tts_cache.platforms.cpu_rows import (
     separate_rows,
 )
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT_SECONDS = 600
-# The limits of oneDNN and torch, which of vLLM's libraries, and how many threads.
-# With bfloat16 instructions, "as it is" is also all that we use of AMX.
-PROCESSORS = {
-    "as-it-is": ({}, "best", 1),
-    "avx512": ({cpu_isa.MAX_ISA: "AVX512_CORE"}, "best", 1),
-    "avx2": ({cpu_isa.MAX_ISA: "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, "avx2", 1),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_the_whole_slow_ar_gives_a_request_the_same_bits_in_any_batch_and_chunk(
-    tiny, tmp_path, processor, record_property
-):
-    limits, kernels, num_threads = PROCESSORS[processor]
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore", "-m", "tests.whole_forward"),
-            *(str(tiny(FISH)), str(tmp_path), "--kernels", kernels),
-        ],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            **limits,
-            "OMP_NUM_THREADS": str(num_threads),
-            "SPEAKER_SAMPLES_DIR": str(tmp_path / "samples"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-3_000:]
-    told = json.loads(ran.stdout.splitlines()[-1])
-    spoken = told.pop("spoken")
-    record_property("processor", json.dumps(told))
-    heard = {}
-    for way, requests in spoken.items():
-        for name, digest in requests.items():
-            heard.setdefault(name, {}).setdefault(digest, []).append(way)
-    assert {len(ways) for ways in heard.values()} == {1}, (told, heard)
-
 
 @pytest.fixture(scope="module")
 def kernels():
     current_platform.import_kernels()
 
 
-# Of S2 Pro and of Qwen3-TTS 1.7B: queries, keys and values, and what follows them.
+# Of real talkers: queries, keys and values, and what follows them.
 @pytest.mark.parametrize(
     ("num_inputs", "num_outputs"), [(2_560, 6_144), (4_096, 2_560), (2_048, 2_048)]
 )
@@ -154,7 +102,7 @@ def test_a_size_at_which_a_place_matters_is_passed_over():
 
 
 def test_each_row_is_turned_by_its_own_position(kernels):
-    """Positions as Fish Speech's fast AR has them: a column of a table."""
+    """Positions as a second decoder has them: a column of a table."""
     table = torch.arange(11).expand(4, -1).contiguous()
     cache = torch.randn(32, 64).bfloat16()
 

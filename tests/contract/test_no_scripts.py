@@ -7,7 +7,6 @@ so an encoding would as well. A CPU never fuses; that a script is run shows ther
 import pytest
 import torch
 from torch.autograd.profiler import profile
-from vllm_omni.model_executor.models.fish_speech.dac_modules.layers import Snake1d
 
 from tests.families.cases import cases
 from tests.families.test_shared import audio
@@ -34,5 +33,10 @@ def test_no_encoder_runs_a_script(case, tiny):
         )
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
 def test_a_script_is_seen_where_there_is_one():
-    assert "snake" in scripts_run_by(lambda: Snake1d(2)(torch.ones(1, 2, 4)))
+    assert "scripted" in scripts_run_by(lambda: scripted(torch.ones(1)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_tts_cache.speaker.listing import GROUP
+from vllm_tts_cache.speaker.listing import GROUP, families
 
 HEAVY = ("torch", "vllm", "vllm_omni", "numpy", "fastapi", "safetensors", "soundfile")
 REPOSITORY = Path(__file__).parents[2]
@@ -24,17 +24,17 @@ from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.entrypoints.openai import api_server, tts_adapters
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
 from vllm_omni.worker.mixins import OmniWorkerMixin
+from vllm_tts_cache.speaker.listing import families
 
 def fingerprint():
     return {
-        "models": [OmniModelRegistry.models[name].module_name for name in (
-            "Qwen3TTSTalkerForConditionalGeneration",
-            "FishSpeechSlowARForConditionalGeneration", "FishSpeechDACDecoder")],
+        "models": [OmniModelRegistry.models[name].module_name
+            for family in families() for name in family.models],
         "mixin": sorted(n for n in vars(OmniWorkerMixin) if "tts_cache" in n),
         "scheduler": "_update_request_with_output" in vars(OmniARScheduler),
         "serving": api_server.OmniOpenAIServingSpeech.__module__,
         "stream": api_server.OmniStreamingSpeechHandler.__module__,
-        "adapter": tts_adapters.TTS_ADAPTER_REGISTRY["qwen3_tts"].__module__,
+        "adapters": [a.__module__ for a in tts_adapters.TTS_ADAPTER_REGISTRY.values()],
         "routes": sorted(
             r.endpoint.__module__ for r in api_server.router.routes
             if r.path.startswith("/v1/audio/voices")),
@@ -176,13 +176,15 @@ def test_switched_off_everything_is_stocks(fingerprints):
     assert fingerprints["switched off"] == stock
     assert (stock["mixin"], stock["scheduler"]) == ([], False)
     modules = [*stock["models"], *stock["routes"]]
-    modules += [stock["serving"], stock["stream"], stock["adapter"]]
+    modules += [stock["serving"], stock["stream"], *stock["adapters"]]
     assert all(module.startswith("vllm_omni.") for module in modules), modules
 
 
 def test_registering_puts_our_parts_in_place(fingerprints):
     once = fingerprints["once"]
-    ours = [*once["models"], once["serving"], once["stream"], once["adapter"]]
+    adapters = [m for m in once["adapters"] if not m.startswith("vllm_omni.")]
+    assert len(adapters) == len(families())
+    ours = [*once["models"], once["serving"], once["stream"], *adapters]
     assert all(module.startswith("vllm_tts_cache.") for module in ours), ours
     assert len(once["mixin"]) == 6
     assert once["scheduler"] is True

@@ -302,7 +302,7 @@ def test_each_family_says_whether_it_resumes(stage_config):
             architecture = case.stage["model_arch"]
             scheduler = new_scheduler(stage_config, architecture=architecture)
             assert reserves(scheduler) is not case.family.resumes
-        scheduler = new_scheduler(stage_config, architecture="Qwen3ForCausalLM")
+        scheduler = new_scheduler(stage_config, architecture="LlamaForCausalLM")
         assert not reserves(scheduler)
 
 

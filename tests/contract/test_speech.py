@@ -15,6 +15,7 @@ from tests.in_process_workers import clip, new_speaker, store_clip
 from tests.speech_server import Server, running
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.entrypoints.poller import GoneError
+from vllm_tts_cache.speaker.listing import default_family
 from vllm_tts_cache.speaker.ref import FIELD
 
 
@@ -204,7 +205,7 @@ async def test_a_voice_that_was_deleted_meanwhile_is_not_registered(server, spea
 async def test_what_goes_while_the_prompt_is_made_is_resolved_once_more(
     server, speak, monkeypatch, is_deleted
 ):
-    """On Fish Speech, which reads the codes for its prompts, it was a 500."""
+    """Where the codes are read for prompts it was a 500."""
     await registered(server)
     adapter = type(server.handler._get_tts_adapter())
     clone, fails = adapter.clone, [GoneError("it is gone")]
@@ -328,7 +329,8 @@ async def test_the_host_bounds_a_clones_length_as_for_its_own(server):
     await registered(server)
     await server.speak(voice="Ann")
     info = server.engine.prompts[-1]["additional_information"]
-    assert info["_qwen3_tts_effective_max_tokens"] == [50]
+    bound = f"_{default_family().name}_effective_max_tokens"
+    assert info[bound] == [50]
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,6 @@ VISITS = {
     "speech_routes": "the route",
     "speech": "preparing",
     "adapter": "the adapter",
-    "qwen3_tts_adapter": "the adapter",
 }
 HOSTS_SIDE = ("/vllm_omni/", "/vllm/", "/fastapi/", "/starlette/")
 
@@ -368,7 +369,7 @@ async def test_a_warm_request_changes_hands_three_times(server):
 
     def see(frame, event, _):
         code = frame.f_code
-        is_ours = "/vllm_tts_cache/entrypoints/" in code.co_filename
+        is_ours = "/vllm_tts_cache/" in code.co_filename
         if not is_ours and not any(part in code.co_filename for part in HOSTS_SIDE):
             return
         if event == "call":

@@ -1,6 +1,7 @@
 """Batch jobs against workers in this process, with an encoder that is no network."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -30,19 +31,11 @@ CLIP_BYTES = 4 * RATE_HZ  # as it is counted: float32
 class Job:
     """A batch job, its engine, and how to make clips for it."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, checkpoint: Path, directory: Path):
         self.directory = directory
         model = directory / "model"
         model.mkdir()
-        (model / "config.json").write_text(
-            json.dumps(
-                {
-                    "model_type": "qwen3_tts",
-                    "tts_model_type": "base",
-                    "talker_config": {},
-                }
-            )
-        )
+        shutil.copy(checkpoint / "config.json", model)
         self.encoder = SpectrumEncoder("speaker")
         self.worker = worker_speakers(
             load_settings().samples_dir,
@@ -84,17 +77,17 @@ def samples_dir(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def job(samples_dir, tmp_path):
-    job = Job(tmp_path)
+def job(default_checkpoint, samples_dir, tmp_path):
+    job = Job(default_checkpoint, tmp_path)
     yield job
     job.close()
 
 
 @pytest.fixture
-def small_job(samples_dir, tmp_path, monkeypatch):
+def small_job(default_checkpoint, samples_dir, tmp_path, monkeypatch):
     """Of five clips of a second, all that is kept of inline audio is full."""
     monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(5 * CLIP_BYTES))
-    job = Job(tmp_path)
+    job = Job(default_checkpoint, tmp_path)
     yield job
     job.close()
 
@@ -126,20 +119,20 @@ def test_more_clips_than_are_kept_of_inline_audio_are_prepared_in_windows(small_
 
 
 def test_more_clips_than_may_wait_are_prepared_in_windows(
-    samples_dir, tmp_path, monkeypatch
+    default_checkpoint, samples_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", "3")
-    job = Job(tmp_path)
+    job = Job(default_checkpoint, tmp_path)
     assert len(job.speakers.prepare(job.clips(10))) == 10
     assert job.worker.stats()["refused"] == 0
     job.close()
 
 
 def test_a_clip_larger_than_a_window_is_a_window_of_its_own(
-    samples_dir, tmp_path, monkeypatch
+    default_checkpoint, samples_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(CLIP_BYTES))
-    job = Job(tmp_path)
+    job = Job(default_checkpoint, tmp_path)
     assert len(job.speakers.prepare(job.clips(3))) == 3
     job.close()
 
@@ -222,10 +215,10 @@ def test_an_encoder_that_fails_fails_the_job_with_its_reason(job):
 
 
 def test_a_worker_that_finishes_nothing_ends_the_waiting(
-    samples_dir, tmp_path, monkeypatch
+    default_checkpoint, samples_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "0.2")
-    job = Job(tmp_path)
+    job = Job(default_checkpoint, tmp_path)
     job.encoder.gate.clear()
     with pytest.raises(EncodeTimeoutError, match=r"1 encodings .* within 0\.2 s"):
         job.speakers.prepare([job.clip(0)])

@@ -21,8 +21,8 @@ from tests.in_process_workers import (
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, StorageError
-from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
+from vllm_tts_cache.speaker.listing import default_family
 from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store import serde
 from vllm_tts_cache.store.keys import EncodingKey
@@ -655,7 +655,8 @@ def test_the_real_encoders_give_the_same_bytes_to_memory_and_to_disk(
     import torch
 
     num_threads = torch.get_num_threads()
-    encoders = load_reference_encoders(default_checkpoint, torch.device("cpu"))
+    load = default_family().part("encoders_part")
+    encoders = load(default_checkpoint, torch.device("cpu"))
     ref = store_clip(store, clip(rate_hz=24_000))
     speakers, other = (worker_speakers(tmp_path, encoders.values()) for _ in range(2))
     prepare(speakers, ref, NAMES)

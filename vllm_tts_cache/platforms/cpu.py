@@ -23,6 +23,9 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     """vLLM's CPU platform with the answers that vLLM-Omni asks for on top."""
 
     _omni_enum = OmniPlatformEnum.OOT
+    # By its number the host lets one stage of a device start at a time. Servers with
+    # other numbers start beside one another; vLLM's own variable names memory nodes.
+    device_control_env_var = "TTS_CACHE_CPU_DEVICE"
     # Also the key of a deploy YAML's `platforms:` overlay.
     device_name = "cpu"
 

@@ -27,7 +27,7 @@ from tests.real_scheduler import (
     new_scheduler,
     stage_config_of,
 )
-from tests.real_talker import fish_slow_ar
+from tests.real_talker import loaded_talker
 from vllm_tts_cache.model_executor.resumption import resume_by_replay
 
 CHUNK, LEFT_CONTEXT = 5, 5
@@ -55,7 +55,7 @@ def slow_ar(fish_speech_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("slow-ar")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with fish_slow_ar(fish_speech_checkpoint, directory) as model:
+        with loaded_talker(CASE, fish_speech_checkpoint, directory) as model:
             torch.set_num_threads(1)
             yield model
 

@@ -15,9 +15,10 @@ from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as h
 from vllm_omni.worker import gpu_model_runner
 from vllm_omni.worker_v2.model_states import intermediate_buffer
 
+from tests.families.fish_speech.case import CASE
 from tests.families.fish_speech.voices import REF_TEXT, TEXT, Voice, random_codes
 from tests.in_process_workers import prepare, ref_of, store_clip
-from tests.real_talker import fish_slow_ar
+from tests.real_talker import loaded_talker
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
@@ -38,7 +39,7 @@ def slow_ar(fish_speech_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("slow-ar")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with fish_slow_ar(fish_speech_checkpoint, directory) as model:
+        with loaded_talker(CASE, fish_speech_checkpoint, directory) as model:
             yield model
 
 

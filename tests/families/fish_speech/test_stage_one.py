@@ -12,7 +12,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
 )
 
 from tests.codec_names import old_names
-from tests.real_talker import fish_codec_decoder
+from tests.real_talker import loaded
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.fish_speech.codec import build_codec, read_sizes
 
@@ -39,7 +39,12 @@ def samples_of(model, *requests, **kwargs):
 @pytest.fixture(scope="module")
 def decoder(fish_speech_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("stage-1")
-    with fish_codec_decoder(fish_speech_checkpoint, directory) as model:
+    stage = {
+        "model_stage": "dac_decoder",
+        "model_arch": "FishSpeechDACDecoder",
+        "worker_type": "generation",
+    }
+    with loaded(fish_speech_checkpoint, directory, **stage) as model:
         yield model
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.real_talker import qwen3_talker
+from tests.families.qwen3_tts.case import CASE
+from tests.real_talker import loaded_talker
 from vllm_tts_cache.families.qwen3_tts.family import CODEC, SPEAKER
 from vllm_tts_cache.model_executor.device_copy import on_device
 from vllm_tts_cache.speaker.ref import FIELD
@@ -86,7 +87,7 @@ def talker(qwen3_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("talker")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with qwen3_talker(qwen3_checkpoint, directory) as loaded:
+        with loaded_talker(CASE, qwen3_checkpoint, directory) as loaded:
             model: Any = loaded
             model._use_v2_model_runner = True
             model.to(META)

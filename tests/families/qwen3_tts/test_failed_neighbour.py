@@ -19,7 +19,8 @@ from vllm_omni.utils.mm_outputs import build_mm_cpu
 from vllm_omni.worker.output.payload_build import build_omni_mm_payload
 from vllm_omni.worker_v2.omni_ar_model_runner import OmniARModelRunner
 
-from tests.real_talker import qwen3_talker
+from tests.families.qwen3_tts.case import CASE
+from tests.real_talker import loaded_talker
 from vllm_tts_cache.speaker.ref import FIELD
 
 NUM_CODES = 16
@@ -37,7 +38,7 @@ def talker(qwen3_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("talker")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with qwen3_talker(qwen3_checkpoint, directory) as model:
+        with loaded_talker(CASE, qwen3_checkpoint, directory) as model:
             yield model
 
 

@@ -12,9 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.families.qwen3_tts.case import CASE
 from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.other_runner import OtherRunner
-from tests.real_talker import qwen3_talker
+from tests.real_talker import loaded_talker
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.config import load_settings
@@ -42,7 +43,7 @@ def talker(qwen3_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("talker")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with qwen3_talker(qwen3_checkpoint, directory) as model:
+        with loaded_talker(CASE, qwen3_checkpoint, directory) as model:
             yield model
 
 

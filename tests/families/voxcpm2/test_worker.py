@@ -16,8 +16,9 @@ import torch
 from vllm_omni.model_executor.models.voxcpm2 import voxcpm2_talker as host
 
 from tests.audio_clips import voiced
+from tests.families.voxcpm2.case import CASE
 from tests.in_process_workers import prepare, ref_of, store_clip
-from tests.real_talker import voxcpm2_talker
+from tests.real_talker import loaded_talker
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import load_settings
@@ -45,7 +46,13 @@ def talker(voxcpm2_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("talker")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with voxcpm2_talker(voxcpm2_checkpoint, directory) as model:
+        with loaded_talker(
+            CASE,
+            voxcpm2_checkpoint,
+            directory,
+            async_chunk=False,
+            enable_prefix_caching=False,
+        ) as model:
             yield model
 
 

@@ -195,14 +195,15 @@ def main():
         torch.cpu._is_avx512_bf16_supported = lambda: False
     torch.set_grad_enabled(False)
 
-    from tests.real_talker import fish_slow_ar
+    from tests.families.fish_speech.case import CASE
+    from tests.real_talker import loaded_talker
     from vllm_tts_cache.platforms.cpu_isa import leave_out_matrices
     from vllm_tts_cache.platforms.cpu_rows import separate_rows
     from vllm_tts_cache.platforms.cpu_worker import use_invariant_attention
 
     leave_out_matrices()
     use_invariant_attention()
-    with fish_slow_ar(given.checkpoint, given.folder) as model:
+    with loaded_talker(CASE, given.checkpoint, given.folder) as model:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         separate_rows(model)
         slow_ar = SlowAR(model)
