@@ -21,6 +21,7 @@ from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, usage
 from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import SpeakerNotFoundError
 from vllm_tts_cache.store import serde
@@ -50,7 +51,7 @@ class OurStorage:
         return None if found is None else found.record
 
     def page(self, limit: int, after: str) -> Sequence[SpeakerRecord]:
-        return self._store.catalogue.list(limit=limit, after=after)
+        return self._store.catalogue.records(Page(limit=limit, after=after))
 
     def count(self) -> int:
         return self._store.catalogue.count()

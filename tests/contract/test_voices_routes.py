@@ -130,7 +130,11 @@ async def test_what_waits_is_bounded_for_each_kind_of_work(
     service, gate = server.service, threading.Event()
     owner, name, ask = {
         "upload": (service, "_register_clip", lambda: server.register("A", wav())),
-        "list": (service.store.catalogue, "list", lambda: server.client.get(VOICES)),
+        "list": (
+            service.store.catalogue,
+            "records",
+            lambda: server.client.get(VOICES),
+        ),
         "delete": (
             service.store,
             "delete",

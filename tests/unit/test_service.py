@@ -16,6 +16,7 @@ from tests.in_process_workers import (
     worker_with,
 )
 from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import service as service_module
 from vllm_tts_cache.entrypoints.service import (
@@ -238,10 +239,10 @@ async def test_a_page_is_ordered_bounded_searched_and_continued(rig):
     for name in ("carl", "Ann", "bob", "Bea"):
         await rig.service.register_embedding(upload(name), (1.0,))
 
-    async def names(**query):
-        query = {"limit": 10, "after": None, "search": None, **query}
-        found = [record.name for record in await rig.service.list(**query)]
-        assert await rig.service.names(**query) == found
+    async def names(limit=10, **texts):
+        page = Page(limit=limit, **texts)
+        found = [record.name for record in await rig.service.records(page)]
+        assert await rig.service.names(page) == found
         return found
 
     assert await names() == ["Ann", "Bea", "bob", "carl"]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_tts_cache.catalogue import (
@@ -17,6 +18,7 @@ from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.names import fold, is_storable
 from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, SpeakerRecord
 from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.files import shared_file_system
 
@@ -26,10 +28,8 @@ FILE_NAME = "catalogue.sqlite3"
 
 _NAMES_PER_READ = 1000
 
+
 # The method of this name hides the builtin in the class below.
-SpeakerPage = list[SpeakerRecord]
-
-
 class Catalogue:
     """Queries over one database; any thread may ask.
 
@@ -73,53 +73,29 @@ class Catalogue:
             found = speakers.find_with_kinds(db, tenant, fold(name))
         return None if found is None else (found[0], frozenset(found[1]))
 
-    def list(
-        self,
-        *,
-        limit: int,
-        after: str = "",
-        search: str = "",
-        tenant: str = DEFAULT_TENANT,
-    ) -> SpeakerPage:
-        """A page of speakers in the order of their folded names.
-
-        Args:
-            limit: Speakers at most; positive.
-            after: A name; the page begins behind it, registered or not.
-            search: Only names that contain this, both folded.
-            tenant: Whose speakers.
+    def records(self, page: Page) -> list[SpeakerRecord]:
+        """The speakers of a page.
 
         Raises:
             InvalidSpeakerError: ``limit`` is not positive, or a text is no text.
         """
         with self.database.read() as db:
-            return speakers.page(
-                db, tenant=tenant, limit=limit, after=after, search=search
-            )
+            return speakers.records(db, page)
 
-    def names(
-        self,
-        *,
-        limit: int,
-        after: str = "",
-        search: str = "",
-        tenant: str = DEFAULT_TENANT,
-    ) -> "list_[str]":
-        """The names of `list`'s page, for less."""
+    def names(self, page: Page) -> list[str]:
+        """The names of the same page, for less."""
         with self.database.read() as db:
-            return speakers.names(
-                db, tenant=tenant, limit=limit, after=after, search=search
-            )
+            return speakers.names(db, page)
 
     def iter_names(self, tenant: str = DEFAULT_TENANT) -> Iterator[str]:
         """All names in order; holds no connection while the caller thinks.
 
         A speaker that comes or goes meanwhile may or may not be among them.
         """
-        after = ""
-        while found := self.names(limit=_NAMES_PER_READ, after=after, tenant=tenant):
+        page = Page(limit=_NAMES_PER_READ, tenant=tenant)
+        while found := self.names(page):
             yield from found
-            after = found[-1]
+            page = replace(page, after=found[-1])
 
     def count(self, tenant: str = DEFAULT_TENANT) -> int:
         """How many speakers the tenant has; reads an index once through."""
@@ -169,13 +145,13 @@ class Catalogue:
         with self.database.read() as db:
             return imports.refusal(db, fold(name), created_at, "overwrite")
 
-    def remember_files(self, files: "list_[ImportedFile]") -> None:
+    def remember_files(self, files: list[ImportedFile]) -> None:
         """Do not look at these files of stock's again, unless they change."""
         with self.database.write() as db:
             for file in files:
                 imports.remember(db, file)
 
-    def verify(self) -> "list_[str]":
+    def verify(self) -> list[str]:
         """What is wrong with the file or its rows, one line each; reads it all."""
         with self.database.snapshot() as db:
             return [
@@ -187,9 +163,6 @@ class Catalogue:
     def close(self) -> None:
         """Close every connection; using the catalogue afterwards is an error."""
         self.database.close()
-
-
-list_ = list
 
 
 def open_catalogue(directory: Path) -> Catalogue:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
@@ -18,6 +18,7 @@ from sqlalchemy import (
 from vllm_tts_cache.catalogue import dialect
 from vllm_tts_cache.catalogue.names import fold, is_storable
 from vllm_tts_cache.catalogue.record import (
+    DEFAULT_TENANT,
     NewSpeaker,
     SpeakerRecord,
     pack_embedding,
@@ -25,6 +26,24 @@ from vllm_tts_cache.catalogue.record import (
 )
 from vllm_tts_cache.catalogue.schema import slices, speaker, stored_file
 from vllm_tts_cache.errors import InvalidSpeakerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which speakers are listed, in the order of their folded names.
+
+    Attributes:
+        limit: Speakers at most; positive.
+        after: A name; the page begins behind it, registered or not.
+        search: Only names that contain this, both folded.
+        tenant: Whose speakers.
+    """
+
+    limit: int
+    after: str = ""
+    search: str = ""
+    tenant: str = DEFAULT_TENANT
+
 
 _FIELDS = tuple(field.name for field in fields(SpeakerRecord))
 _GIVEN = tuple(field.name for field in fields(NewSpeaker))
@@ -69,31 +88,18 @@ def find_with_kinds(
     return _record(row[:-1]), kinds.split()
 
 
-def page(
-    db: Connection, *, tenant: str, limit: int, after: str, search: str
-) -> list[SpeakerRecord]:
-    """Rows in the order of their folded names.
-
-    Args:
-        db: A connection.
-        tenant: Whose speakers.
-        limit: Rows at most; positive.
-        after: A name; the page begins behind it, registered or not.
-        search: Only names that contain this, both folded.
+def records(db: Connection, page: Page) -> list[SpeakerRecord]:
+    """The rows of a page.
 
     Raises:
         InvalidSpeakerError: ``limit`` is not positive, or a text is no text.
     """
-    query = _on_page(select(*_COLUMNS), tenant, limit, after, search)
-    return [_record(row) for row in db.execute(query)]
+    return [_record(row) for row in db.execute(_on_page(select(*_COLUMNS), page))]
 
 
-def names(
-    db: Connection, *, tenant: str, limit: int, after: str, search: str
-) -> list[str]:
+def names(db: Connection, page: Page) -> list[str]:
     """The names of the same page, for less."""
-    query = _on_page(select(speaker.c.name), tenant, limit, after, search)
-    return list(db.execute(query).scalars())
+    return list(db.execute(_on_page(select(speaker.c.name), page)).scalars())
 
 
 def replace(db: Connection, new: NewSpeaker) -> SpeakerRecord:
@@ -204,19 +210,17 @@ def problems(db: Connection) -> list[str]:
     return found
 
 
-def _on_page(
-    query: Select[Any], tenant: str, limit: int, after: str, search: str
-) -> Select[Any]:
-    if limit <= 0:
+def _on_page(query: Select[Any], page: Page) -> Select[Any]:
+    if page.limit <= 0:
         raise InvalidSpeakerError("limit", "it must be positive")
-    for field, text in (("after", after), ("search", search)):
+    for field, text in (("after", page.after), ("search", page.search)):
         if not is_storable(text):
             raise InvalidSpeakerError(field, "it contains an unpaired surrogate")
     key = speaker.c.name_key
-    query = query.where(speaker.c.tenant == tenant, key > fold(after))
-    if part := fold(search):
+    query = query.where(speaker.c.tenant == page.tenant, key > fold(page.after))
+    if part := fold(page.search):
         query = query.where(dialect.contains(key, part))
-    return query.order_by(key).limit(limit)
+    return query.order_by(key).limit(page.limit)
 
 
 def _record(row: Sequence[Any]) -> SpeakerRecord:

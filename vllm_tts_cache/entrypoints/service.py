@@ -11,6 +11,7 @@ from vllm_tts_cache.audio.decode import AudioWarning, decode
 from vllm_tts_cache.catalogue.names import clean_new
 from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord, check_text
 from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.deletions import Deletions
@@ -254,27 +255,13 @@ class SpeakerService:
             raise SpeakerNotFoundError(record.name)
         return found
 
-    async def list(
-        self, *, limit: int, after: str | None, search: str | None
-    ) -> list[SpeakerRecord]:
+    async def records(self, page: Page) -> list[SpeakerRecord]:
         """Return a page of speakers, ordered by name."""
-        return await self._reads.run(
-            self.store.catalogue.list,
-            limit=limit,
-            after=after or "",
-            search=search or "",
-        )
+        return await self._reads.run(self.store.catalogue.records, page)
 
-    async def names(
-        self, *, limit: int, after: str | None, search: str | None
-    ) -> "list[str]":
-        """Return the names of `list`'s page, for less."""
-        return await self._reads.run(
-            self.store.catalogue.names,
-            limit=limit,
-            after=after or "",
-            search=search or "",
-        )
+    async def names(self, page: Page) -> list[str]:
+        """Return the names of the same page, for less."""
+        return await self._reads.run(self.store.catalogue.names, page)
 
     async def stats(self) -> dict[str, object]:
         """Count what is registered and stored, and show each worker's counters.

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
 
 from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.entrypoints import http_errors, voice_models
 from vllm_tts_cache.entrypoints.guarded_route import VOICE_MAX_BYTES, guarded_route
 from vllm_tts_cache.entrypoints.service import SpeakerService, Upload
@@ -89,13 +90,13 @@ async def list_voices(
     A page holds at most `limit` voices, and about 1 MiB of them. `next` is there if
     more may follow; give it as `after`. Built-in voices come with the first page.
     """
-    query: dict[str, Any] = {"limit": limit, "after": after, "search": search}
+    page = Page(limit=limit, after=after or "", search=search or "")
     answer: dict[str, Any] = {}
     if names_only:
-        names = await handler.speakers.names(**query)
+        names = await handler.speakers.names(page)
         num_found = len(names)
     else:
-        records = await handler.speakers.list(**query)
+        records = await handler.speakers.records(page)
         num_found = len(records)
         records = voice_models.first_page(records)
         names = [record.name for record in records]

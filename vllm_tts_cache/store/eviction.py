@@ -48,17 +48,13 @@ def evict(
     Raises:
         StorageError: Some were not removed.
     """
-    is_audio = keep[1] == AUDIO_KIND
+    with database.read() as db:
+        used = stored_files.used(db, segment, is_audio=keep[1] == AUDIO_KIND)
     num_evicted = 0
-    while True:
-        with database.read() as db:
-            used = stored_files.used(db, segment, is_audio=is_audio)
-        if used.num_bytes <= max_bytes:
-            return num_evicted
-        evicted = _evict_slice(database, directory, segment, max_bytes, keep)
-        num_evicted += evicted
-        if not evicted:
-            return num_evicted
+    if used.num_bytes > max_bytes:
+        while some := _evict_slice(database, directory, segment, max_bytes, keep):
+            num_evicted += some
+    return num_evicted
 
 
 def _evict_slice(

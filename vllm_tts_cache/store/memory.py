@@ -113,15 +113,6 @@ class MemoryTier:
         with self._lock:
             return self._holder(key) is not None
 
-    def promote(self, key: EncodingKey) -> bool:
-        """Move an inline entry to the registered segment, if it fits there."""
-        # Asked before every get, and nearly always in vain: the first look takes no
-        # lock.
-        if key not in self._inline.entries:
-            return False
-        with self._lock:
-            return key in self._inline.entries and self._promote(key)
-
     def delete(self, key: EncodingKey) -> bool:
         """Remove the encoding; False if it was not there."""
         with self._lock:
@@ -181,13 +172,12 @@ class MemoryTier:
             self._drop(shelf, next(iter(shelf.entries)))
             shelf.traffic.evictions += 1
 
-    def _promote(self, key: EncodingKey) -> bool:
+    def _promote(self, key: EncodingKey) -> None:
+        """Move an inline entry to the registered segment, if it fits there."""
         encoding = self._inline.entries[key]
-        if not self._registered.budget.allows(encoding.num_bytes, 1):
-            return False
-        self._inline.remove(key)
-        self._add(self._registered, key, encoding)
-        return True
+        if self._registered.budget.allows(encoding.num_bytes, 1):
+            self._inline.remove(key)
+            self._add(self._registered, key, encoding)
 
     def _drop(self, shelf: _Shelf, key: EncodingKey) -> None:
         shelf.remove(key)

@@ -17,6 +17,7 @@ from tests.store_samples import (
     traces,
     voice,
 )
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import SpeakerLimitError, SpeakerNotFoundError, TTSCacheError
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
@@ -152,7 +153,7 @@ def test_processes_that_register_publish_and_delete_one_clip_lose_and_leave_noth
     assert answers == ["ok"] * 3
     store = opened(tmp_path)
     assert store.verify() == []
-    for record in store.catalogue.list(limit=9):
+    for record in store.catalogue.records(Page(limit=9)):
         assert record.audio_sha256 is not None
         assert store.read_audio(record.audio_sha256) is not None
         delete(store, record.name)

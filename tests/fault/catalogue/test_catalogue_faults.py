@@ -11,6 +11,7 @@ from sqlalchemy import text
 from tests.store_samples import delete, opened, register, voice
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import BUSY_SECONDS, Database
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
 
 FORK = multiprocessing.get_context("fork")
@@ -81,7 +82,7 @@ def test_a_full_disk_changes_nothing(tmp_path, on_connect):
     assert registered
     with pytest.raises(StorageFullError):
         register(store, "000", ref_text="x" * 100_000, taken_over=True)
-    assert store.catalogue.list(limit=1000) == registered
+    assert store.catalogue.records(Page(limit=1000)) == registered
     assert store.verify() == []
     delete(store, "000")
     delete(store, "001")

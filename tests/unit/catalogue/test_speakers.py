@@ -11,6 +11,7 @@ from sqlalchemy import text
 from tests.store_samples import RATE, address, clip, delete, opened, register, voice
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import (
     InvalidSpeakerError,
     SpeakerExistsError,
@@ -124,7 +125,7 @@ def test_registering_a_name_again_replaces_it_and_says_what_was_there(store):
     second = register(store, "ANA", 1)
     assert first.replaced is None
     assert second.replaced == first.record
-    assert store.catalogue.list(limit=10) == [second.record]
+    assert store.catalogue.records(Page(limit=10)) == [second.record]
     store.remove_files(second.deletion)
 
 
@@ -173,7 +174,7 @@ def test_nobody_is_found_and_deleting_nobody_says_so(store):
         with pytest.raises(SpeakerNotFoundError):
             store.delete(name)
     with pytest.raises(InvalidSpeakerError):
-        store.catalogue.list(limit=1, search="\ud800")
+        store.catalogue.records(Page(limit=1, search="\ud800"))
 
 
 def test_pages_join_to_the_whole_in_the_order_of_folded_names(store):
@@ -181,20 +182,23 @@ def test_pages_join_to_the_whole_in_the_order_of_folded_names(store):
     for name in ("beta", "Alpha", "ähre", "Gamma", "zeta"):
         vector(store, name)
     pages, after = [], ""
-    while page := catalogue.list(limit=2, after=after):
+    while page := catalogue.records(Page(limit=2, after=after)):
         pages.append([record.name for record in page])
         after = page[-1].name
     assert pages == [["Alpha", "beta"], ["Gamma", "zeta"], ["ähre"]]
     joined = [name for page in pages for name in page]
-    assert catalogue.names(limit=9) == joined == list(catalogue.iter_names())
+    assert catalogue.names(Page(limit=9)) == joined == list(catalogue.iter_names())
     with pytest.raises(InvalidSpeakerError):
-        catalogue.list(limit=0)
+        catalogue.records(Page(limit=0))
 
 
 def test_search_takes_its_text_literally(store):
     for name in ("100%", "100x", "a_b", "aXb", "Straße"):
         vector(store, name)
-    names = store.catalogue.names
+
+    def names(**query):
+        return store.catalogue.names(Page(**query))
+
     assert names(limit=9, search="0%") == ["100%"]
     assert names(limit=9, search="A_B") == ["a_b"]
     assert names(limit=9, search="SS") == ["Straße"]
@@ -271,9 +275,10 @@ def test_lookup_cost_does_not_grow_with_the_catalogue(store):
     result = store.find("s50000")
     assert result.fingerprints == {"e" * 64, "f" * 64}
     catalogue = store.catalogue
-    record = catalogue.list(limit=1, after="s99997")[0]
+    record = catalogue.records(Page(limit=1, after="s99997"))[0]
     assert record.name == "s99998"
-    assert median_seconds(lambda: catalogue.list(limit=50, after="s70000")) < 5e-3
+    page = Page(limit=50, after="s70000")
+    assert median_seconds(lambda: catalogue.records(page)) < 5e-3
     empty(store)
 
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 
 from tests.store_samples import address, delete, opened, register
 from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerLimitError,
@@ -92,7 +93,7 @@ class SpeakersMachine(RuleBasedStateMachine):
     def agrees(self):
         if hasattr(self, "model"):
             rows = sorted(self.model.values(), key=lambda record: record.name_key)
-            assert self.store.catalogue.list(limit=9) == rows
+            assert self.store.catalogue.records(Page(limit=9)) == rows
             assert self.store.catalogue.count() == len(rows)
             for number in (0, 1):
                 has = any(row.audio_sha256 == address(number) for row in rows)

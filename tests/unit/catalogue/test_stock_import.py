@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 from tests.store_samples import delete, register, traces, voice
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import StorageFullError
 from vllm_tts_cache.store.opening import import_stock_voices
 
@@ -108,7 +109,7 @@ def test_new_files_are_found_by_the_next_import(write, take_over, get, store):
     take_over()
     write("b")
     assert take_over().imported == ["b"]
-    assert store.catalogue.names(limit=9) == ["a", "b"]
+    assert store.catalogue.names(Page(limit=9)) == ["a", "b"]
 
 
 def test_the_newest_file_of_a_name_wins_whatever_the_order_of_file_names(
@@ -343,7 +344,7 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
         patched.setattr(store.files, "place", full_after_one)
         with pytest.raises(StorageFullError):
             take_over()
-    assert store.catalogue.names(limit=9) == ["a"]
+    assert store.catalogue.names(Page(limit=9)) == ["a"]
     assert take_over().imported == ["b", "c"]
 
 

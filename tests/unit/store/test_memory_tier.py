@@ -1,27 +1,107 @@
+"""The memory tier, and against a model: per segment, keys ordered by last use."""
+
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
-from tests.tier_machine import TierMachine
 from vllm_tts_cache.store.keys import Segment
 from vllm_tts_cache.store.memory import MemoryTier
 from vllm_tts_cache.store.stats import Budget
 
+AUDIOS, ENCODERS = range(4), range(2)
+SIZES = {
+    make_key(audio, encoder): 100 + 150 * audio + 400 * encoder
+    for audio in AUDIOS
+    for encoder in ENCODERS
+}
+BUDGETS = {REGISTERED: Budget(1500, 4), INLINE: Budget(900, 3)}
+segments = st.sampled_from(Segment)
+keys = st.sampled_from(list(SIZES))
+audios = st.sampled_from([make_key(audio).audio_sha256 for audio in AUDIOS])
 
-class MemoryMachine(TierMachine):
-    budgets = {REGISTERED: Budget(1500, 4), INLINE: Budget(900, 3)}  # noqa: RUF012
 
+class MemoryMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.tier = MemoryTier(self.budgets)
+        self.tier = MemoryTier(BUDGETS)
+        self.model = {segment: [] for segment in Segment}
+
+    @rule(key=keys, segment=segments)
+    def put(self, key, segment):
+        since = self.tier.num_forgets
+        self.tier.put(key, sized_encoding(SIZES[key]), segment, since=since)
+        if self.holder(key) is None:
+            self.add(key, segment)
+        else:
+            self.use(key, segment)
+
+    @rule(key=keys, segment=segments)
+    def get(self, key, segment):
+        found = self.tier.get(key, segment)
+        assert (found is not None) == (self.holder(key) is not None)
+        if found is not None:
+            self.use(key, segment)
+
+    @rule(key=keys)
+    def contains(self, key):
+        assert self.tier.contains(key) == (self.holder(key) is not None)
+
+    @rule(key=keys)
+    def delete(self, key):
+        holder = self.holder(key)
+        assert self.tier.delete(key) == (holder is not None)
+        if holder is not None:
+            self.model[holder].remove(key)
+
+    @rule(audio=audios)
+    def forget(self, audio):
+        num_held = sum(map(len, self.model.values()))
+        for held in self.model.values():
+            held[:] = [key for key in held if key.audio_sha256 != audio]
+        num_gone = num_held - sum(map(len, self.model.values()))
+        assert self.tier.forget(audio) == num_gone
+
+    @invariant()
+    def what_is_held_is_counted_right_and_within_budget(self):
+        for segment, stats in self.tier.stats().segments.items():
+            expected = self.model[segment]
+            assert stats.entries == len(expected)
+            assert stats.bytes == sum(SIZES[key] for key in expected)
+            assert BUDGETS[segment].allows(stats.bytes, stats.entries)
 
     def teardown(self):
-        for audio in {key.audio_sha256 for keys in self.model.values() for key in keys}:
+        for audio in {key.audio_sha256 for key in SIZES}:
             self.tier.forget(audio)
         assert self.tier.stats().entries == self.tier.stats().bytes == 0
         assert not self.tier._by_audio, "the index keeps audios that are gone"
+
+    # -------- the model
+
+    def holder(self, key) -> Any:
+        return next((s for s in Segment if key in self.model[s]), None)
+
+    def use(self, key, segment):
+        """What is used is used last; as registered it becomes so, if it fits."""
+        holder = self.holder(key)
+        self.model[holder].remove(key)
+        is_promoted = (holder, segment) == (INLINE, REGISTERED)
+        if is_promoted and BUDGETS[REGISTERED].allows(SIZES[key], 1):
+            self.add(key, REGISTERED)
+        else:
+            self.model[holder].append(key)
+
+    def add(self, key, segment):
+        if not BUDGETS[segment].allows(SIZES[key], 1):
+            return
+        held = self.model[segment]
+        held.append(key)
+        while not BUDGETS[segment].allows(sum(SIZES[k] for k in held), len(held)):
+            del held[0]
 
 
 TestMemoryTierAgainstModel = MemoryMachine.TestCase

@@ -17,6 +17,7 @@ from tests.store_samples import (
     traces,
 )
 from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.store import takeover
 from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
@@ -178,7 +179,7 @@ def test_what_is_known_of_stocks_files_is_taken_over(old, take_over, directory):
     old.audio(0)
     write("cid")
     store = take_over()
-    assert store.catalogue.names(limit=9) == ["ann", "cid"]
+    assert store.catalogue.names(Page(limit=9)) == ["ann", "cid"]
     delete(store, "ann")
     assert sorted(path.name for path in directory.glob("*.safetensors")) == [
         "bob_5.safetensors",
