@@ -1,5 +1,6 @@
 import asyncio
 import base64
+import contextlib
 import functools
 import gc
 import http.server
@@ -13,6 +14,7 @@ from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
 from tests.audio_clips import sndfile_bytes, voiced
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
@@ -26,6 +28,7 @@ from vllm_tts_cache.store.opening import open_store
 class CountingHandler(http.server.SimpleHTTPRequestHandler):
     fetched: ClassVar[list[str]] = []
     gate = threading.Event()
+    num_flooded = 0
     pause_seconds = 0.2  # long enough for everybody to ask meanwhile
 
     def log_message(self, format, *args):
@@ -35,9 +38,21 @@ class CountingHandler(http.server.SimpleHTTPRequestHandler):
         self.fetched.append(self.path)
         if self.path.startswith("/drip"):
             self._drip()
+        elif self.path.startswith("/flood"):
+            self._flood()
         else:
             time.sleep(self.pause_seconds)
             super().do_GET()
+
+    def _flood(self):
+        """Without a length, ten times as much as is taken."""
+        self.send_response(200)
+        self.end_headers()
+        type(self).num_flooded = 0
+        with contextlib.suppress(OSError):
+            while self.num_flooded < 10 * DEFAULT_LIMITS.max_bytes:
+                self.wfile.write(bytes(64 * 1024))
+                type(self).num_flooded += 64 * 1024
 
     def _drip(self):
         """A byte now and then: no single read ever takes too long."""
@@ -247,12 +262,20 @@ async def test_a_file_that_is_not_there_is_the_callers_mistake(clips, media):
         await clips.resolve(url, connector(allowed_local_media_path=str(media)))
 
 
-async def test_a_file_is_read_no_further_than_the_limit(clips, media):
-    (media / "big.wav").write_bytes(bytes(11_000_000))
+async def test_a_file_is_read_no_further_than_the_limit(clips, media, monkeypatch):
+    (media / "big.wav").write_bytes(bytes(2 * DEFAULT_LIMITS.max_bytes))
+    read, decode = [], inline.decode
+
+    def noted(data):
+        read.append(len(data))
+        return decode(data)
+
+    monkeypatch.setattr(inline, "decode", noted)
     with pytest.raises(InvalidAudioError, match="at most"):
         await clips.resolve(
             (media / "big.wav").as_uri(), connector(allowed_local_media_path=str(media))
         )
+    assert read == [DEFAULT_LIMITS.max_bytes + 1]
 
 
 async def test_a_domain_that_is_not_allowed_is_refused(clips, web):
@@ -272,10 +295,11 @@ async def test_an_address_that_nobody_answers_is_the_callers_mistake(clips, mine
         await clips.resolve("http://127.0.0.1:9/clip.wav", mine)
 
 
-async def test_a_download_stops_at_the_limit(clips, media, web, mine):
-    (media / "big.wav").write_bytes(bytes(11_000_000))
-    with pytest.raises(InvalidAudioError, match=r"cannot be (fetched|used)"):
-        await clips.resolve(f"{web}/big.wav", mine)
+async def test_a_download_stops_at_the_limit(clips, web, mine):
+    with pytest.raises(InvalidAudioError, match="cannot be fetched"):
+        await clips.resolve(f"{web}/flood", mine)
+    # What is in sockets and buffers comes on top.
+    assert CountingHandler.num_flooded < 2 * DEFAULT_LIMITS.max_bytes
 
 
 async def test_a_server_that_drips_is_left_after_the_hosts_timeout(
