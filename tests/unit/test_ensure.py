@@ -17,6 +17,7 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints import poller
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import Lookups
 from vllm_tts_cache.entrypoints.poller import AudioGoneError, GoneError
@@ -162,6 +163,24 @@ async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):
     assert rig.ensurer.num_flights == 0
 
 
+async def test_voices_that_keep_coming_cost_no_more_calls(rig):
+    """What is new is told at once, but not each for itself."""
+    rig.encoders[0].gate.clear()
+    await rig.ensurer.fingerprints()
+    waiting, began = [], time.monotonic()
+    rig.engine.calls.clear()
+    while time.monotonic() - began < 1.5:
+        ref = ref_of(clip(len(waiting), seconds=0.1))
+        need = EncodingNeed(ref=ref, encoder_names=("speaker",))
+        waiting.append(asyncio.create_task(rig.ensurer.ensure(need)))
+        await asyncio.sleep(0.01)
+    seconds = time.monotonic() - began
+    assert 1 <= rig.engine.calls.count("tts_cache_want") <= 1 + 10 * seconds
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+
+
 async def test_many_cold_voices_are_all_encoded(rig):
     needs = [rig.need(seed, ("speaker",)) for seed in range(100)]
     await asyncio.gather(*(rig.ensurer.ensure(n, urgent=False) for n in needs))
@@ -198,6 +217,25 @@ async def test_a_registered_voice_goes_before_inline_clips_that_came_first(rig):
     await registered
     assert rig.encodes["speaker"] < 30
     await asyncio.gather(*before)
+
+
+async def test_a_registered_voice_is_told_of_before_inline_clips_that_came_first(
+    rig, monkeypatch
+):
+    """A worker is told of so many at a time: its own lanes are no help beyond that."""
+    monkeypatch.setattr(poller, "MAX_OUTSTANDING", 4)
+    inline = [rig.need(seed, ("speaker",), Segment.INLINE) for seed in range(20)]
+    rig.encoders[0].gate.clear()
+    before = [asyncio.create_task(rig.ensurer.ensure(need)) for need in inline]
+    await rig.entered()
+    registered = asyncio.create_task(rig.ensurer.ensure(rig.need(99, ("speaker",))))
+    until = time.monotonic() + 20
+    while rig.speakers.stats()["waiting"]["registered"] == 0:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
+    assert not any(task.done() for task in before)
+    rig.encoders[0].gate.set()
+    await asyncio.gather(registered, *before)
 
 
 async def test_too_many_inline_clips_are_refused_with_a_time_to_come_back(tmp_path):
@@ -379,15 +417,36 @@ async def test_another_servers_encode_shows_as_processing(rig, tmp_path):
     await flight
 
 
-async def test_asking_for_1000_states_at_once_costs_few_calls(rig):
+async def test_asking_for_many_states_costs_few_calls(rig, monkeypatch):
     needs = [
         EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
         for seed in range(100)
     ]
+    sizes, want = [], rig.speakers.want
+
+    def counted(call, rank):
+        sizes.append(len(call.wants))
+        return want(call, rank)
+
+    monkeypatch.setattr(rig.speakers, "want", counted)
     asked = [rig.ensurer.status(need, NOTHING) for need in needs]
     assert set(await asyncio.gather(*asked)) == {("pending", None)}
-    assert rig.engine.calls.count("tts_cache_want") <= 3
+    assert sum(sizes) == 100
+    assert max(sizes) <= 64
     assert rig.encodes["speaker"] == 0
+
+
+async def test_asking_for_states_again_and_again_costs_two_calls_a_second(rig):
+    need = EncodingNeed(ref=ref_of(clip()), encoder_names=("speaker",))
+    await rig.ensurer.fingerprints()
+    rig.engine.calls.clear()
+    asked, began = [], time.monotonic()
+    while time.monotonic() - began < 1.2:
+        asked.append(asyncio.create_task(rig.ensurer.status(need, NOTHING)))
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*asked)
+    seconds = time.monotonic() - began
+    assert rig.engine.calls.count("tts_cache_want") <= 2 + 2 * seconds
 
 
 async def test_an_encoding_that_went_with_its_voice_is_told_apart_from_a_failure(
