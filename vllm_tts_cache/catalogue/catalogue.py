@@ -29,7 +29,6 @@ FILE_NAME = "catalogue.sqlite3"
 _NAMES_PER_READ = 1000
 
 
-# The method of this name hides the builtin in the class below.
 class Catalogue:
     """Queries over one database; any thread may ask.
 
