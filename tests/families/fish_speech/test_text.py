@@ -11,8 +11,6 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
 
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.fish_speech.text import (
-    MAX_CHARS,
-    MAX_LOOSE_OPENINGS,
     checked_text,
     control_tokens,
     transcript,
@@ -92,13 +90,14 @@ def test_a_refusal_names_tokens_without_repeating_the_whole_text():
 
 
 def test_a_text_longer_than_the_model_could_ever_speak_is_refused():
-    assert len(checked_text("input", "a" * MAX_CHARS)) == MAX_CHARS
-    with pytest.raises(InvalidSpeakerError, match=f"{MAX_CHARS + 1} characters"):
-        checked_text("input", "a" * (MAX_CHARS + 1))
+    assert checked_text("input", "a" * 65_536) == "a" * 65_536
+    with pytest.raises(InvalidSpeakerError, match="65537 characters") as raised:
+        checked_text("input", "a" * 65_537)
+    assert raised.value.field == "input"
 
 
 def test_openings_that_cost_the_host_a_walk_each_are_few():
-    text = "<|a " * MAX_LOOSE_OPENINGS
+    text = "<|a " * 16
     assert checked_text("input", text) == text == hosts(text)
     with pytest.raises(InvalidSpeakerError, match="begins no tag"):
         checked_text("input", text + "<|")

@@ -11,8 +11,6 @@ from vllm_tts_cache.errors import InvalidSpeakerError
 
 # Over an hour of speech in any language: more than the model has positions for.
 MAX_CHARS = 65_536
-# Up to here a check takes less than a millisecond, whatever the text is.
-SHORT_CHARS = 2000
 # The host reads our texts with its own expression once more, and each of these may cost
 # it a walk through all of the text.
 MAX_LOOSE_OPENINGS = 16
@@ -28,8 +26,7 @@ def checked_text(field: str, text: str) -> str:
     """Return the text as the model takes it, its speaker tags in the model's spelling.
 
     It takes time in proportion to the text: 0.1 ms for the longest that is allowed,
-    30 ms if that is nothing but tags. On an event loop, call it directly for up to
-    ``SHORT_CHARS`` characters, and in a thread (``asyncio.to_thread``) for more.
+    30 ms if that is nothing but tags. So an event loop leaves a long one to a thread.
 
     Args:
         field: The request's field, for the message.
