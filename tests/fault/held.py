@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.fault.hostile_input import VOICES, clip
 
 ON_DEMAND = 8  # threads in which the host loads media, each begun when it is needed
+PATIENCE_SECONDS = 10.0
 ALL_THREADS = 16  # more at once than any executor has threads
 
 
@@ -19,10 +20,28 @@ class Held:
         gc.collect()
         self.threads = threading.active_count()
         self.descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
-        self.tasks = len(asyncio.all_tasks(loop))
+        running = asyncio.all_tasks(loop)
+        self.tasks = len(running)
+        self.names = sorted(str(task.get_coro()) for task in running)
 
     def __repr__(self):
-        return f"{self.threads} threads, {self.descriptors} fds, {self.tasks} tasks"
+        return (
+            f"{self.threads} threads, {self.descriptors} fds, {self.tasks} tasks: "
+            f"{self.names}"
+        )
+
+
+def held_at_rest(loop, before):
+    """What is held once there are no more tasks than before, or after ten seconds.
+
+    What goes on in the background has one task while it works and one more while it
+    waits: before Python 3.12 `asyncio.wait_for` makes one of what it waits for. And who
+    asks workers notices within a moment that nobody wants anything any more.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    while len(asyncio.all_tasks(loop)) > before.tasks and time.monotonic() < until:
+        loop.run_until_complete(asyncio.sleep(0.01))
+    return Held(loop)
 
 
 async def with_all_threads(server):

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fault.held import ON_DEMAND, Held, with_all_threads
+from tests.fault.held import ON_DEMAND, Held, held_at_rest, with_all_threads
 from tests.fault.hostile_input import VOICES, cases
 from tests.speech_server import Server, running
 
@@ -159,7 +159,7 @@ def test_no_request_makes_a_fault_or_leaves_anything(
         assert not problems, "\n\n".join(problems.values())
         loop.run_until_complete(emptied(server))
         loop.run_until_complete(check_what_is_left(server, tmp_path / "speakers"))
-        after = Held(loop)
+        after = held_at_rest(loop, before)
         assert not faults
         assert after.tasks <= before.tasks, (before, after)
         assert after.threads <= before.threads + ON_DEMAND, (before, after)
