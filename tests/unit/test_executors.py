@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -70,3 +71,25 @@ async def test_look_ups_take_no_thread_where_the_catalogue_is_local():
         assert await distant.run(threading.get_ident) != here
     finally:
         distant.shutdown()
+
+
+async def test_no_more_look_ups_run_and_wait_than_the_bound_says(gate):
+    distant, begun = Lookups(is_local=False), []
+
+    def hold():
+        begun.append(threading.get_ident())
+        gate.wait()
+
+    looks = [asyncio.create_task(distant.run(hold)) for _ in range(4 + 1024)]
+    await asyncio.sleep(0)
+    with pytest.raises(ServerBusyError, match="look-ups"):
+        await distant.run(hold)
+    until = time.monotonic() + 20
+    while len(begun) < 4:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)  # a fifth thread would have begun
+    assert len(begun) == 4
+    gate.set()
+    await asyncio.gather(*looks)
+    distant.shutdown()

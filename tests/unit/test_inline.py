@@ -347,6 +347,42 @@ async def test_only_so_many_urls_are_fetched_at_once(clips, web, mine):
     await asyncio.wait([*waiting, joining])
 
 
+async def test_two_clips_are_decoded_at_once_and_64_wait(clips, monkeypatch):
+    gate, begun, decode = threading.Event(), [], inline.decode_data_url
+
+    def held(url):
+        begun.append(url)
+        assert gate.wait(60)
+        return decode(url)
+
+    monkeypatch.setattr(inline, "decode_data_url", held)
+    one = wav(seconds=1.1)
+    urls = [data_url(one, f"audio/{number}") for number in range(2 + 64 + 5)]
+    asked = [asyncio.create_task(clips.resolve(url, connector())) for url in urls]
+    try:
+        await soon(lambda: len(begun) >= 2)
+        await soon(lambda: sum(task.done() for task in asked) >= 5)
+        refused = [task for task in asked if task.done()]
+        assert len(refused) == 5
+        assert {type(task.exception()) for task in refused} == {ServerBusyError}
+        # Whoever brings one that waits already joins it.
+        joining = asyncio.create_task(clips.resolve(begun[0], connector()))
+        await asyncio.wait([joining], timeout=0.1)
+        assert not joining.done()
+        assert len(begun) == 2
+    finally:
+        gate.set()
+    await asyncio.wait(asked)
+    assert await joining
+
+
+async def soon(condition):
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+
+
 async def test_a_failure_that_nobody_waited_for_is_not_logged_as_a_bug(
     clips, web, mine, caplog
 ):

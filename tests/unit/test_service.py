@@ -2,6 +2,7 @@ import asyncio
 import gc
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -277,7 +278,6 @@ async def test_uploads_that_wait_for_the_disk_stop_nothing_but_uploads(
     rig, monkeypatch
 ):
     """Six uploads that waited for a lock took all threads of asyncio's pool."""
-    monkeypatch.setattr(service_module, "MAX_WAITING_UPLOADS", 4)
     await rig.register(ref_text="words")
     gate = threading.Event()
 
@@ -300,6 +300,22 @@ async def test_uploads_that_wait_for_the_disk_stop_nothing_but_uploads(
     finally:
         gate.set()
     await asyncio.gather(*waiting)
+
+
+@dataclass
+class Part:
+    """Of a prompt, as large as it says."""
+
+    num_bytes: int
+
+
+async def test_what_prompts_begin_with_takes_16_mib_at_most(rig):
+    async def build():
+        return Part(1024**2)
+
+    for number in range(40):
+        await rig.service.prompts.get_or_build(number, "a", build)
+    assert 15 * 1024**2 < rig.service.prompts.num_bytes <= 16 * 1024**2
 
 
 # -------- models that we do not serve
