@@ -7,6 +7,13 @@ import pytest
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.errors import EncodeError, ServerBusyError
 
+SOON_SECONDS = 10.0
+
+
+async def at_once(asked):
+    """What a refusal is; what is let in waits for a gate, and for ever."""
+    return await asyncio.wait_for(asked, SOON_SECONDS)
+
 
 @pytest.fixture
 def gate():
@@ -35,7 +42,7 @@ async def test_what_would_wait_too_long_is_refused_at_once(executor, gate):
     waiting = [asyncio.create_task(executor.run(gate.wait)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(ServerBusyError, match="too many") as caught:
-        await executor.run(gate.wait)
+        await at_once(executor.run(gate.wait))
     assert caught.value.retry_after_seconds > 0
     gate.set()
     await asyncio.gather(*waiting)
@@ -58,7 +65,7 @@ async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(
     leaving.cancel()
     await asyncio.wait([leaving])
     with pytest.raises(ServerBusyError):
-        await executor.run(gate.wait)
+        await at_once(executor.run(gate.wait))
     gate.set()
     await asyncio.gather(*waiting)
 
@@ -83,8 +90,8 @@ async def test_no_more_look_ups_run_and_wait_than_the_bound_says(gate):
     looks = [asyncio.create_task(distant.run(hold)) for _ in range(4 + 1024)]
     await asyncio.sleep(0)
     with pytest.raises(ServerBusyError, match="look-ups"):
-        await distant.run(hold)
-    until = time.monotonic() + 20
+        await at_once(distant.run(hold))
+    until = time.monotonic() + SOON_SECONDS
     while len(begun) < 4:
         assert time.monotonic() < until
         await asyncio.sleep(0.01)
