@@ -19,7 +19,8 @@ SIZES = {
     for audio in AUDIOS
     for encoder in ENCODERS
 }
-LIMITS = {REGISTERED: (1500, 4), INLINE: (900, 3)}
+# Bytes and entries: of the smallest, more would fit than may be there.
+LIMITS = {REGISTERED: (1500, 3), INLINE: (900, 2)}
 segments = st.sampled_from(Segment)
 keys = st.sampled_from(list(SIZES))
 audios = st.sampled_from([make_key(audio).audio_sha256 for audio in AUDIOS])
@@ -124,6 +125,15 @@ def test_inline_traffic_never_evicts_a_registered_speaker():
     assert tier.get(make_key("alice"), REGISTERED) is not None
     assert tier.stats().segments[INLINE].evictions == 49
     assert tier.stats().segments[REGISTERED].evictions == 0
+
+
+def test_there_are_no_more_entries_than_may_be_however_small_they_are():
+    tier = MemoryTier({REGISTERED: Budget(1000, 3), INLINE: Budget(1000, 2)})
+    for segment, most in ((REGISTERED, 3), (INLINE, 2)):
+        keys = [make_key(f"{segment} {n}") for n in range(10)]
+        for key in keys:
+            tier.put(key, sized_encoding(1), segment, since=0)
+        assert [key for key in keys if tier.contains(key)] == keys[-most:]
 
 
 def test_what_does_not_fit_is_skipped_and_evicts_nothing():
