@@ -1,5 +1,6 @@
 """torch's own functions are replaced by those of a GPU that a test describes."""
 
+import platform
 import subprocess
 import sys
 import threading
@@ -8,12 +9,16 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.encoding_samples import make_encoding
+from tests.encoding_samples import assert_same, make_encoding
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.encode_device import MARGIN_BYTES, EncodeDevice
+from vllm_tts_cache.speaker import origin
+from vllm_tts_cache.speaker.origin import cpu_name
+from vllm_tts_cache.store.encoding import Origin
 
 GIB = 1024**3
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
+META = torch.device("meta")
 ENCODING = make_encoding()
 
 
@@ -43,6 +48,7 @@ class Gpu:
             "set_device",
             "Stream",
             "stream",
+            "get_device_name",
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
 
@@ -64,6 +70,10 @@ class Gpu:
             raise RuntimeError("invalid argument")
         self.free += self.unused - self.pinned
         self.unused = self.pinned
+
+    def get_device_name(self, device):
+        assert device == GPU
+        return "A card of 1996"
 
     def set_device(self, device):
         self.calls.append(device)
@@ -129,7 +139,7 @@ def run(encode, num_bytes=GIB, device=GPU):
 def test_with_memory_to_spare_it_encodes_once_and_tidies_nothing(gpu):
     encode = Encode()
     gpu.free = GIB + MARGIN_BYTES
-    assert run(encode) is ENCODING
+    assert_same(run(encode), ENCODING)
     assert (encode.num_calls, gpu.num_tidied) == (1, 0)
 
 
@@ -146,14 +156,14 @@ def test_a_gpu_without_room_refuses_before_it_starts_and_names_the_setting(gpu):
 def test_what_the_allocator_keeps_unused_is_given_back_and_then_there_is_room(gpu):
     encode = Encode()
     gpu.free, gpu.unused = GIB // 2, GIB
-    assert run(encode) is ENCODING
+    assert_same(run(encode), ENCODING)
     assert (encode.num_calls, gpu.num_tidied) == (1, 1)
 
 
 def test_an_allocator_that_does_not_know_what_it_has_is_tidied(gpu):
     """As with sleep mode, where the weights are in a pool that it knows nothing of."""
     gpu.free, gpu.elsewhere, gpu.unused = GIB // 2, 4 * GIB, GIB
-    assert run(Encode()) is ENCODING
+    assert_same(run(Encode()), ENCODING)
 
 
 def test_what_cuda_graphs_keep_is_no_room(gpu):
@@ -173,7 +183,7 @@ def test_an_allocator_that_gives_nothing_back_is_no_room_either(gpu):
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_running_out_of_memory_tidies_and_tries_once_more(gpu, wrapped):
     encode = Encode(1, wrapped=wrapped)
-    assert run(encode) is ENCODING
+    assert_same(run(encode), ENCODING)
     assert (encode.num_calls, gpu.num_tidied) == (2, 1)
 
 
@@ -206,7 +216,28 @@ def test_the_need_of_the_longest_clip_is_logged_on_a_gpu_only(gpu, plugin_log):
 
 
 def test_memory_of_a_cpu_is_not_asked():
-    assert run(Encode(), 10**15, CPU) is ENCODING
+    assert_same(run(Encode(), 10**15, CPU), ENCODING)
+
+
+# -------- what computed it
+
+
+@pytest.mark.parametrize(
+    "device, name", [(CPU, cpu_name()), (GPU, "A card of 1996"), (META, "meta")]
+)
+def test_an_encoding_says_which_chip_and_torch_computed_it(gpu, device, name):
+    assert run(Encode(), device=device).origin == Origin(
+        device=device.type, device_name=name, torch_version=str(torch.__version__)
+    )
+
+
+def test_a_cpu_is_called_as_its_maker_calls_it(tmp_path, monkeypatch):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: Z80: the 2nd\nmodel name\t: B\n")
+    monkeypatch.setattr(origin, "_CPU_INFO", info)
+    assert cpu_name() == "Z80: the 2nd"
+    monkeypatch.setattr(origin, "_CPU_INFO", tmp_path / "absent")
+    assert cpu_name() in (platform.processor(), platform.machine())
 
 
 # -------- the thread
@@ -230,7 +261,7 @@ def test_a_thread_gets_its_device_and_a_stream_once_and_encodes_on_it(gpu):
     assert gpu.streams == [GPU, GPU]
 
 
-@pytest.mark.parametrize("device", [CPU, GPU, torch.device("meta")])
+@pytest.mark.parametrize("device", [CPU, GPU, META])
 def test_every_device_is_encoded_for_on_one_cpu_thread_without_gradients(gpu, device):
     seen = []
 
@@ -247,6 +278,9 @@ def test_no_other_thread_computes_on_fewer_cpu_threads_for_it():
     program = """
 import threading, torch
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.speaker import origin
+from vllm_tts_cache.speaker.origin import cpu_name
+from vllm_tts_cache.store.encoding import Origin
 
 def on_a_thread(act):
     thread = threading.Thread(target=act)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.in_process_workers import (
     WAIT_SECONDS,
@@ -23,6 +24,7 @@ from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
 from vllm_tts_cache.speaker.listing import default_family
+from vllm_tts_cache.speaker.origin import origin_of
 from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store import serde
 from vllm_tts_cache.store.keys import EncodingKey
@@ -607,7 +609,9 @@ def test_an_encoding_is_told_in_its_stored_form_from_memory_and_from_disk(
         for worker in (speakers, restarted)
     ]
     assert blobs[0] == blobs[1]
-    found = serde.decode(blobs[0], key)["spectrum"]
+    told = serde.decode(blobs[0], key)
+    assert told.origin == origin_of(torch.device("cpu")), "and what computed it"
+    found = told["spectrum"]
     np.testing.assert_array_equal(found, spectra(speakers, ref)["speaker"])
     assert num_encodes(restarted) == 0
 
@@ -652,8 +656,6 @@ def test_the_engines_thread_asks_the_catalogue_for_nothing(speakers, ref, monkey
 def test_the_real_encoders_give_the_same_bytes_to_memory_and_to_disk(
     default_checkpoint, tmp_path, store
 ):
-    import torch
-
     num_threads = torch.get_num_threads()
     load = default_family().part("encoders_part")
     encoders = load(default_checkpoint, torch.device("cpu"))

@@ -10,6 +10,7 @@ import torch
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.encode_priority import give_way
+from vllm_tts_cache.speaker.origin import origin_of
 from vllm_tts_cache.store.encoding import Encoding
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -36,7 +37,7 @@ class EncodeDevice:
         self._prepared = threading.local()  # a thread's id may come back in another
 
     def run(self, encode: Callable[[], Encoding], num_bytes: int) -> Encoding:
-        """Encode on the calling thread.
+        """Encode on the calling thread; the encoding says what computed it.
 
         Args:
             encode: Makes the encoding.
@@ -46,8 +47,10 @@ class EncodeDevice:
         """
         with self.entered(), torch.inference_mode():
             if self._memory is None:
-                return encode()
-            return self._memory.run(encode, num_bytes)
+                encoding = encode()
+            else:
+                encoding = self._memory.run(encode, num_bytes)
+        return encoding.computed_by(origin_of(self._device))
 
     @contextmanager
     def entered(self) -> Iterator[None]:

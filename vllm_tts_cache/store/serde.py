@@ -1,6 +1,7 @@
 """Stored form of an encoding: one safetensors file that proves itself."""
 
 import json
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from safetensors.numpy import save
 from xxhash import xxh3_128
 
 from vllm_tts_cache.errors import EncodingCorruptError
-from vllm_tts_cache.store.encoding import Array, Encoding
+from vllm_tts_cache.store.encoding import Array, Encoding, Origin
 from vllm_tts_cache.store.keys import EncodingKey
 
 # Part of every stored path, so that a new format never meets an old file.
@@ -27,6 +28,7 @@ _SIZE_BYTES = 8  # a safetensors file starts with its header's length
 # The checksum comes first, so that it is found before anything is parsed.
 _START = b'{"__metadata__":{"xxh3_128":"'
 _DIGITS = slice(_SIZE_BYTES + len(_START), _SIZE_BYTES + len(_START) + 32)
+_ORIGIN = tuple(field.name for field in fields(Origin))
 
 
 def encode(key: EncodingKey, encoding: Encoding) -> bytes:
@@ -39,8 +41,8 @@ def encode(key: EncodingKey, encoding: Encoding) -> bytes:
     end = _header_end(blob)
     # safetensors writes metadata in the order of a hash map seeded per process, so
     # ours goes in front of what it wrote without any.
-    header = _START + b"0" * 32 + _identity(key) + b"," + blob[_SIZE_BYTES + 1 : end]
-    header = header.rstrip()
+    header = _START + b"0" * 32 + _identity(key) + _rest_of_metadata(encoding.origin)
+    header = (header + b"," + blob[_SIZE_BYTES + 1 : end]).rstrip()
     header = header.ljust(-(-len(header) // 8) * 8)  # readers map at multiples of 8
     filled = bytearray(
         len(header).to_bytes(_SIZE_BYTES, "little") + header + blob[end:]
@@ -70,21 +72,43 @@ def decode(blob: bytes, key: EncodingKey) -> Encoding:
         raise EncodingCorruptError(key.digest, "stored under another key")
     end = _header_end(blob)
     try:
-        # What is left of the header is the tensors; the comma in front of them is
-        # where their own brace was.
-        text = "{" + blob[_DIGITS.stop + len(identity) + 1 : end].decode()
-        tensors = json.loads(text)
-        return Encoding({name: _view(blob, end, t) for name, t in tensors.items()})
+        metadata, tensors = _parse(blob[_DIGITS.stop + len(identity) : end].decode())
+        arrays = {name: _view(blob, end, t) for name, t in tensors.items()}
+        return Encoding(arrays, _origin(metadata))
     except (KeyError, TypeError, ValueError) as exc:
         raise EncodingCorruptError(key.digest, f"not an encoding: {exc}") from exc
 
 
 def _identity(key: EncodingKey) -> bytes:
-    """The rest of the metadata, in its one canonical form."""
+    """What follows the checksum, in its one canonical form."""
     return (
         f'","audio_sha256":"{key.audio_sha256}",'
-        f'"encoder_fingerprint":"{key.encoder_fingerprint}"}}'
+        f'"encoder_fingerprint":"{key.encoder_fingerprint}"'
     ).encode()
+
+
+def _rest_of_metadata(origin: Origin | None) -> bytes:
+    """From behind the identity to the brace that ends the metadata."""
+    if origin is None:
+        return b"}"
+    return b"," + json.dumps(asdict(origin), separators=(",", ":"))[1:].encode()
+
+
+def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The metadata behind the identity, and the tensors.
+
+    The comma in front of either is where the brace of its own was.
+    """
+    text = "{" + text.removeprefix(",")
+    metadata, length = json.JSONDecoder().raw_decode(text)
+    return metadata, json.loads("{" + text[length + 1 :])
+
+
+def _origin(metadata: dict[str, Any]) -> Origin | None:
+    """None of files from before it was written, and of reference audio."""
+    if not metadata:
+        return None
+    return Origin(**{name: str(metadata[name]) for name in _ORIGIN})
 
 
 def _checksum(blob: bytes | bytearray) -> bytes:

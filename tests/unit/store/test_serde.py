@@ -1,17 +1,20 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 import xxhash
+from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from tests.encoding_samples import assert_same, make_encoding, make_key
 from vllm_tts_cache.errors import EncodingCorruptError
 from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.encoding import Encoding, Origin
 
+ORIGIN = Origin(device="cuda", device_name='Ä "card"}', torch_version="2.13.0+cu130")
 DTYPES = ["bool", "int8", "uint16", "int32", "int64", "float16", "float32", "complex64"]
 
 
@@ -79,9 +82,11 @@ def test_what_is_not_an_encoding_is_corrupt(blob):
         serde.decode(blob, make_key())
 
 
-def test_every_flipped_bit_and_byte_is_caught():
+@pytest.mark.parametrize("origin", [None, ORIGIN])
+def test_every_flipped_bit_and_byte_is_caught(origin):
     # The header is padded, with spaces that JSON does not care for.
-    good = serde.encode(make_key(), Encoding({"x": np.arange(5, dtype=np.uint8)}))
+    made = Encoding({"x": np.arange(5, dtype=np.uint8)}, origin)
+    good = serde.encode(make_key(), made)
     assert b"}} " in good
     for offset in range(len(good)):
         for mask in (1, 2, 4, 8, 16, 32, 64, 128, 0x29, 0xFF):
@@ -147,3 +152,54 @@ def with_checksum(blob):
 def test_the_checksum_is_what_the_documentation_says():
     blob = serde.encode(make_key(), make_encoding())
     assert with_checksum(blob) == blob
+
+
+# -------- what computed it
+
+
+def test_what_computed_an_encoding_comes_back_and_any_reader_sees_it(tmp_path):
+    path = tmp_path / "encoding.safetensors"
+    path.write_bytes(serde.encode(make_key(), make_encoding().computed_by(ORIGIN)))
+    got = serde.decode(path.read_bytes(), make_key())
+    assert got.origin == ORIGIN
+    assert_same(got, make_encoding())
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    assert metadata.pop("device") == "cuda"
+    assert metadata.pop("device_name") == ORIGIN.device_name
+    assert metadata.pop("torch_version") == ORIGIN.torch_version
+    assert metadata.keys() == {"xxh3_128", "audio_sha256", "encoder_fingerprint"}
+
+
+def test_it_is_no_part_of_the_key():
+    elsewhere = replace(ORIGIN, device_name="another card")
+    for origin in (None, ORIGIN, elsewhere):
+        blob = serde.encode(make_key(), Encoding(make_encoding().arrays, origin))
+        assert_same(serde.decode(blob, make_key()), make_encoding())
+
+
+# As it was written before files said what computed them.
+OLD = (
+    b' \x01\0\0\0\0\0\0{"__metadata__":{"xxh3_128":"a0c3bc2ec7abb0346fa707f452075b91",'
+    b'"audio_sha256":'
+    b'"bbc063e64ec1e7b939d31fa3f1cbec0c3272a85a11213c4566fb0c78e18ccff0",'
+    b'"encoder_fingerprint":'
+    b'"79d410550bd9474838621115ae717df3326261845a92e617ad3d8a1f84778dda"},'
+    b'"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}} \x00\x01\x02'
+)
+
+
+def test_a_file_that_does_not_say_it_is_read_as_before_and_written_so():
+    got = serde.decode(OLD, make_key())
+    assert got.origin is None
+    assert got["x"].tolist() == [0, 1, 2]
+    assert serde.encode(make_key(), got) == OLD
+
+
+def test_more_metadata_of_a_later_version_is_no_damage():
+    blob = serde.encode(make_key(), make_encoding().computed_by(ORIGIN))
+    grown = blob.replace(b'"device":', b'"later":"","device":')
+    size = len(grown) - len(blob)
+    header = int.from_bytes(blob[:8], "little") + size
+    later = with_checksum(header.to_bytes(8, "little") + grown[8:])
+    assert serde.decode(later, make_key()).origin == ORIGIN

@@ -6,6 +6,7 @@ For precomputing encodings offline, and as a check of them that anyone can run.
 import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,8 @@ def add_parser(
         "encode",
         help="encode reference audio into a safetensors file, without a server",
         description="Encode clips as the server would. The file holds tensors named "
-        "<clip stem>/<encoder>/<tensor>; its metadata holds each encoder's fingerprint "
-        "and each clip's audio_sha256.",
+        "<clip stem>/<encoder>/<tensor>; its metadata holds each encoder's "
+        "fingerprint, each clip's audio_sha256, and what computed them.",
     )
     parser.add_argument(
         "--model",
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     encoders = _load(arguments.model, arguments.revision, arguments.device)
     tensors: dict[str, npt.NDArray[np.generic]] = {}
     metadata = {f"fingerprint/{name}": e.fingerprint for name, e in encoders.items()}
+    metadata |= _origin(arguments.device)
     progress = track(clips.items(), "encoding", console=_console)
     for stem, clip in progress:
         audio_sha256, arrays = _encode(clip, encoders.values())
@@ -114,6 +116,14 @@ def _load(
         return encoders
     except RuntimeError as exc:
         raise ConfigError(f"--device {device}: {exc}") from exc
+
+
+def _origin(device: str) -> dict[str, str]:
+    import torch
+
+    from vllm_tts_cache.speaker.origin import origin_of
+
+    return asdict(origin_of(torch.device(device)))
 
 
 def _encode(
