@@ -81,9 +81,11 @@ class InProcessEngine:
 class SyncInProcessEngine(InProcessEngine):
     """The same for a batch job."""
 
-    def __init__(self, *workers, model=""):
+    def __init__(self, *workers, model="", revision=None):
         super().__init__(*workers)
         self.model = model
+        stage = SimpleNamespace(model_config=SimpleNamespace(revision=revision))
+        self.engine = SimpleNamespace(stage_vllm_configs=[stage, None])
 
     def collective_rpc(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, method, timeout=None, args=(), kwargs=None, stage_ids=None

@@ -1,19 +1,29 @@
-"""A Hugging Face cache as the host leaves it behind, and a hub to fetch from."""
+"""A Hugging Face cache as the host leaves it behind, and what is made of it."""
 
-import hashlib
 import json
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from vllm_tts_cache.errors import CheckpointError
+from tests.fake_hub import (
+    MAIN,
+    MODEL,
+    OTHER,
+    Hub,
+    content,
+    download,
+    path_of,
+    use_hub,
+    vllm_config,
+)
+from tests.in_process_workers import SyncInProcessEngine
+from vllm_tts_cache.errors import CheckpointError, ConfigError
+from vllm_tts_cache.offline import OfflineSpeakers
 from vllm_tts_cache.speaker.listing import families
 from vllm_tts_cache.speaker.local_checkpoint import (
     checkpoint_dir,
@@ -21,68 +31,19 @@ from vllm_tts_cache.speaker.local_checkpoint import (
     whole_checkpoint,
 )
 
-MODEL = "fishaudio/s2-pro"
-MAIN, OTHER = "a" * 40, "b" * 40
 SIDE_FILES = ("config.json", "codec.pth")
 NOWHERE = "http://127.0.0.1:9"  # no machine answers there
 
 
-class Hub:
-    """Serves the side files of both revisions, and nothing else.
-
-    ``asked`` holds (method, path), in their order.
-    """
-
-    def __init__(self):
-        self.asked = []
-        self.files = {
-            f"/{MODEL}/resolve/{commit}/{name}": f"{name} of {commit}".encode()
+@pytest.fixture
+def hub(monkeypatch):
+    hub = Hub(
+        {
+            path_of(name, commit): content(name, commit)
             for commit in (MAIN, OTHER)
             for name in SIDE_FILES
         }
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self):
-                self._answer()
-
-            def do_GET(self):
-                self._answer()
-
-            def _answer(self):
-                if "/resolve/" in self.path:  # it asks for other things as well
-                    hub.asked.append((self.command, self.path))
-                body = hub.files.get(self.path)
-                self.send_response(404 if body is None else 200)
-                if body is None:
-                    self.send_header("X-Error-Code", "EntryNotFound")
-                self.send_header("X-Repo-Commit", self.path.split("/")[-2])
-                self.send_header("ETag", f'"{hashlib.sha1(body or b"").hexdigest()}"')
-                self.send_header("Content-Length", str(len(body or b"")))
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body or b"")
-
-            def log_message(self, format, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=[0.01])
-        self.thread.start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def close(self):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    hub = Hub()
+    )
     use_hub(monkeypatch, hub.url)
     yield hub
     huggingface_hub.close_session()
@@ -97,35 +58,6 @@ def cache(tmp_path, monkeypatch):
     use_hub(monkeypatch, NOWHERE)
     yield tmp_path / "hub"
     huggingface_hub.close_session()
-
-
-def use_hub(monkeypatch, url):
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def download(cache: Path, commit, *files, branch=None) -> Path:
-    """Leave files of a revision in a cache, as a download does."""
-    repository = cache / "models--fishaudio--s2-pro"
-    folder = repository / "snapshots" / commit
-    for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{name} of {commit}")
-    (repository / "trees").mkdir(exist_ok=True)
-    if branch is not None:
-        (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs" / branch).write_text(commit)
-    return folder
-
-
-def vllm_config(model=MODEL, revision=None, download_dir=None):
-    return SimpleNamespace(
-        model_config=SimpleNamespace(model=model, revision=revision, hf_token=None),
-        load_config=SimpleNamespace(download_dir=download_dir),
-    )
 
 
 def as_the_host_leaves_it(cache):
@@ -232,6 +164,37 @@ def test_with_a_download_dir_another_revision_is_made_whole_beside_its_weights(
     assert (beside / "codec.pth").read_text() == f"codec.pth of {OTHER}"
 
 
+# -------- a file of several names
+
+VAE = ("audiovae.safetensors", "audiovae.pth")
+
+
+@pytest.mark.parametrize("there", VAE)
+def test_a_file_of_several_names_is_fetched_under_the_one_that_it_has(
+    cache, hub, there
+):
+    hub.files[path_of(there, OTHER)] = content(there, OTHER)
+    other = download(cache, OTHER, "config.json", branch="v2")
+    config = vllm_config(revision="v2")
+    assert whole_checkpoint(config, ("config.json", VAE)) == other
+    assert [(other / name).is_file() for name in VAE] == [n == there for n in VAE]
+
+
+@pytest.mark.parametrize("there", VAE)
+def test_one_that_is_there_under_one_name_is_not_fetched(cache, hub, there):
+    other = download(cache, OTHER, "config.json", there, branch="v2")
+    config = vllm_config(revision="v2")
+    assert whole_checkpoint(config, ("config.json", VAE)) == other
+    assert hub.asked == []
+
+
+def test_one_that_is_nowhere_is_told_with_all_its_names(cache, hub):
+    download(cache, OTHER, "config.json", branch="v2")
+    expected = rf"lacks {' or '.join(VAE)}, .*404.* {' '.join(VAE)} --revision {OTHER}$"
+    with pytest.raises(CheckpointError, match=expected):
+        whole_checkpoint(vllm_config(revision="v2"), ("config.json", VAE))
+
+
 # -------- directories
 
 
@@ -252,13 +215,57 @@ def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(ca
     assert local_checkpoint(vllm_config(model=str(other)).model_config) == other
 
 
+# -------- HF_HOME and HF_HUB_OFFLINE, of the environment
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_process_finds_it_below_hf_home(tmp_path, offline):
+    main = download(tmp_path / "hub", MAIN, *SIDE_FILES, branch="main")
+    program = (
+        "from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir\n"
+        f"print(checkpoint_dir({MODEL!r}, side_files={SIDE_FILES!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": offline,
+            "HF_ENDPOINT": NOWHERE,
+            "PYTHONPATH": ":".join(sys.path),
+        },
+    )
+    assert done.stdout.strip() == str(main)
+
+
+# -------- batch jobs
+
+
+def test_a_batch_job_reads_the_revision_that_its_engine_runs(
+    cache, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path / "speakers"))
+    main, other = as_the_host_leaves_it(cache)
+    (main / "config.json").write_text('{"model_type": "llama"}')
+    (other / "config.json").write_text('{"model_type": "fish_qwen3_omni"}')
+    with pytest.raises(ConfigError, match="is of no family that we know"):
+        OfflineSpeakers(SyncInProcessEngine(model=MODEL))
+    speakers = OfflineSpeakers(SyncInProcessEngine(model=MODEL, revision="v2"))
+    prompts: Any = speakers._prompts
+    assert prompts._model == str(other), "and its tokenizer is of it"
+    speakers._store.close()
+
+
 # -------- the families
 
 
 @pytest.mark.parametrize("family", [f for f in families() if f.encoders_part])
 def test_a_family_with_encoders_says_which_files_they_read(family):
     assert family.side_files
-    assert not any(Path(name).is_absolute() for name in family.side_files)
+    names = [n for f in family.side_files for n in ((f,) if isinstance(f, str) else f)]
+    assert not any(Path(name).is_absolute() for name in names)
 
 
 def test_the_api_process_loads_no_torch_for_it():

@@ -40,6 +40,11 @@ class OfflineEngine(SyncEngine, Protocol):
         """The checkpoint: a folder, or a Hugging Face id."""
         ...
 
+    @property
+    def engine(self) -> Any:
+        """What runs its stages, and knows the revision that they loaded."""
+        ...
+
 
 class Prompts(Protocol):
     """Builds one family's prompts."""
@@ -62,9 +67,8 @@ class OfflineSpeakers:
     def __init__(self, omni: OfflineEngine):
         settings = load_settings()
         self._workers = SyncWorkers(omni)
-        model = str(omni.model)
         try:
-            model_dir = checkpoint_dir(model)
+            model, model_dir = _checkpoint_of(omni)
             self._family = family_of_checkpoint(model_dir)
         except CheckpointError as exc:
             raise ConfigError(str(exc)) from exc
@@ -183,6 +187,20 @@ class OfflineSpeakers:
         answers = self._workers.call(DESCRIBE)
         refuse_elsewhere(answers, self._store.home)
         return fingerprints_of(answers)
+
+
+def _checkpoint_of(omni: OfflineEngine) -> tuple[str, Path]:
+    """What tokenizers are loaded from, and the folder with the configs.
+
+    Of a revision both are the folder that the host put its tokenizer into.
+
+    Raises: CheckpointError.
+    """
+    [stage, *_] = omni.engine.stage_vllm_configs
+    model = str(omni.model)
+    revision = None if stage is None else stage.model_config.revision
+    model_dir = checkpoint_dir(model, revision)
+    return (model if revision is None else str(model_dir)), model_dir
 
 
 def _prompts(

@@ -15,6 +15,9 @@ from typing import Any
 
 from vllm_tts_cache.speaker.modes import CloneFacts, Mode, mode_of, possible_modes
 
+# A file of a checkpoint, or the names that it may have.
+SideFile = str | tuple[str, ...]
+
 _NO_PARTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -59,11 +62,13 @@ class Family:
         tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.
         deploy_file: Its stages on a CPU, for the trial commands and tests.
         side_files: Files of a checkpoint that its encoders read, all but the weights
-            that the host loads. Of a revision beside main nobody else fetches them.
+            that the host loads; of several names for one, the preferred one first.
+            Of a revision beside main nobody else fetches them.
         sample_rate_hz: Of what it speaks.
         failure_id: A token id that the model never samples; it ends a request whose
             speaker prompt is missing.
-        resumes: Whether a preempted request goes on as it would have.
+        resumes: Whether a preempted request goes on as it would have. Without, room
+            for all of a request is waited for before it starts.
         plausible_tokens: Of one that does not, how many tokens it plausibly takes to
             speak a text; None if only ``max_tokens`` can tell.
         limits: Of a clip.
@@ -86,10 +91,10 @@ class Family:
     offline_part: str = ""
     tiny_part: str = ""
     deploy_file: Path | None = None
-    side_files: tuple[str, ...] = ()
+    side_files: tuple[SideFile, ...] = ()
     sample_rate_hz: int
     failure_id: int | None = None
-    resumes: bool = True
+    resumes: bool = False
     plausible_tokens: Callable[[str], int] | None = None
     limits: ClipLimits = ClipLimits()
     stored_transcript_selects: bool = True

@@ -2,13 +2,15 @@
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import RemoteEntryNotFoundError
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.speaker.family import SideFile
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -21,7 +23,7 @@ def local_checkpoint(model_config: Any) -> Path:
     return checkpoint_dir(model_config.model, model_config.revision)
 
 
-def whole_checkpoint(vllm_config: Any, side_files: Sequence[str]) -> Path:
+def whole_checkpoint(vllm_config: Any, side_files: Sequence[SideFile]) -> Path:
     """Return the folder of the checkpoint that a worker has loaded, with these files.
 
     The host fetches all of a model's main revision. Of another one it fetches weights
@@ -43,7 +45,7 @@ def checkpoint_dir(
     model: str,
     revision: str | None = None,
     *,
-    side_files: Sequence[str] = (),
+    side_files: Sequence[SideFile] = (),
     download_dir: str | None = None,
     token: bool | str | None = None,
 ) -> Path:
@@ -52,8 +54,8 @@ def checkpoint_dir(
     Args:
         model: Either; an id must have been downloaded, some of its files at least.
         revision: Of the id; a directory has none.
-        side_files: Files that must be there too; of an id they are fetched if they
-            are not, unless Hugging Face is off line.
+        side_files: Files that must be there too, each under one of its names; of an id
+            they are fetched if they are not, unless Hugging Face is off line.
         download_dir: Where the host keeps downloaded weights, if not where all else is.
         token: For Hugging Face, as `huggingface_hub` takes it.
 
@@ -98,14 +100,16 @@ def _snapshot(model: str, revision: str | None, cache_dir: str | None) -> Path |
     return Path(folder)
 
 
-def _missing(folder: Path, files: Sequence[str]) -> list[str]:
-    return [name for name in files if not (folder / name).is_file()]
+def _missing(folder: Path, files: Sequence[SideFile]) -> list[tuple[str, ...]]:
+    """The names of each file that is there under none of them."""
+    named = [(file,) if isinstance(file, str) else file for file in files]
+    return [names for names in named if not any((folder / n).is_file() for n in names)]
 
 
 def _fetch(
     model: str,
     folder: Path,
-    files: Sequence[str],
+    files: Sequence[tuple[str, ...]],
     cache_dir: str | None,
     token: bool | str | None,
 ) -> None:
@@ -114,24 +118,38 @@ def _fetch(
     Raises: CheckpointError.
     """
     commit = folder.name  # a branch may have moved on since
-    names = ", ".join(files)
-    logger.info("Fetching %s of %s, revision %s.", names, model, commit)
+    logger.info("Fetching %s of %s, revision %s.", _listed(files), model, commit)
+
+    def fetch(name: str) -> None:
+        hf_hub_download(model, name, revision=commit, cache_dir=cache_dir, token=token)
+
     try:
-        for name in files:
-            hf_hub_download(
-                model, name, revision=commit, cache_dir=cache_dir, token=token
-            )
+        for names in files:
+            _fetch_one_of(names, fetch)
     except Exception as exc:  # the client's, of whatever it runs on
         first_line = str(exc).partition("\n")[0]
         command = _download_command(model, commit, files, cache_dir)
         raise CheckpointError(
             model,
-            f"its revision {commit} lacks {names}, and fetching failed "
+            f"its revision {commit} lacks {_listed(files)}, and fetching failed "
             f"({first_line or repr(exc)}); to download what is missing: {command}",
         ) from exc
 
 
-def _check_snapshot(directory: Path, side_files: Sequence[str]) -> None:
+def _fetch_one_of(names: Sequence[str], fetch: Callable[[str], None]) -> None:
+    for name in names[:-1]:
+        try:
+            return fetch(name)
+        except RemoteEntryNotFoundError:
+            continue  # it has another name there
+    return fetch(names[-1])
+
+
+def _listed(files: Sequence[tuple[str, ...]]) -> str:
+    return ", ".join(" or ".join(names) for names in files)
+
+
+def _check_snapshot(directory: Path, side_files: Sequence[SideFile]) -> None:
     """Refuse a folder of Hugging Face's cache that lacks files.
 
     With HF_HUB_OFFLINE, the host puts one in the place of the id. Of any other
@@ -150,14 +168,19 @@ def _check_snapshot(directory: Path, side_files: Sequence[str]) -> None:
         )
         raise CheckpointError(
             str(directory),
-            f"it lacks {', '.join(missing)}; to download it where there is a network: "
+            f"it lacks {_listed(missing)}; to download it where there is a network: "
             f"{command}",
         )
 
 
 def _download_command(
-    model: str, revision: str | None, files: Sequence[str], cache_dir: str | None
+    model: str,
+    revision: str | None,
+    files: Sequence[tuple[str, ...]],
+    cache_dir: str | None,
 ) -> str:
+    # Of several names, those that are not there are no error to that command.
+    names = [name for file in files for name in file]
     options = {"--revision": revision, "--cache-dir": cache_dir}
     given = [part for name, value in options.items() if value for part in (name, value)]
-    return shlex.join(["hf", "download", model, *files, *given])
+    return shlex.join(["hf", "download", model, *names, *given])

@@ -88,9 +88,8 @@ FAMILY = Family(
     # The last id of the codec vocabulary, where the talker masks every id from 2048 up
     # but its end of speech.
     failure_id=3071,
-    # The host keeps how far the text was fed and what each frame's codes were in
-    # buffers that it drops, or does not wind back.
-    resumes=False,
+    # It does not resume: the host keeps how far the text was fed and what each frame's
+    # codes were in buffers that it drops, or does not wind back.
     plausible_tokens=plausible_frames,
     asks_inline_transcript=True,
     is_default=True,

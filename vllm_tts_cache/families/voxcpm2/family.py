@@ -37,12 +37,11 @@ FAMILY = Family(
     offline_part=f"{_HERE}.offline:VoxCPM2Prompts",
     tiny_part=f"{_HERE}.tiny:TINY",
     deploy_file=stage_configs.FOLDER / "voxcpm2_cpu.yaml",
-    side_files=("config.json",),  # the encoder's file has one of two names
+    side_files=("config.json", ("audiovae.safetensors", "audiovae.pth")),
     sample_rate_hz=48_000,
     failure_id=3,  # only 0, go on, and 1, stop, are ever sampled
-    # What a position was made of lies in the worker, and a prompt that goes on with
-    # its outputs is longer than what was built for it.
-    resumes=False,
+    # It does not resume: what a position was made of lies in the worker, and a prompt
+    # that goes on with its outputs is longer than what was built for it.
     # As stock: continuation is what a request asks for.
     stored_transcript_selects=False,
 )
