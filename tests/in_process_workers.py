@@ -18,6 +18,7 @@ from vllm_tts_cache.model_executor import rpc
 from vllm_tts_cache.model_executor.agreement import ALONE
 from vllm_tts_cache.model_executor.load_speakers import build_worker_speakers
 from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.speaker.wire import Want, WantCall
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -33,7 +34,7 @@ class SpectrumEncoder:
     a call. ``thread`` was the last to call it.
     """
 
-    bytes_per_second = 0
+    need = MemoryNeed()
 
     def __init__(self, name):
         self.name = name

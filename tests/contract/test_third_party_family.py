@@ -39,13 +39,14 @@ import hashlib
 
 import numpy as np
 
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 
 class Peak:
     name = "peak"
     fingerprint = hashlib.sha256(b"peak 1").hexdigest()
-    bytes_per_second = 0
+    need = MemoryNeed()
 
     def encode(self, audio):
         return Encoding({"peak": np.abs(audio.samples).max(keepdims=True)})

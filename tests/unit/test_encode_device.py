@@ -14,9 +14,10 @@ from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.encode_device import MARGIN_BYTES, EncodeDevice
 from vllm_tts_cache.speaker import origin
 from vllm_tts_cache.speaker.origin import cpu_name
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Origin
 
-GIB = 1024**3
+MIB, GIB = 1024**2, 1024**3
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 META = torch.device("meta")
 ENCODING = make_encoding()
@@ -209,9 +210,13 @@ def test_another_error_is_not_tried_again(gpu):
 
 
 def test_the_need_of_the_longest_clip_is_logged_on_a_gpu_only(gpu, plugin_log):
-    EncodeDevice(CPU).log_need(60 * 1024**2)
+    needs = [
+        MemoryNeed(fixed_bytes=GIB, bytes_per_second=1),
+        MemoryNeed(fixed_bytes=300 * MIB, bytes_per_second=50 * MIB),
+    ]
+    EncodeDevice(CPU).log_need(needs)
     assert plugin_log.text == ""
-    EncodeDevice(GPU).log_need(60 * 1024**2)
+    EncodeDevice(GPU).log_need(needs)
     assert "30 s of reference audio takes up to 1800 MiB" in plugin_log.text
 
 
@@ -280,6 +285,7 @@ import threading, torch
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.speaker import origin
 from vllm_tts_cache.speaker.origin import cpu_name
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Origin
 
 def on_a_thread(act):

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -11,6 +11,7 @@ from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.encode_priority import give_way
 from vllm_tts_cache.speaker.origin import origin_of
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -64,15 +65,19 @@ class EncodeDevice:
         with self._on_stream():
             yield
 
-    def log_need(self, num_bytes_per_second: int) -> None:
-        """Say once, at the start, what the longest encode takes and nobody reserved."""
+    def log_need(self, needs: Iterable[MemoryNeed]) -> None:
+        """Say once, at the start, what the longest encode takes and nobody reserved.
+
+        Args:
+            needs: Of all encoders; one of them computes at a time.
+        """
         if self._is_cuda:
             seconds = DEFAULT_LIMITS.max_seconds
             logger.info(
                 "Encoding %g s of reference audio takes up to %.0f MiB of GPU memory "
                 "beside gpu_memory_utilization.",
                 seconds,
-                seconds * num_bytes_per_second / _MIB,
+                max(need.of(seconds) for need in needs) / _MIB,
             )
 
     def _prepare_thread(self) -> None:

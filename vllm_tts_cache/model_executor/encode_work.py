@@ -61,7 +61,7 @@ class StoredEncodeWork:
         """
         with self._device.entered():
             self._encoders = dict(load())
-        self._device.log_need(max(e.bytes_per_second for e in self._encoders.values()))
+        self._device.log_need([e.need for e in self._encoders.values()])
         return {name: e.fingerprint for name, e in self._encoders.items()}
 
     def warm_up(self) -> None:
@@ -127,5 +127,5 @@ class StoredEncodeWork:
         raise EncodeError("its encoding fits neither in memory nor on the disk")
 
     def _run(self, encoder: ReferenceEncoder, audio: ReferenceAudio) -> Encoding:
-        num_bytes = round(audio.seconds * encoder.bytes_per_second)
+        num_bytes = encoder.need.of(audio.seconds)
         return self._device.run(lambda: encoder.encode(audio), num_bytes)

@@ -1,9 +1,35 @@
 """The protocol of the networks that turn reference audio into encodings."""
 
+import math
+from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.store.encoding import Encoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Device memory that an encode takes beside the weights, at most.
+
+    What is computed in slices of time needs the same for every clip; the rest grows
+    with the clip, attention with its square. So the line is meant for clips of up to
+    30 s, and lies above what was measured of some of 3, 10 and 30 s.
+    """
+
+    fixed_bytes: int = 0
+    bytes_per_second: int = 0
+
+    def of(self, seconds: float) -> int:
+        """Bytes for so much audio."""
+        return self.fixed_bytes + math.ceil(seconds * self.bytes_per_second)
+
+    def scaled(self, share: float) -> "MemoryNeed":
+        """That of a network which is so much as wide."""
+        return MemoryNeed(
+            fixed_bytes=math.ceil(share * self.fixed_bytes),
+            bytes_per_second=math.ceil(share * self.bytes_per_second),
+        )
 
 
 class ReferenceEncoder(Protocol):
@@ -30,8 +56,8 @@ class ReferenceEncoder(Protocol):
         ...
 
     @property
-    def bytes_per_second(self) -> int:
-        """Device memory that a second of audio takes while it is encoded, at most."""
+    def need(self) -> MemoryNeed:
+        """What an encode takes."""
         ...
 
     def encode(self, audio: ReferenceAudio) -> Encoding:

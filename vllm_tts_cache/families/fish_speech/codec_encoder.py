@@ -15,6 +15,7 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.fish_speech.codec import (
     NUM_CODEBOOKS,
+    RELEASED,
     SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
     read_sizes,
@@ -29,6 +30,7 @@ from vllm_tts_cache.families.fish_speech.family import CODEC
 from vllm_tts_cache.families.fish_speech.resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.
@@ -36,6 +38,11 @@ REVISION = 1
 
 # Positions of the transformer before the quantizer; 190 s, of one frame each.
 _MAX_FRAMES = 4_096
+
+# Of the released width; see docs/gpu.md for where the figures come from. Two slices
+# are fixed. What grows is mostly the masks of attention, whatever the width.
+_FIXED_BYTES = 192 * 1024**2
+_BYTES_PER_SECOND = 4 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -45,8 +52,8 @@ class CodecEncoder:
     network: DAC
     device: torch.device
     fingerprint: str
+    need: MemoryNeed
     name: str = CODEC
-    bytes_per_second: int = 60 * 1024**2  # 1.6 GiB for 30 s
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; its last frame may be filled up with silence.
@@ -105,5 +112,9 @@ def load_codec_encoder(model_dir: Path, device: torch.device) -> CodecEncoder:
             resampler=RESAMPLER,
             weights=weights,
             settings=settings,
+        ),
+        need=MemoryNeed(
+            fixed_bytes=_FIXED_BYTES * sizes.encoder_dim // RELEASED.encoder_dim,
+            bytes_per_second=_BYTES_PER_SECOND,
         ),
     )

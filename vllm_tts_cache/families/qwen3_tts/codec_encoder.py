@@ -26,6 +26,7 @@ from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
 from vllm_tts_cache.speaker.checkpoint_files import read_json
 from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.
@@ -65,6 +66,11 @@ _READ = (
     "vector_quantization_hidden_dimension",
 )
 
+# With the released 64 filters; see docs/gpu.md for where the figures come from. Two
+# slices are fixed.
+_NUM_FILTERS = 64
+_NEED = MemoryNeed(fixed_bytes=128 * 1024**2, bytes_per_second=4 * 1024**2)
+
 # Longer than any audio: the official package's transformers, 4.57, knows no window
 # here, and with one at least as long as the input this one's attention is the same,
 # plain causal kernel.
@@ -86,8 +92,8 @@ class CodecEncoder:
     samples_per_frame: int
     num_codebooks: int
     fingerprint: str
+    need: MemoryNeed
     name: str = CODEC
-    bytes_per_second: int = 24 * 1024**2  # 0.6 GiB for 30 s
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; its last frame may be filled up with silence.
@@ -141,6 +147,7 @@ def load_codec_encoder(model_dir: Path, device: torch.device) -> CodecEncoder:
             weights=weights,
             settings=_settings(config),
         ),
+        need=_NEED.scaled(config.encoder_config.num_filters / _NUM_FILTERS),
     )
 
 

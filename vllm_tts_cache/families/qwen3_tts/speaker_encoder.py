@@ -25,6 +25,7 @@ from vllm_tts_cache.families.qwen3_tts.mel import mel_filters
 from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
 from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.
@@ -37,6 +38,9 @@ _NUM_FFT = 1024
 _NUM_MELS = 128
 _HOP_SAMPLES = 256
 _MAX_HZ = 12_000
+
+# See docs/gpu.md for where it comes from.
+_NEED = MemoryNeed(bytes_per_second=10 * 1024**2)
 
 # All that is read of the encoder's config but its rate, which can be no other.
 _READ = (
@@ -59,7 +63,7 @@ class SpeakerEncoder:
     device: torch.device
     fingerprint: str
     name: str = SPEAKER
-    bytes_per_second: int = 24 * 1024**2  # less than the codec's
+    need: MemoryNeed = _NEED
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio of at least 0.1 s.

@@ -27,11 +27,15 @@ from vllm_tts_cache.families.voxcpm2.positions import (
 from vllm_tts_cache.speaker.checkpoint import assign_float32
 from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what an encoder computes.
 REVISION = 1
+
+# With the released 128 channels, not in slices; see docs/gpu.md for its source.
+_NUM_CHANNELS = 128
+_NEED = MemoryNeed(bytes_per_second=64 * 1024**2)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -49,7 +53,7 @@ class AudioVAEEncoder:
     fills_up_before: bool
     fingerprint: str
     name: str
-    bytes_per_second: int = 64 * 1024**2  # 1.9 GiB for 30 s
+    need: MemoryNeed
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio, filled up with silence to whole positions.
@@ -123,5 +127,6 @@ def load_reference_encoders(
                 settings=settings,
             ),
             name=name,
+            need=_NEED.scaled(sizes.encoder_dim / _NUM_CHANNELS),
         )
     return encoders
