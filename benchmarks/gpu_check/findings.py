@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -49,7 +50,6 @@ def table(findings: Sequence[Finding], title: str) -> Table:
         drawn.add_column(column, overflow="fold")
     for one in findings:
         verdict = f"[{_STYLES[one.verdict]}]{one.verdict.value}[/]"
-        drawn.add_row(
-            one.family, one.encoder, one.check, one.found, one.expected, verdict
-        )
+        found = escape(one.found)  # an error may be in it
+        drawn.add_row(one.family, one.encoder, one.check, found, one.expected, verdict)
     return drawn

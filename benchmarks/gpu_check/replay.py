@@ -14,6 +14,7 @@ Act = Callable[[], object]
 
 # Of a decode step: many small kernels, one after the other, as of 4 requests.
 _NUM_LAYERS, _WIDTH, _NUM_ROWS = 300, 2_560, 4
+ALONE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def cuda_gaps(encode: Act, device: torch.device) -> Mapping[str, Gaps]:
     }
     encode()  # the first one loads kernels
     alone = Replay(device, lowest)
-    gaps = {"alone": gaps_alone(alone, 2.0)}
+    gaps = {"alone": gaps_alone(alone, ALONE_SECONDS)}
     for name, (of_replay, of_encode) in beside.items():
         replay = Replay(device, of_replay)
         gaps[name] = gaps_beside(replay, _on_stream(encode, device, of_encode))

@@ -2,6 +2,8 @@
 
 import json
 import time
+from contextlib import nullcontext
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from benchmarks.gpu_check import checks, determinism, precision, replay
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.findings import Finding, Verdict
 from benchmarks.gpu_check.memory import MIB, Need, measure_need
+from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
@@ -209,6 +212,57 @@ def test_an_encode_that_fails_is_told():
         replay.gaps_beside(lambda: None, fail)
 
 
+class Stream:
+    """torch's stream, where there is no GPU."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, _device, priority):
+        self.made.append(priority)
+
+    @staticmethod
+    def priority_range():
+        return 0, -5
+
+    def wait_stream(self, other):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+class Graph:
+    """torch's graph: a replay takes a millisecond."""
+
+    def replay(self):
+        time.sleep(0.001)
+
+
+def test_a_graph_is_replayed_alone_and_beside_encodes_of_each_priority(monkeypatch):
+    """The calls in their order, and no more than that: the GPU is a stand-in."""
+    cuda = replay.torch.cuda
+    monkeypatch.setattr(cuda, "Stream", Stream)
+    monkeypatch.setattr(cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(cuda, "graph", lambda _graph, **_: nullcontext())
+    monkeypatch.setattr(replay, "_NUM_LAYERS", 2)
+    monkeypatch.setattr(replay, "_WIDTH", 8)
+    monkeypatch.setattr(replay, "ALONE_SECONDS", 0.05)
+    Stream.made.clear()
+    found = replay.cuda_gaps(lambda: time.sleep(0.02), CPU)
+    assert [name.partition(" an encode at ")[2] for name in found] == [
+        "",
+        "low priority",
+        "high priority",
+        "low",
+    ]
+    assert all(gaps.num_replays > 3 and gaps.p50_ms >= 1 for gaps in found.values())
+    of_replays_and_encodes = [0, 0, 0, 0, -5, -5, 0]
+    assert Stream.made == of_replays_and_encodes
+
+
 def test_a_decode_like_step_runs():
     assert torch.isfinite(replay.decode_step(CPU)()).all()
 
@@ -251,11 +305,27 @@ def test_on_a_cpu_it_checks_every_encoder_of_a_family_and_writes_a_file(
     assert all(need["measured"]["peaks"] for need in needs)
 
 
+def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(monkeypatch):
+    class Broken(Envelope):
+        def encode(self, _audio):
+            raise EncodeError("out of memory [sic]")
+
+    loaded = [subject(Broken()), subject(Envelope())]
+    monkeypatch.setattr(command, "_subjects", lambda *_: loaded)
+    found = command.run([(None, None)], CPU, [])
+    broken = [one for one in found if one.verdict is Verdict.FAILS]
+    assert [one.check for one in broken] == ["history", "exactness", "need"]
+    assert all("out of memory" in one.found for one in broken)
+    assert len(found) == len(broken) + 7 + 1, "the other's, and what came before"
+
+
 def test_a_check_that_fails_is_status_1(monkeypatch, capsys):
     failed = Finding(
-        family="toy", encoder="x", check="c", found="other", verdict=Verdict.FAILS
+        family="toy", encoder="x", check="c", found="as [sic]", verdict=Verdict.FAILS
     )
     monkeypatch.setattr(command, "run", lambda *_: [failed])
     monkeypatch.setattr(command, "trial_families", dict)
     assert command.main(["--device", "cpu"]) == 1
-    assert "fails" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "fails" in shown
+    assert "as [sic]" in shown

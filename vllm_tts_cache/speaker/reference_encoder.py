@@ -14,7 +14,7 @@ class MemoryNeed:
 
     What is computed in slices of time needs the same for every clip; the rest grows
     with the clip, attention with its square. So the line is meant for clips of up to
-    30 s, and lies above what was measured of some of 3, 10 and 30 s.
+    30 s, and lies above what was measured of some lengths (docs/gpu.md).
     """
 
     fixed_bytes: int = 0
