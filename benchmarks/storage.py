@@ -18,17 +18,20 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.catalogue import open_catalogue
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord
+from vllm_tts_cache.catalogue.record import (
+    AUDIO_KIND,
+    NewSpeaker,
+    Segment,
+    SpeakerRecord,
+)
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, usage
-from vllm_tts_cache.catalogue.segment import Segment
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import SpeakerNotFoundError
 from vllm_tts_cache.store import serde
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import AUDIO_KIND, EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE

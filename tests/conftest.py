@@ -19,8 +19,7 @@ from tests.served import (  # noqa: F401  fixtures and a hook of all that follow
     servers,
     shared_server,
 )
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import default_family, families
+from vllm_tts_cache.speaker.family import Family, default_family, families
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 ORDER = {family.name: place for place, family in enumerate(families())}

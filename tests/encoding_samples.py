@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.stats import Budget
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE

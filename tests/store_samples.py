@@ -9,9 +9,10 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.store.speaker_store import Registered, SpeakerStore
+from vllm_tts_cache.store.registrations import Registered
+from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 RATE = 24_000
 

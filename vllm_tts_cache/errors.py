@@ -1,7 +1,7 @@
 """Every exception this package raises on purpose.
 
 They are classed by who can fix them; the HTTP layer maps classes to statuses
-(``entrypoints/http_errors.py``), so a new error belongs under the branch that
+(``entrypoints/routing.py``), so a new error belongs under the branch that
 says who that is.
 """
 

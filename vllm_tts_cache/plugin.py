@@ -30,13 +30,15 @@ def register() -> None:
     """
     if not _host_is_supported() or not _is_enabled():
         return
-    from vllm_tts_cache.model_executor import install as install_model_executor
+    _replace_models()
+    from vllm_tts_cache.model_executor import scheduler, worker_methods
 
-    install_model_executor.install()
+    worker_methods.install()
+    scheduler.install()
     if _OFFLINE in sys.modules:
-        from vllm_tts_cache.entrypoints import offline_rpc
+        from vllm_tts_cache.entrypoints.attach import attach_offline
 
-        offline_rpc.install()
+        attach_offline()
     if _API_SERVER in sys.modules:
         from vllm_tts_cache.entrypoints.attach import attach
 
@@ -65,6 +67,16 @@ def cpu_platform() -> str | None:
     if accelerator.is_available() or not accelerator.vllm_is_for_cpus():
         return None
     return "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
+
+
+def _replace_models() -> None:
+    from vllm_omni.model_executor.models.registry import OmniModelRegistry
+
+    from vllm_tts_cache.speaker.family import families
+
+    for family in families():
+        for architecture, ours in family.models.items():
+            OmniModelRegistry.register_model(architecture, ours)
 
 
 def _is_enabled() -> bool:

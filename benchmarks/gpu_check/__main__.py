@@ -35,12 +35,10 @@ from benchmarks.gpu_check.checks import CHECKS, Subject
 from benchmarks.gpu_check.findings import Finding, Verdict, table
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.files import publish
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import family_of_checkpoint, trial_families
+from vllm_tts_cache.speaker.family import Family, family_of_checkpoint, trial_families
 from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
 from vllm_tts_cache.speaker.origin import origin_of
-from vllm_tts_cache.testing.encoder_size import ENCODER_SIZES
-from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
+from vllm_tts_cache.testing.tiny_checkpoint import ENCODER_SIZES, TinyCheckpoint
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import Family, families
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint, serve_arguments
 
 TRANSCRIPT = "The keeper counts the ships at dusk, and writes each name into a book."

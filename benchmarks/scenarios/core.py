@@ -28,7 +28,7 @@ from benchmarks.storage import (
     speaker_name,
 )
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import EncodingKey
 
 NAME = "core"
 ENCODING_KIB = (1, 10, 100)

@@ -10,7 +10,7 @@ from vllm_omni.entrypoints.omni_base import omni_snapshot_download
 from tests.fake_hub import vllm_config
 from tests.host_source import code_of
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import families
 from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint, whole_checkpoint
 
 ID = "Qwen/Qwen3-TTS-12Hz-1.7B-Base"

@@ -11,7 +11,7 @@ from tests.families.cases import cases
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidAudioError
-from vllm_tts_cache.speaker.listing import default_family
+from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.origin import origin_of
 
 

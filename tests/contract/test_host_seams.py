@@ -44,10 +44,10 @@ def test_seam_worker_rpc_every_worker_inherits_the_mixin(path, worker):
 
 
 def test_seam_worker_rpc_our_methods_collide_with_none_of_the_hosts():
-    from vllm_tts_cache.model_executor import rpc
+    from vllm_tts_cache.model_executor import worker_methods
 
     for path in ("worker/mixins.py", "worker/base.py", "worker/gpu_ar_worker.py"):
-        for method in rpc.METHODS:
+        for method in worker_methods.METHODS:
             assert f"def {method.__name__}(" not in code_of(path), method.__name__
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from vllm_tts_cache.model_executor.float32 import hold_exact_matmuls
-from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.precision import exact_float32, hold_exact_matmuls
 
 GPU = torch.device("cuda")  # its flags are there without one
 

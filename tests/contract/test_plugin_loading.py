@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_tts_cache.speaker.listing import GROUP, families
+from vllm_tts_cache.speaker.family import GROUP, families
 
 HEAVY = ("torch", "vllm", "vllm_omni", "numpy", "fastapi", "safetensors", "soundfile")
 REPOSITORY = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.entrypoints.openai import api_server, tts_adapters
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
 from vllm_omni.worker.mixins import OmniWorkerMixin
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import families
 
 def fingerprint():
     return {

@@ -20,7 +20,7 @@ from tests.in_process_workers import (
     worker_speakers,
 )
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.model_executor import sleep
+from vllm_tts_cache.model_executor import worker_methods
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.opening import open_store
 
@@ -64,7 +64,7 @@ def speakers(tmp_path):
 @pytest.fixture
 def executor(speakers):
     """vLLM's executor of one worker of the host, whose model is a talker of ours."""
-    sleep.install()
+    worker_methods.install()
     worker: Any = object.__new__(GPUARWorker)
     worker.rank, worker.device = 0, "cpu"
     talker = SimpleNamespace(tts_cache_speakers=speakers)

@@ -14,8 +14,8 @@ from tests.audio_clips import sndfile_bytes, voiced
 from tests.in_process_workers import clip, new_speaker, store_clip
 from tests.speech_server import Server, running
 from vllm_tts_cache.audio.decode import decode
-from vllm_tts_cache.entrypoints.poller import GoneError
-from vllm_tts_cache.speaker.listing import default_family
+from vllm_tts_cache.entrypoints.wants import GoneError
+from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.ref import FIELD
 
 

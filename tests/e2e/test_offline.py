@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_tts_cache.speaker.listing import default_family
+from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -10,8 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import Family, families
 from vllm_tts_cache.speaker.modes import Mode
 
 

@@ -29,12 +29,11 @@ from tests.speech_server import Server, running
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError
-from vllm_tts_cache.model_executor import rpc
+from vllm_tts_cache.model_executor import worker_methods
 from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.offline.speakers import OfflineSpeakers
 from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import Family, families
 
 VOICES = "/v1/audio/voices"
 # Nobody listens there: a request that is refused fetches nothing.
@@ -160,7 +159,7 @@ def test_the_worker_says_the_same_and_loads_no_encoders(refusing):
     if (model := talker(refusing)) is None:
         pytest.skip("no worker class of ours: the host's own runs")
     assert model.tts_cache_speakers is None
-    for method in rpc.METHODS:
+    for method in worker_methods.METHODS:
         [[answer]] = InProcessEngine(worker(model)).called(method.__name__)
         assert wire.decode(wire.Unsupported, answer).reason == refusing.reason
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.families.cases import cases
 from tests.families.identity import identities_of
 from tests.families.test_shared import audio
-from vllm_tts_cache.speaker import fingerprint
+from vllm_tts_cache.speaker import checkpoint
 
 CPU = torch.device("cpu")
 EVERY = [(case.family, name) for case in cases() for name in case.family.encoders]
@@ -33,7 +33,7 @@ def load(family, directory, name):
 def identities():
     """What fingerprints are made of inside the block: weights and the rest of each."""
     seen, weights = {}, []
-    real_weights, real_sha256 = fingerprint.weights_sha256, fingerprint._sha256
+    real_weights, real_sha256 = checkpoint.weights_sha256, checkpoint._sha256
 
     def of_weights(given):
         weights.append(given)
@@ -45,8 +45,8 @@ def identities():
         return digest
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprint, "weights_sha256", of_weights)
-        patch.setattr(fingerprint, "_sha256", of_identity)
+        patch.setattr(checkpoint, "weights_sha256", of_weights)
+        patch.setattr(checkpoint, "_sha256", of_identity)
         yield seen
 
 
@@ -109,8 +109,8 @@ def test_it_moves_with_every_weight(owner, name, known):
     _, weights, identity = known(owner, name)
     for changed in weights:
         nudged = {**weights, changed: other(weights[changed])}
-        moved = {**identity, "weights": fingerprint.weights_sha256(nudged)}
-        assert fingerprint._sha256(moved) != fingerprint._sha256(identity), changed
+        moved = {**identity, "weights": checkpoint.weights_sha256(nudged)}
+        assert checkpoint._sha256(moved) != checkpoint._sha256(identity), changed
 
 
 @every_encoder

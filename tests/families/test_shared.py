@@ -14,7 +14,7 @@ from tests.audio_clips import voiced
 from tests.families.cases import cases
 from tests.tiny_files import contents
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.speaker.listing import families, family_of_checkpoint
+from vllm_tts_cache.speaker.family import families, family_of_checkpoint
 from vllm_tts_cache.speaker.modes import CloneFacts
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ def encoders(tiny):
 def test_ours_are_all_there_and_can_be_read_without_torch():
     program = (
         "import sys\n"
-        "from vllm_tts_cache.speaker.listing import families\n"
+        "from vllm_tts_cache.speaker.family import families\n"
         "print([f.name for f in families()])\n"
         "print({'torch', 'vllm', 'vllm_omni', 'transformers'} & set(sys.modules))\n"
     )

@@ -3,7 +3,7 @@ import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
 from vllm_tts_cache.audio.decode import decode
-from vllm_tts_cache.audio.levels import active_level_dbfs
+from vllm_tts_cache.audio.limits import active_level_dbfs
 from vllm_tts_cache.errors import InvalidAudioError
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vllm_tts_cache.entrypoints.cli import main
-from vllm_tts_cache.speaker.listing import trial_families
+from vllm_tts_cache.speaker.family import trial_families
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["make-checkpoint", "--help"]])

@@ -12,7 +12,7 @@ from vllm_tts_cache.entrypoints.cli.demo_story import (
     Story,
     acts_of,
 )
-from vllm_tts_cache.speaker.listing import trial_families
+from vllm_tts_cache.speaker.family import trial_families
 from vllm_tts_cache.testing.client import SpeechClient
 
 IN_CONTEXT, X_VECTOR = "in_context", "x_vector"

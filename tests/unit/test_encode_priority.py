@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.encoding_samples import make_encoding
-from vllm_tts_cache.model_executor.encode_device import EncodeDevice
-from vllm_tts_cache.model_executor.encode_priority import ENCODE_NICE
+from vllm_tts_cache.model_executor.encode_device import ENCODE_NICE, EncodeDevice
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux has nice threads"
@@ -82,7 +81,7 @@ def test_an_accelerators_encode_thread_keeps_its_priority():
 
 PRELUDE = """
 import os, threading
-from vllm_tts_cache.model_executor.encode_priority import give_way
+from vllm_tts_cache.model_executor.encode_device import give_way
 
 def nice_of(thread_id):
     return os.getpriority(os.PRIO_PROCESS, int(thread_id))

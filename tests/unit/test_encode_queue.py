@@ -7,14 +7,13 @@ import pytest
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor import encode_queue
+from vllm_tts_cache.model_executor import encode_jobs
+from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Lane, Report
 from vllm_tts_cache.model_executor.encode_queue import (
     MAX_ASIDE_SECONDS,
     EncodeQueue,
     MissingAudioError,
-    Report,
 )
-from vllm_tts_cache.model_executor.waiting_line import EncodeJob, Lane
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -223,7 +222,7 @@ def test_an_error_without_text_still_has_a_reason(rig):
 
 
 def test_failures_are_remembered_up_to_a_number(rig, monkeypatch):
-    monkeypatch.setattr(encode_queue, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(encode_jobs, "MAX_REMEMBERED", 2)
     for name in "abc":
         rig.work.errors[name] = EncodeError(f"{name} cannot")
         rig.want(name)
@@ -273,7 +272,7 @@ def test_forcing_joins_an_encode_that_is_forced_already(rig):
 
 
 def test_finished_force_ids_are_remembered_up_to_a_number(rig, monkeypatch):
-    monkeypatch.setattr(encode_queue, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(encode_jobs, "MAX_REMEMBERED", 2)
     for name in ("x", "y", "z"):
         rig.want(force_id=name)
         rig.run()

@@ -15,12 +15,12 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import poller
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import Lookups
-from vllm_tts_cache.entrypoints.poller import AudioGoneError, GoneError
+from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError
 from vllm_tts_cache.errors import (
     EncodeError,
     EncodeTimeoutError,

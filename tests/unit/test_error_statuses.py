@@ -6,10 +6,10 @@ from fastapi.routing import APIRouter
 from fastapi.testclient import TestClient
 
 from vllm_tts_cache import errors
-from vllm_tts_cache.entrypoints import http_errors
-from vllm_tts_cache.entrypoints.guarded_route import GuardedRoute
-from vllm_tts_cache.entrypoints.poller import AudioGoneError, GoneError
+from vllm_tts_cache.entrypoints import routing
+from vllm_tts_cache.entrypoints.routing import GuardedRoute
 from vllm_tts_cache.entrypoints.service import CannotCloneError
+from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError
 from vllm_tts_cache.speaker.rpc_client import ForeignStoreError, UnsupportedModelError
 
 ERRORS = [
@@ -17,7 +17,7 @@ ERRORS = [
     (errors.InvalidSpeakerError("name", "it is empty"), 400, "BadRequestError"),
     (errors.SpeakerRequestError("no"), 400, "BadRequestError"),
     (errors.SpeakerNotFoundError("ann"), 404, "NotFoundError"),
-    (http_errors.NoSpeechModelError(), 404, "NotFoundError"),
+    (routing.NoSpeechModelError(), 404, "NotFoundError"),
     (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
     (errors.SpeakerLimitError(3), 409, "ConflictError"),
     (errors.AudioBudgetError(1000), 409, "ConflictError"),
@@ -91,14 +91,14 @@ def test_a_voices_route_answers_an_error_in_the_hosts_shape(error, status, kind)
 def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
     error, status, kind
 ):
-    told = http_errors.error_response(error).error
+    told = routing.error_response(error).error
     expected = (400, "BadRequestError") if status == 404 else (status, kind)
     assert (told.code, told.type) == expected
     assert told.message == str(error)
 
 
 def test_details_stand_beside_the_error():
-    response = http_errors.json_response(errors.EncodeError("no"), voice="ann")
+    response = routing.json_response(errors.EncodeError("no"), voice="ann")
     body = json.loads(bytes(response.body))
     assert body["voice"] == "ann"
     assert body["error"]["message"] == "no"
@@ -156,9 +156,9 @@ def test_a_deletion_under_way_says_how_far_it_is_and_to_repeat_it():
     ],
 )
 def test_a_503_that_ends_by_itself_says_when_to_come_back(error):
-    for answer_of in (http_errors.json_response, http_errors.speech_response):
+    for answer_of in (routing.json_response, routing.speech_response):
         answer = answer_of(error)
         assert answer.status_code == 503
         assert answer.headers["Retry-After"] == "3"
-    other = http_errors.json_response(errors.EncodeError("no"))
+    other = routing.json_response(errors.EncodeError("no"))
     assert "Retry-After" not in other.headers

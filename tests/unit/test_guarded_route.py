@@ -7,7 +7,7 @@ import pytest
 from fastapi import APIRouter, FastAPI, File, UploadFile
 from pydantic import BaseModel
 
-from vllm_tts_cache.entrypoints.guarded_route import guarded_route
+from vllm_tts_cache.entrypoints.routing import guarded_route
 
 LIMIT = 100_000
 

@@ -15,8 +15,7 @@ from vllm.multimodal.media import MediaConnector
 
 from tests.audio_clips import sndfile_bytes, voiced
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
-from vllm_tts_cache.catalogue.record import NewSpeaker
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import inline
 from vllm_tts_cache.entrypoints.executors import Lookups

@@ -24,7 +24,7 @@ from tests.fake_hub import (
 from tests.in_process_workers import SyncInProcessEngine
 from vllm_tts_cache.errors import CheckpointError, ConfigError
 from vllm_tts_cache.offline import OfflineSpeakers
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import families
 from vllm_tts_cache.speaker.local_checkpoint import (
     checkpoint_dir,
     local_checkpoint,

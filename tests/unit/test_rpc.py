@@ -36,8 +36,8 @@ from vllm_tts_cache.speaker.rpc_client import (
     refuse_elsewhere,
 )
 from vllm_tts_cache.speaker.wire import JobState
+from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.home import StoreHome
-from vllm_tts_cache.store.keys import EncodingKey
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.throttled_log import ThrottledLog
 

@@ -16,7 +16,7 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import service as service_module
@@ -33,7 +33,7 @@ from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerNotFoundError,
 )
-from vllm_tts_cache.speaker.listing import default_family
+from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.rpc_client import ForeignStoreError
 
 NAMES = ("speaker", "codec")

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key
-from vllm_tts_cache.model_executor.waiting_line import EncodeJob, Lane, WaitingLine
+from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Lane, WaitingLine
 
 FOREVER = 1e9
 

@@ -19,15 +19,15 @@ from tests.in_process_workers import (
     want_call,
     worker_speakers,
 )
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
-from vllm_tts_cache.speaker.listing import default_family
+from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.origin import origin_of
 from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")

@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_tts_cache.audio.containers import PcmBlock, read_blocks
-from vllm_tts_cache.audio.levels import (
+from vllm_tts_cache.audio.limits import (
+    DEFAULT_LIMITS,
     FULL_SCALE,
+    AudioLimits,
     AudioWarning,
     active_level_dbfs,
     check_level,
     clipped_share,
 )
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS, AudioLimits
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import InvalidAudioError
 

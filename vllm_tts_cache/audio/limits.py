@@ -1,8 +1,29 @@
-"""What a reference audio may measure."""
+"""What a reference audio may measure, and how loud it is: silent, low, or clipped.
+
+The *active level* is the RMS that at least 0.2 s of the clip reach: the clip is cut
+into frames of 20 ms, each frame's mean is removed, and the tenth loudest frame is
+taken. So a constant offset is silence, and so are a few clicks; a short word in a
+long pause is not.
+"""
 
 from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from vllm_tts_cache.errors import InvalidAudioError
+
+SILENCE_DBFS = -60.0
+LOW_LEVEL_DBFS = -40.0
+# The largest 16-bit sample is 0.99997; a sine that only touches full scale stays
+# above this for fewer than three samples at the usual rates.
+FULL_SCALE = 0.9999
+MAX_CLIPPED_SHARE = 1e-3
+
+_FRAMES_PER_SECOND = 50
+_NUM_ACTIVE_FRAMES = 10  # 0.2 s
+_FLOOR_POWER = 1e-20  # -200 dBFS stands for digital silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +83,58 @@ class AudioLimits:
 
 
 DEFAULT_LIMITS = AudioLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class AudioWarning:
+    """Something that a listener would mind, but that does not refuse the clip."""
+
+    code: Literal["clipping", "low_level"]
+    message: str
+
+
+def active_level_dbfs(samples: npt.NDArray[np.float32], sample_rate_hz: int) -> float:
+    """The active level of ``(num_samples,)`` audio, in dB relative to full scale."""
+    size = min(samples.size, sample_rate_hz // _FRAMES_PER_SECOND)
+    frames = samples[: samples.size // size * size].reshape(-1, size)
+    # float64: the square of a large float32 sample overflows.
+    power = np.sort(np.var(frames, axis=1, dtype=np.float64))[::-1]
+    reached = power[min(power.size, _NUM_ACTIVE_FRAMES) - 1]
+    return float(10 * np.log10(max(reached, _FLOOR_POWER)))
+
+
+def clipped_share(at_full_scale: npt.NDArray[np.bool_]) -> float:
+    """Share of samples that begin three in a row at full scale.
+
+    A single sample at full scale is a peak; a flat top is clipping.
+    """
+    flat = at_full_scale[:-2] & at_full_scale[1:-1] & at_full_scale[2:]
+    return float(np.count_nonzero(flat) / max(at_full_scale.size, 1))
+
+
+def check_level(level_dbfs: float, clipped: float) -> tuple[AudioWarning, ...]:
+    """Refuse silence; warn of a low level and of clipping.
+
+    Raises:
+        InvalidAudioError: The active level is below ``SILENCE_DBFS``.
+    """
+    if level_dbfs < SILENCE_DBFS:
+        raise InvalidAudioError(
+            f"it is silent: no 0.2 s of it reach {SILENCE_DBFS:g} dBFS (RMS of 20 ms "
+            f"frames without their mean); the loudest reach {level_dbfs:.1f} dBFS."
+        )
+    warnings = []
+    if level_dbfs < LOW_LEVEL_DBFS:
+        low = f"the loudest 0.2 s reach only {level_dbfs:.1f} dBFS (RMS)"
+        warnings.append(
+            AudioWarning("low_level", f"{low}; record above {LOW_LEVEL_DBFS:g} dBFS.")
+        )
+    if clipped > MAX_CLIPPED_SHARE:
+        warnings.append(
+            AudioWarning(
+                "clipping",
+                f"{clipped:.2%} of the samples lie in flat tops at full scale; "
+                "record with less gain.",
+            )
+        )
+    return tuple(warnings)

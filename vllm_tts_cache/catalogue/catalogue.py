@@ -16,8 +16,7 @@ from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import DeletionProgress
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.names import fold, is_storable
-from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, SpeakerRecord
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, Segment, SpeakerRecord
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.files import shared_file_system

@@ -1,8 +1,9 @@
-"""What is registered, and what registering takes."""
+"""What is registered, what registering takes, and what its files count as."""
 
 import math
 import struct
 from dataclasses import InitVar, dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
@@ -10,6 +11,14 @@ from vllm_tts_cache.errors import InvalidSpeakerError
 
 DEFAULT_TENANT = "default"
 MAX_EMBEDDING_DIM = 4096
+AUDIO_KIND = "audio"  # a stored file that is no encoding
+
+
+class Segment(str, Enum):
+    """Whose it is; each segment has its own part of every budget."""
+
+    REGISTERED = "registered"
+    INLINE = "inline"
 
 
 class TextLimit(NamedTuple):

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, func, select
 
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.schema import slices, stored_file, usage
-from vllm_tts_cache.catalogue.segment import Segment
-
-AUDIO_KIND = "audio"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,18 +12,18 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed
 from vllm_tts_cache.entrypoints.inline import Clip
-from vllm_tts_cache.entrypoints.outcomes import report
-from vllm_tts_cache.entrypoints.poller import GoneError
 from vllm_tts_cache.entrypoints.request_speaker import (
     as_clone,
     clone_facts,
     drop_what_is_ignored,
     names_speaker,
     refuse_embedding,
+    report,
     single_url,
     speak_by_embedding,
 )
 from vllm_tts_cache.entrypoints.service import SpeakerService
+from vllm_tts_cache.entrypoints.wants import GoneError
 from vllm_tts_cache.errors import (
     CheckpointError,
     InvalidAudioError,

@@ -1,11 +1,11 @@
-"""Attaches our parts to the host's API process."""
+"""Attaches our parts to the host's API process, and to its synchronous engine."""
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import families
 
 
 def attach() -> None:
@@ -40,3 +40,28 @@ def attach() -> None:
 
 def _is_api_route(route: BaseRoute) -> TypeGuard[APIRoute]:
     return isinstance(route, APIRoute)
+
+
+def attach_offline() -> None:
+    """Give the host's synchronous engine ``collective_rpc``, unless it has its own.
+
+    vLLM-Omni 0.30 has it on ``AsyncOmni`` only.
+    """
+    from vllm_omni.entrypoints.omni import Omni
+
+    if not hasattr(Omni, "collective_rpc"):
+        Omni.collective_rpc = collective_rpc  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def collective_rpc(
+    self: Any,
+    method: str,
+    timeout: float | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    stage_ids: list[int] | None = None,
+) -> list[Any]:
+    """Call ``method`` on every worker of the stages: a list per replica."""
+    return self.engine.collective_rpc(
+        method, timeout=timeout, args=args, kwargs=kwargs, stage_ids=stage_ids
+    )

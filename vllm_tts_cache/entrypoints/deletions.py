@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
+from vllm_tts_cache.catalogue.record import AUDIO_KIND
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.errors import (
     DeletionPendingError,
@@ -21,7 +22,6 @@ from vllm_tts_cache.speaker.rpc_client import (
     UnsupportedModelError,
 )
 from vllm_tts_cache.speaker.wire import ForgetCall
-from vllm_tts_cache.store.keys import AUDIO_KIND
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.throttled_log import ThrottledLog
 

@@ -14,8 +14,7 @@ from vllm.multimodal.media.base import MediaIO
 
 from vllm_tts_cache.audio.decode import DecodedAudio, decode, decode_data_url
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
-from vllm_tts_cache.catalogue.record import SpeakerRecord
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment, SpeakerRecord
 from vllm_tts_cache.entrypoints.executors import (
     RETRY_AFTER_SECONDS,
     BoundedExecutor,

@@ -2,26 +2,27 @@
 
 import asyncio
 import contextlib
-import heapq
 import logging
 import time
-import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import IntEnum
 
-from vllm_tts_cache.catalogue.segment import Segment
-from vllm_tts_cache.entrypoints.executors import RETRY_AFTER_SECONDS, Lookups
+from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.entrypoints.executors import Lookups
+from vllm_tts_cache.entrypoints.wants import (
+    AudioGoneError,
+    Want,
+    Wants,
+    shutting_down,
+    timed_out,
+    too_many_inline,
+)
 from vllm_tts_cache.errors import (
     EncodeError,
-    EncodeTimeoutError,
-    ServerBusyError,
     TTSCacheError,
 )
-from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.rpc_client import WANT, AsyncWorkers
 from vllm_tts_cache.speaker.wire import JobReport, JobState, WantAnswer, WantCall
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.throttled_log import ThrottledLog
 
@@ -39,76 +40,6 @@ RENEW_SECONDS = LEASE_SECONDS / 2
 # What is new is told at once, but no more often than this.
 MIN_ASK_SECONDS = 0.125
 _NO_NUMBER = -1  # what the catalogue answers with the number to begin from
-
-
-class GoneError(EncodeError):
-    """What a request was to speak with went while it was prepared: resolve it again."""
-
-
-class AudioGoneError(GoneError):
-    """The reference audio is not stored (any more): whoever has it may store it."""
-
-    def __init__(self, audio_sha256: str):
-        super().__init__("The reference audio is not stored (any more).")
-        self.audio_sha256 = audio_sha256
-
-
-class _Rank(IntEnum):
-    URGENT = 0  # a request waits for a registered voice
-    REGISTERED = 1
-    INLINE = 2  # never before a registered voice, whoever waits
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Want:
-    """One encoding that callers of this process wait for.
-
-    Attributes:
-        landed: Done when the encoding exists, or cannot be had.
-        force_id: Names an encode that is done although the encoding exists.
-        number: Who came first.
-        since: When its deadline began to run, in monotonic seconds.
-        is_told: Whether a worker knows of it as it is now.
-        is_doubted: Whether only a worker's word counts: the catalogue may be wrong.
-        is_looked_up: Whether the catalogue was asked for it by name.
-        is_encoding: Whether the encode thread had it in hand, when asked last.
-    """
-
-    key: EncodingKey
-    encoder: str
-    segment: Segment
-    number: int
-    since: float
-    landed: "asyncio.Future[None]"
-    force_id: str = ""
-    num_waiting: int = 0
-    num_urgent: int = 0
-    is_told: bool = False
-    is_doubted: bool = False
-    is_looked_up: bool = False
-    is_encoding: bool = False
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Who goes first."""
-        return self.rank, self.number
-
-    @property
-    def rank(self) -> int:
-        """The lane that it waits in."""
-        if self.segment is Segment.INLINE:
-            return _Rank.INLINE
-        return _Rank.URGENT if self.num_urgent else _Rank.REGISTERED
-
-    def to_wire(self) -> wire.Want:
-        """Return what a worker is told."""
-        return wire.Want(
-            audio_sha256=self.key.audio_sha256,
-            encoder=self.encoder,
-            segment=self.segment.value,
-            urgent=self.num_urgent > 0,
-            force_id=self.force_id,
-        )
 
 
 class EncodePoller:
@@ -135,9 +66,7 @@ class EncodePoller:
         self._store = store
         self._lookups = lookups
         self._timeout_seconds = timeout_seconds
-        self._max_waiting_inline = max_waiting_inline
-        self._wants: dict[EncodingKey, Want] = {}
-        self._num_joined = 0
+        self._wants = Wants(max_waiting_inline)
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_shut_down = False
@@ -179,53 +108,23 @@ class EncodePoller:
         Raises: ServerBusyError.
         """
         if self._is_shut_down:
-            raise _shutting_down()
-        if (want := self._wants.get(key)) is None:
-            want = self._new(key, encoder, segment)
-        before = want.to_wire()
-        want.num_waiting += 1
-        want.num_urgent += urgent
-        want.is_doubted |= is_doubted
-        if segment is Segment.REGISTERED:
-            want.segment = segment
-        if force and not want.force_id:
-            want.force_id = uuid.uuid4().hex
-        want.is_told &= before == want.to_wire()
+            raise shutting_down()
+        want = self._wants.of(key, encoder, segment)
+        want.join(segment, urgent=urgent, force=force, is_doubted=is_doubted)
         self._has_news |= not want.is_told
         self._wake()
         return want
 
     def leave(self, want: Want, *, urgent: bool) -> None:
         """Stop waiting; with the last one the want ends, and in time the job too."""
-        want.num_waiting -= 1
-        want.num_urgent -= urgent
-        if want.num_waiting == 0 and self._wants.get(want.key) is want:
-            del self._wants[want.key]
+        self._wants.leave(want, urgent=urgent)
 
     def shutdown(self) -> None:
         """Stop asking; who waits is told so, and who comes later."""
         self._is_shut_down = True
-        for want in list(self._wants.values()):
-            self._fail(want, _shutting_down())
+        self._wants.fail_all(shutting_down())
         if self._task is not None:
             self._task.cancel()
-
-    def _new(self, key: EncodingKey, encoder: str, segment: Segment) -> Want:
-        if segment is Segment.INLINE:
-            waiting = [w for w in self._wants.values() if w.segment is segment]
-            if len(waiting) >= self._max_waiting_inline:
-                raise _too_many_inline()
-        self._num_joined += 1
-        want = Want(
-            key=key,
-            encoder=encoder,
-            segment=segment,
-            number=self._num_joined,
-            since=time.monotonic(),
-            landed=asyncio.get_running_loop().create_future(),
-        )
-        self._wants[key] = want
-        return want
 
     def _wake(self) -> None:
         self._news.set()
@@ -242,8 +141,7 @@ class EncodePoller:
                 if self._is_due(time.monotonic()):
                     await self._ask()
             except TTSCacheError as exc:
-                for want in list(self._wants.values()):
-                    self._fail(want, exc)
+                self._wants.fail_all(exc)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
 
@@ -253,8 +151,7 @@ class EncodePoller:
             # A mistake of ours must not leave callers waiting for ever.
             message = "Waiting for encodings: %r"
             throttled.warn_of("waiting", message, error, mistake=error)
-            for want in list(self._wants.values()):
-                self._fail(want, EncodeError(f"waiting for it failed: {error!r}"))
+            self._wants.fail_all(EncodeError(f"waiting for it failed: {error!r}"))
         if self._wants:
             self._wake()
 
@@ -270,7 +167,7 @@ class EncodePoller:
         self._num_stored_since += len(keys)
         for want in filter(None, map(self._wants.get, keys)):
             self._land_stored(want)
-        await self._look_up([w for w in self._wants.values() if not w.is_looked_up])
+        await self._look_up([w for w in self._wants if not w.is_looked_up])
 
     async def _look_up(self, new: list[Want]) -> None:
         """Land what was stored before the first number that we asked for."""
@@ -286,7 +183,7 @@ class EncodePoller:
     def _land_stored(self, want: Want) -> None:
         # What is forced is stored already; the worker tells when it is anew.
         if not want.force_id and not want.is_doubted:
-            self._land(want)
+            self._wants.land(want)
 
     # -------- the workers
 
@@ -294,7 +191,7 @@ class EncodePoller:
         quiet_seconds = now - self._asked_at
         if quiet_seconds < MIN_ASK_SECONDS:
             return False
-        first = self._first()
+        first = self._wants.first(MAX_OUTSTANDING)
         if self._has_news and not all(want.is_told for want in first):
             return True
         num_told = sum(want.is_told for want in first)
@@ -306,7 +203,7 @@ class EncodePoller:
 
         Raises: WorkerRPCError.
         """
-        told = [(want, want.to_wire()) for want in self._first()]
+        told = [(w, w.to_wire()) for w in self._wants.first(MAX_OUTSTANDING)]
         self._asked_at, self._num_stored_since = time.monotonic(), 0
         self._has_news = False
         for want, _ in told:
@@ -321,10 +218,6 @@ class EncodePoller:
                 self._take_in(want, reports.get(key, []))
         self._expire()
 
-    def _first(self) -> list[Want]:
-        wants = self._wants.values()
-        return heapq.nsmallest(MAX_OUTSTANDING, wants, key=lambda want: want.order)
-
     def _note_progress(self, answers: Iterable[WantAnswer]) -> None:
         num_finished = sum(answer.num_finished for answer in answers)
         if num_finished != self._num_finished:
@@ -336,38 +229,25 @@ class EncodePoller:
         want.is_encoding = JobState.ENCODING in by_state
         if (failed := by_state.get(JobState.FAILED)) is not None:
             reason = f"The reference audio was not encoded: {failed.reason}"
-            self._fail(want, EncodeError(reason))
+            self._wants.fail(want, EncodeError(reason))
         elif JobState.NO_AUDIO in by_state:
-            self._fail(want, AudioGoneError(want.key.audio_sha256))
+            self._wants.fail(want, AudioGoneError(want.key.audio_sha256))
         elif JobState.REFUSED in by_state:
-            self._fail(want, _too_many_inline())
+            self._wants.fail(want, too_many_inline())
         elif by_state.keys() == {JobState.READY}:
-            self._land(want)
+            self._wants.land(want)
         elif want.is_encoding:
             seconds = max(report.encoding_seconds for report in reports)
             want.since = time.monotonic() - seconds
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for want in list(self._wants.values()):
+        for want in list(self._wants):
             since = want.since
             if not want.is_encoding:  # others are before it, and they get on
                 since = max(since, self._progress_at)
             if now - since > self._timeout_seconds:
-                self._fail(want, _timed_out(self._timeout_seconds))
-
-    # -------- the callers
-
-    def _land(self, want: Want) -> None:
-        self._wants.pop(want.key, None)
-        if not want.landed.done():
-            want.landed.set_result(None)
-
-    def _fail(self, want: Want, error: TTSCacheError) -> None:
-        self._wants.pop(want.key, None)
-        if not want.landed.done():
-            want.landed.set_exception(error)
-            want.landed.exception()  # the callers may all have left
+                self._wants.fail(want, timed_out(self._timeout_seconds))
 
 
 def reports_of(answers: Iterable[WantAnswer]) -> dict[tuple[str, str], list[JobReport]]:
@@ -381,20 +261,3 @@ def reports_of(answers: Iterable[WantAnswer]) -> dict[tuple[str, str], list[JobR
             key = report.audio_sha256, report.encoder
             found.setdefault(key, []).append(report)
     return found
-
-
-def _too_many_inline() -> ServerBusyError:
-    return ServerBusyError(
-        "too many inline references wait to be encoded", RETRY_AFTER_SECONDS
-    )
-
-
-def _shutting_down() -> ServerBusyError:
-    return ServerBusyError("it is shutting down", RETRY_AFTER_SECONDS)
-
-
-def _timed_out(seconds: float) -> EncodeTimeoutError:
-    return EncodeTimeoutError(
-        f"The reference audio was not encoded within {seconds:g} s; it may still be "
-        "under way. Try again, or raise SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS."
-    )

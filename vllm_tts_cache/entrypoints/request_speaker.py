@@ -1,7 +1,11 @@
-"""Which speaker a speech request names, and which way it clones."""
+"""Which speaker a speech request names, which way it clones, and what came of it."""
 
-from collections.abc import Container
-from typing import Any
+import dataclasses
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 from vllm_tts_cache.speaker.family import Family
@@ -9,6 +13,10 @@ from vllm_tts_cache.speaker.modes import CLONE_MODE, CloneFacts, Mode, Transcrip
 
 # What OpenAI clients send where the host wants no voice at all.
 PLACEHOLDER = "default"
+
+CacheOutcome = Literal["hit", "miss", "none"]
+
+CACHE_HEADER = "X-Speaker-Cache"
 
 
 def drop_what_is_ignored(request: Any, presets: Container[str]) -> None:
@@ -99,3 +107,49 @@ def _ref_text(request: Any, stored: str | None) -> str | None:
 def _without_mode(extra_params: dict[str, Any] | None) -> dict[str, Any] | None:
     rest = {k: v for k, v in (extra_params or {}).items() if k != CLONE_MODE}
     return rest or None
+
+
+@dataclass(slots=True, eq=False)
+class Outcomes:
+    """What the speakers of one HTTP request (a batch has several) found.
+
+    Attributes:
+        error: Why the last of them failed, before the host rewords it.
+    """
+
+    seen: list[CacheOutcome] = dataclasses.field(default_factory=list)
+    error: Exception | None = None
+
+    def header(self) -> str:
+        """``miss`` if any was encoded, ``hit`` if all were there, else ``none``."""
+        return min(self.seen, key=["miss", "hit", "none"].index, default="none")
+
+
+# A context variable, because the host's serving class calls through several layers
+# between our two ends, and runs several requests of a batch beside each other.
+_outcomes: ContextVar[Outcomes | None] = ContextVar("speaker_outcomes", default=None)
+
+
+@contextmanager
+def observe_outcomes() -> Iterator[Outcomes]:
+    """Collect the outcomes of what runs inside."""
+    outcomes = Outcomes()
+    token = _outcomes.set(outcomes)
+    try:
+        yield outcomes
+    finally:
+        _outcomes.reset(token)
+
+
+def report(outcome: CacheOutcome) -> None:
+    """Tell whoever observes."""
+    if (outcomes := _outcomes.get()) is not None:
+        outcomes.seen.append(outcome)
+
+
+def report_error(error: Exception) -> bool:
+    """Tell whoever observes why the request failed; False if nobody does."""
+    if (outcomes := _outcomes.get()) is None:
+        return False
+    outcomes.error = error
+    return True

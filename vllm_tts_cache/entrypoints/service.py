@@ -9,17 +9,22 @@ from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode
 from vllm_tts_cache.catalogue.names import clean_new
-from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord, check_text
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import (
+    NewSpeaker,
+    Segment,
+    SpeakerRecord,
+    check_text,
+)
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.deletions import Deletions
-from vllm_tts_cache.entrypoints.ensure import CacheStatus, EncodingNeed, Ensurer
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.entrypoints.inline import InlineClips
-from vllm_tts_cache.entrypoints.poller import GoneError
 from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
+from vllm_tts_cache.entrypoints.status import CacheStatus
+from vllm_tts_cache.entrypoints.wants import GoneError
 from vllm_tts_cache.errors import (
     InvalidAudioError,
     SpeakerNotFoundError,
@@ -36,11 +41,8 @@ from vllm_tts_cache.speaker.rpc_client import (
     UnsupportedModelError,
 )
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.store.speaker_store import (
-    Found,
-    Registered,
-    SpeakerStore,
-)
+from vllm_tts_cache.store.registrations import Registered
+from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 logger = logging.getLogger("vllm.vllm_tts_cache")

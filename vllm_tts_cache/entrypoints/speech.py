@@ -15,8 +15,7 @@ from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import host_speakers
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.host_speakers import HostView, NoMemo, SpeakerNames
-from vllm_tts_cache.entrypoints.outcomes import report_error
-from vllm_tts_cache.entrypoints.request_speaker import refuse_embedding
+from vllm_tts_cache.entrypoints.request_speaker import refuse_embedding, report_error
 from vllm_tts_cache.entrypoints.service import (
     CannotCloneError,
     Upload,

@@ -14,14 +14,18 @@ from vllm_omni.entrypoints.openai.protocol.audio import (
     OpenAICreateSpeechRequest,
 )
 
-from vllm_tts_cache.entrypoints import http_errors
+from vllm_tts_cache.entrypoints import routing
 from vllm_tts_cache.entrypoints.first_output import first_chunk_or_disconnect
-from vllm_tts_cache.entrypoints.guarded_route import (
+from vllm_tts_cache.entrypoints.request_speaker import (
+    CACHE_HEADER,
+    Outcomes,
+    observe_outcomes,
+)
+from vllm_tts_cache.entrypoints.routing import (
     BATCH_MAX_BYTES,
     SPEECH_MAX_BYTES,
     guarded_route,
 )
-from vllm_tts_cache.entrypoints.outcomes import HEADER, Outcomes, observe_outcomes
 
 speech_router = APIRouter(route_class=guarded_route(SPEECH_MAX_BYTES))
 batch_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
@@ -84,7 +88,7 @@ async def _nothing() -> None:
 
 
 def _of_error(error: Exception, response: Any) -> Response:
-    answer = http_errors.speech_response(error)
+    answer = routing.speech_response(error)
     # The host counts the requests that it works on; this one is over.
     answer.background = getattr(response, "background", None)
     return answer
@@ -94,5 +98,5 @@ def _with_header(response: Any, outcomes: Outcomes) -> Response:
     # The host answers None to a client that has left.
     if response is None:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
-    response.headers[HEADER] = outcomes.header()
+    response.headers[CACHE_HEADER] = outcomes.header()
     return response

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Form, UploadFile
 
-from vllm_tts_cache.audio.levels import AudioWarning
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS, AudioWarning
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.service import Upload
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError

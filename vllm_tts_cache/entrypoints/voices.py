@@ -8,8 +8,8 @@ from fastapi.responses import JSONResponse
 
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.speakers import Page
-from vllm_tts_cache.entrypoints import http_errors, voice_models
-from vllm_tts_cache.entrypoints.guarded_route import VOICE_MAX_BYTES, guarded_route
+from vllm_tts_cache.entrypoints import routing, voice_models
+from vllm_tts_cache.entrypoints.routing import VOICE_MAX_BYTES, guarded_route
 from vllm_tts_cache.entrypoints.service import SpeakerService, Upload
 from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
 from vllm_tts_cache.entrypoints.voice_models import upload_of_form
@@ -28,7 +28,7 @@ MAX_PAGE = 1000
 def _handler(request: Request) -> CachedServingSpeech:
     handler = getattr(request.app.state, "openai_serving_speech", None)
     if not isinstance(handler, CachedServingSpeech):
-        raise http_errors.NoSpeechModelError
+        raise routing.NoSpeechModelError
     return handler
 
 
@@ -129,7 +129,7 @@ async def delete_voice(handler: Handler, name: str) -> Any:
         await handler.speakers.deletions.delete(name)
     except DeletionPendingError as exc:
         progress = {"files_removed": exc.files_removed, "waiting_for": exc.waiting_for}
-        return http_errors.json_response(exc, deletion=progress)
+        return routing.json_response(exc, deletion=progress)
     return {"success": True, "message": f"Voice '{name}' deleted successfully"}
 
 
@@ -142,7 +142,7 @@ async def precompute_voice(handler: Handler, name: str, force: bool = False) -> 
         existed = await handler.speakers.precompute(found, force=force)
     except ServerFaultError as exc:
         details = {"voice": found.record.name, "cache_status": "failed"}
-        return http_errors.json_response(exc, **details)
+        return routing.json_response(exc, **details)
     if existed:
         answer["message"] = "The cache already exists and is valid."
     return answer

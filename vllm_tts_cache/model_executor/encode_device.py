@@ -1,6 +1,8 @@
-"""Where the encode thread computes: its device, its stream, and memory to do it."""
+"""Where the encode thread computes: its device, stream, memory and CPU priority."""
 
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,7 +11,6 @@ import torch
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor.encode_priority import give_way
 from vllm_tts_cache.speaker.origin import origin_of
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
@@ -19,6 +20,11 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 _MIB = 1024**2
 # Kernels' workspaces, and what decoding may want to grow by in the meantime.
 MARGIN_BYTES = 256 * _MIB
+
+# Takes what decoding leaves over, and a tenth of a core against a thread that wants
+# all of it. At 19 that would be a seventieth: a reference would outlive its request's
+# patience. Nobody needs a privilege to be nicer; only the way back needs one.
+ENCODE_NICE = 10
 
 
 class EncodeDevice:
@@ -174,3 +180,19 @@ def _too_little(num_bytes: int, num_free_bytes: int) -> EncodeError:
         f"memory and {num_free_bytes / _MIB:.0f} MiB are free; a lower "
         "gpu_memory_utilization leaves it more"
     )
+
+
+def give_way() -> None:
+    """Make the calling thread, and the threads it will start, nicer than decoding.
+
+    Called before the thread's first tensor operation, because the threads that compute
+    for it inherit its value at their start.
+    """
+    if sys.platform != "linux":  # elsewhere the value is the whole process's
+        return
+    thread_id = threading.get_native_id()
+    nice = max(ENCODE_NICE, os.getpriority(os.PRIO_PROCESS, thread_id))
+    try:
+        os.setpriority(os.PRIO_PROCESS, thread_id, nice)
+    except OSError as exc:  # a sandbox may refuse any call
+        logger.info("The encode thread keeps its priority: %s", exc)

@@ -3,22 +3,25 @@
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor.waiting_line import EncodeJob, WaitingLine
+from vllm_tts_cache.model_executor.encode_jobs import (
+    EncodeJob,
+    Errand,
+    Outcomes,
+    Report,
+    WaitingLine,
+)
 from vllm_tts_cache.speaker.wire import JobState
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
-MAX_REMEMBERED = 1024  # failures; and as many finished force ids
 # Another process that has the key finishes, or dies and its lock with it. After this
 # long it is stuck, and encoding twice is harmless.
 MAX_ASIDE_SECONDS = 120.0
@@ -26,8 +29,6 @@ LOOK_AGAIN_SECONDS = 0.1
 _PAUSE_AFTER_FAULT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
 
-K = TypeVar("K")
-V = TypeVar("V")
 T = TypeVar("T")
 Turn = AbstractContextManager[object]
 
@@ -56,39 +57,6 @@ class EncodeWork(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """How far a key is."""
-
-    state: JobState
-    reason: str = ""
-    encoding_seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Failure:
-    report: Report
-    told_until: float  # a want until then is told; one that comes later tries again
-
-
-@dataclass(slots=True, eq=False)
-class _Errand:
-    """Something else that is done on the thread, and that somebody waits for."""
-
-    act: Callable[[], Any]
-    done: "futures.Future[Any]" = field(default_factory=futures.Future)
-
-    def run(self) -> None:
-        try:
-            self.done.set_result(self.act())
-        except BaseException as exc:  # noqa: BLE001  whoever waits gets it
-            is_error = isinstance(exc, Exception)
-            self.done.set_exception(exc if is_error else EncodeError(repr(exc)))
-
-    def give_up(self) -> None:
-        self.done.set_exception(EncodeError("the encode thread is closed"))
-
-
 class EncodeQueue:
     """Runs ``work`` for each job, one after another, on a thread of its own.
 
@@ -114,11 +82,10 @@ class EncodeQueue:
         self._clock = clock
         self._line = WaitingLine(max_waiting_inline)
         self._running: EncodeJob | None = None
-        self._failures: OrderedDict[EncodingKey, _Failure] = OrderedDict()
-        self._forced: OrderedDict[tuple[EncodingKey, str], None] = OrderedDict()
+        self._outcomes = Outcomes()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._errands: deque[_Errand] = deque()
+        self._errands: deque[Errand] = deque()
         self._pause_reason: str | None = None
         self._is_closed = False
         self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
@@ -135,11 +102,12 @@ class EncodeQueue:
         with self._changed:
             if (running := self._joined_running(job)) is not None:
                 return self._encoding_report(running)
-            if (failure := self._untold_failure(job.key)) is not None:
+            now = self._clock()
+            if (failure := self._outcomes.tell_failure(job.key, now)) is not None:
                 return failure
             if self._pause_reason is not None:
                 return Report(JobState.FAILED, self._pause_reason)
-            if not self._line.add(job, self._clock()):
+            if not self._line.add(job, now):
                 self._num_refused += 1
                 return Report(JobState.REFUSED)
             self._start_thread()
@@ -153,20 +121,19 @@ class EncodeQueue:
                 return self._encoding_report(self._running)
             if self._line.get(key) is not None:
                 return Report(JobState.QUEUED)
-            failure = self._failures.get(key)
-            return Report(JobState.MISSING) if failure is None else failure.report
+            failure = self._outcomes.failure(key)
+            return Report(JobState.MISSING) if failure is None else failure
 
     def has_forced(self, key: EncodingKey, force_id: str) -> bool:
         """Tell whether the key was encoded for this force id."""
         with self._changed:
-            return (key, force_id) in self._forced
+            return self._outcomes.has_forced(key, force_id)
 
     def drop(self, audio_sha256s: Collection[str]) -> list[str]:
         """Remove the jobs of these audios; returns those being encoded right now."""
         with self._changed:
             self._line.remove(audio_sha256s)
-            for key in [k for k in self._failures if k.audio_sha256 in audio_sha256s]:
-                del self._failures[key]
+            self._outcomes.forget_failures(audio_sha256s)
             running = self._running
             if running is None or running.key.audio_sha256 not in audio_sha256s:
                 return []
@@ -182,7 +149,7 @@ class EncodeQueue:
             EncodeError: The thread is closed.
             Exception: What it raises itself.
         """
-        errand = _Errand(act)
+        errand = Errand(act)
         with self._changed:
             if self._is_closed:
                 errand.give_up()
@@ -257,15 +224,6 @@ class EncodeQueue:
         running.join(job)
         return running
 
-    def _untold_failure(self, key: EncodingKey) -> Report | None:
-        if (failure := self._failures.get(key)) is None:
-            return None
-        if self._clock() < failure.told_until:
-            failure.told_until = 0.0
-            return failure.report
-        del self._failures[key]
-        return None
-
     def _encoding_report(self, job: EncodeJob) -> Report:
         began_at = self._clock() if job.began_at is None else job.began_at
         return Report(JobState.ENCODING, encoding_seconds=self._clock() - began_at)
@@ -291,7 +249,7 @@ class EncodeQueue:
 
     def _step(self) -> None:
         """Wait for a job that may begin, and do what is to be done for it."""
-        if isinstance(job := self._next(), _Errand):
+        if isinstance(job := self._next(), Errand):
             job.run()
             return
         if job is None:
@@ -304,7 +262,7 @@ class EncodeQueue:
         finally:
             self._land(job, report)
 
-    def _next(self) -> EncodeJob | _Errand | None:
+    def _next(self) -> EncodeJob | Errand | None:
         with self._changed:
             while not self._is_closed:
                 if self._errands:
@@ -348,11 +306,7 @@ class EncodeQueue:
                 self._put_aside(job)
                 return
             self._num_finished += 1
-            if report.state is JobState.READY:
-                for force_id in job.force_ids:
-                    _remember(self._forced, (job.key, force_id), None)
-                return
-            _remember(self._failures, job.key, _Failure(report, job.wanted_until))
+            self._outcomes.add(job, report)
 
     def _failure(self, job: EncodeJob, exc: Exception) -> Report:
         reason = str(exc) or repr(exc)
@@ -372,10 +326,3 @@ class EncodeQueue:
         job.not_before = now + LOOK_AGAIN_SECONDS
         job.aside_since = now if job.aside_since is None else job.aside_since
         self._line.put_back(job)
-
-
-def _remember(known: OrderedDict[K, V], key: K, value: V) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > MAX_REMEMBERED:
-        known.popitem(last=False)

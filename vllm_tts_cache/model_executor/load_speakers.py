@@ -18,18 +18,15 @@ from vllm_tts_cache.model_executor.agreement import (
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
-from vllm_tts_cache.model_executor.float32 import (
-    float32_by_default,
-    hold_exact_matmuls,
-)
 from vllm_tts_cache.model_executor.recency import Recency
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint, whole_checkpoint
+from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.store.cache import open_cache
+from vllm_tts_cache.store.locks import open_turns
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.store.turns import open_turns
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

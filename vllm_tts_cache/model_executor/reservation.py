@@ -5,12 +5,12 @@ and later computes its tokens anew. Where a position is more than its token, and
 host keeps what it is elsewhere, that is lost. So where vLLM admits a request of such a
 family, the free blocks must hold all that it can take, beside what the running ones can
 still take. Then no running request is ever short of a block. A family that can go on
-costs nothing of that: see `resumption`.
+costs nothing of that: see `preemption`.
 
 What a request can take is its prompt and ``max_tokens``. Few take a tenth of that, so a
 family may say what a text plausibly takes; a request that takes longer counts with its
 worst case from then on, and new ones wait. Were that not enough, the newest request
-would end as an error: see `preempted_requests`.
+would end as an error: see `preemption`.
 
 Only admission changes: a request that must wait keeps its place in the queue, as when
 vLLM itself has no blocks for it. With nothing running vLLM decides alone, so nothing
@@ -28,9 +28,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
-from vllm_tts_cache.model_executor.preempted_requests import end_preempted
-from vllm_tts_cache.model_executor.resumption import resume_by_replay
-from vllm_tts_cache.speaker.listing import family_of_model
+from vllm_tts_cache.model_executor.preemption import end_preempted, resume_by_replay
+from vllm_tts_cache.speaker.family import family_of_model
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

@@ -8,7 +8,7 @@ reason: a 500 with text, while its neighbours go on.
 
 from typing import Any
 
-from vllm_tts_cache.speaker.listing import family_of_model
+from vllm_tts_cache.speaker.family import family_of_model
 from vllm_tts_cache.speaker.ref import FIELD
 
 # For people: the API process asks the workers, by the request's id, and reads nothing

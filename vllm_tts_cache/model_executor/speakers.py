@@ -6,13 +6,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
-from vllm_tts_cache.model_executor.encode_queue import EncodeQueue, Report
+from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Lane, Report
+from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.model_executor.recency import Recency
-from vllm_tts_cache.model_executor.waiting_line import EncodeJob, Lane
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.speaker.wire import (
@@ -25,9 +25,8 @@ from vllm_tts_cache.speaker.wire import (
 )
 from vllm_tts_cache.store import serde
 from vllm_tts_cache.store.cache import EncodingCache
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey, is_address
 from vllm_tts_cache.store.home import StoreHome
-from vllm_tts_cache.store.keys import EncodingKey, is_address
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

@@ -20,7 +20,7 @@ from vllm_tts_cache.model_executor.load_speakers import (
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.encoding import Array, Encoding
 
 
 class CachedTalker:
@@ -145,6 +145,26 @@ class CachedTalker:
                 self._failed_requests.add(
                     request_id, _spoilt_prefix(), self.tts_cache_speakers
                 )
+
+
+def on_device(
+    array: Array, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return a copy of the array on the device.
+
+    From pinned memory, and already of its type: from pageable memory, or where the type
+    changes on the way, torch waits for the stream, and that is the step that is still
+    running for everybody else.
+
+    Args:
+        array: Immutable; it stays in memory for the next request.
+        device: Where ``preprocess`` was given its input ids.
+        dtype: The array's own if None.
+    """
+    tensor = torch.tensor(array, dtype=dtype)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _spoilt_prefix() -> TTSCacheError:

@@ -4,7 +4,7 @@ The worker encodes in the background, on the same storage as a server; what a se
 has encoded is not encoded again, nor the other way round.
 """
 
-from vllm_tts_cache.offline.prepared import PreparedSpeaker
+from vllm_tts_cache.offline.ensure import PreparedSpeaker
 from vllm_tts_cache.offline.speakers import OfflineEngine, OfflineSpeakers
 
 __all__ = ["OfflineEngine", "OfflineSpeakers", "PreparedSpeaker"]

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_tts_cache.audio.decode import DecodedAudio, decode_path
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, EncodeTimeoutError, InvalidAudioError
-from vllm_tts_cache.offline.prepared import PreparedSpeaker
+from vllm_tts_cache.speaker.modes import Mode
+from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.rpc_client import WANT, SyncWorkers
 from vllm_tts_cache.speaker.wire import JobReport, JobState, Want, WantCall
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -19,6 +21,27 @@ _LEASE_SECONDS = 10.0
 _MAX_TIMES_STORED = 5
 
 Need = tuple[str, str]  # address of the audio, name of the encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSpeaker:
+    """A clip whose encodings exist.
+
+    Attributes:
+        clip: Its file; read again if the store has evicted it.
+        ref: Its content address.
+        mode: How it is cloned.
+        ref_text: What is said in it, if the mode uses it.
+        num_samples: At its own rate.
+        sample_rate_hz: Of the clip.
+    """
+
+    clip: Path
+    ref: SpeakerRef
+    mode: Mode
+    ref_text: str | None
+    num_samples: int
+    sample_rate_hz: int
 
 
 class OfflineEnsurer:

@@ -5,14 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidSpeakerError
-from vllm_tts_cache.offline.ensure import OfflineEnsurer, decode_clip
-from vllm_tts_cache.offline.prepared import PreparedSpeaker
+from vllm_tts_cache.offline.ensure import OfflineEnsurer, PreparedSpeaker, decode_clip
 from vllm_tts_cache.speaker.checkpoint_files import read_json
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import family_of_checkpoint
+from vllm_tts_cache.speaker.family import Family, family_of_checkpoint
 from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
 from vllm_tts_cache.speaker.modes import CloneFacts, Mode, Transcript
 from vllm_tts_cache.speaker.ref import SpeakerRef
@@ -27,8 +25,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     refuse_elsewhere,
 )
 from vllm_tts_cache.speaker.wire import EncodingCall
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
 

@@ -1,5 +1,6 @@
 """Float32 that is float32, in a process that may have asked for less."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -12,6 +13,8 @@ from vllm_tts_cache.errors import EncodeError
 REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
 
 Undo = Callable[[], None]
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 
 @contextmanager
@@ -158,3 +161,36 @@ def _turn_off_conv(conv: Any) -> Undo:
 
 def _allow_cudnn_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Load and encode with the default dtype that every later encode finds.
+
+    The host loads a model with its dtype for the default, of all threads.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def hold_exact_matmuls(model_dtype: torch.dtype) -> None:
+    """Compute float32 matrix products exactly from now on, as encoders do.
+
+    ``VLLM_FLOAT32_MATMUL_PRECISION`` may ask for less. An encode would turn that off
+    and on again, and whatever torch has compiled in this process depends on it: the
+    decode loop would be compiled anew, beside running streams. Before anything is
+    compiled it costs nothing, where the model has other matrix products than those.
+    """
+    # Read through torch's new interface: the old one raises where both were used.
+    precision = str(torch.backends.cuda.matmul.fp32_precision)
+    if precision in REDUCED and model_dtype is not torch.float32:
+        logger.info(
+            "float32 matrix products are computed exactly here, and not in %s: "
+            "reference encoders need it so, and the model has few of them.",
+            precision,
+        )
+        torch.set_float32_matmul_precision("highest")

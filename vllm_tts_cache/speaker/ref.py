@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 
 FIELD = "tts_cache_speaker"  # in the host's additional_information
 _SHA256 = re.compile(r"[0-9a-f]{64}")

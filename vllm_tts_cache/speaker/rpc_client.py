@@ -16,9 +16,8 @@ import msgspec
 from vllm_tts_cache.errors import EncodeError, EncodingCorruptError, WorkerRPCError
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.home import StoreHome
-from vllm_tts_cache.store.keys import EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))

@@ -23,11 +23,18 @@ import soundfile
 from safetensors import SafetensorError
 
 from vllm_tts_cache.audio.containers import read_blocks
-from vllm_tts_cache.audio.decode import downmix
+from vllm_tts_cache.audio.decode import DecodedAudio, downmix
 from vllm_tts_cache.audio.limits import AudioLimits
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.errors import InvalidAudioError, SourceCorruptError, StorageError
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.catalogue.record import AUDIO_KIND
+from vllm_tts_cache.errors import (
+    EncodingCorruptError,
+    InvalidAudioError,
+    SourceCorruptError,
+    StorageError,
+)
+from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 FLAC, SAMPLES, UPLOAD, RATE = "flac", "samples", "upload", "sample_rate_hz"
@@ -192,3 +199,28 @@ def _v1_metadata(data: bytes) -> dict[str, Any]:
     # every failure to open one, too many open files included, as a missing file.
     num_header_bytes = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + num_header_bytes])["__metadata__"]
+
+
+def to_bytes(decoded: DecodedAudio) -> bytes:
+    """The whole file; it takes up to a second of CPU."""
+    key = _key(decoded.audio.audio_sha256)
+    return serde.encode(key, to_encoding(decoded.audio, decoded.source))
+
+
+def from_bytes(blob: bytes, audio_sha256: str) -> ReferenceAudio:
+    """Verify and decode a file of either form.
+
+    Raises:
+        SourceCorruptError: Not such a file, or of another audio.
+    """
+    if not serde.is_encoding(blob):
+        return from_v1_bytes(blob, audio_sha256)
+    try:
+        encoding = serde.decode(blob, _key(audio_sha256))
+    except EncodingCorruptError as exc:
+        raise SourceCorruptError(audio_sha256, exc.reason) from exc
+    return from_encoding(encoding, audio_sha256)
+
+
+def _key(audio_sha256: str) -> EncodingKey:
+    return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=AUDIO_KIND)

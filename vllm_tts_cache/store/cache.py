@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.memory import MemoryTier
 from vllm_tts_cache.store.stats import Budget, CacheStats, Counters
 from vllm_tts_cache.throttled_log import ThrottledLog

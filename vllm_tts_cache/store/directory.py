@@ -18,6 +18,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from vllm_tts_cache.catalogue.record import AUDIO_KIND
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.files import (
     make_directory,
@@ -27,9 +28,9 @@ from vllm_tts_cache.files import (
     sync_directory,
     write_private,
 )
-from vllm_tts_cache.store import presence
-from vllm_tts_cache.store.keys import AUDIO_KIND, checked_address, is_address
-from vllm_tts_cache.store.presence import Presence
+from vllm_tts_cache.store import locks
+from vllm_tts_cache.store.encoding import checked_address, is_address
+from vllm_tts_cache.store.locks import Presence
 
 SUFFIX = ".safetensors"
 _NUM_ATTEMPTS = 5
@@ -250,7 +251,7 @@ class StoreDirectory:
         num_removed = 0
         for path in self._partials():
             with storage_errors(path):
-                if (claimed := presence.claim(path)) is None:
+                if (claimed := locks.claim(path)) is None:
                     continue
                 try:
                     num_removed += len(_names(path))
@@ -267,7 +268,7 @@ class StoreDirectory:
         found = [
             path / name
             for path in self._partials()
-            if not presence.is_alive(path)
+            if not locks.is_alive(path)
             for name in _names(path)
         ]
         return found + [

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.keys import AUDIO_KIND
 
 # Files that one transaction removes; others wait for it as long.
 _SLICE = 64

@@ -4,8 +4,8 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.stats import Budget, TierStats, Traffic
 
 # Python 3.11 looks a member of an enum up in Python, which a hit can feel.

@@ -10,8 +10,7 @@ from vllm_tts_cache.catalogue.catalogue import (
     open_existing_catalogue,
 )
 from vllm_tts_cache.catalogue.imports import ImportedFile
-from vllm_tts_cache.catalogue.record import NewSpeaker
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
 from vllm_tts_cache.catalogue.stock_import import (
     ImportReport,
     import_stock_directory,

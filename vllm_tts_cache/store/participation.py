@@ -8,8 +8,8 @@ from vllm_tts_cache.catalogue import deletions
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.store import presence
-from vllm_tts_cache.store.presence import Presence
+from vllm_tts_cache.store import locks
+from vllm_tts_cache.store.locks import Presence
 
 _SUFFIX = ".lock"
 
@@ -82,7 +82,7 @@ class Participation:
         self._drop_dead(all_)
         with storage_errors(self._directory):
             for path in self._directory.glob(f"*{_SUFFIX}"):
-                if (claimed := presence.claim(path)) is not None:
+                if (claimed := locks.claim(path)) is not None:
                     path.unlink(missing_ok=True)
                     os.close(claimed)
 
@@ -91,7 +91,7 @@ class Participation:
             dead = [
                 id_
                 for id_ in ids
-                if not presence.is_alive(self._directory / f"{id_}{_SUFFIX}")
+                if not locks.is_alive(self._directory / f"{id_}{_SUFFIX}")
             ]
         if dead:
             with self._database.write() as db:

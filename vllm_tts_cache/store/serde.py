@@ -9,8 +9,7 @@ from safetensors.numpy import save
 from xxhash import xxh3_128
 
 from vllm_tts_cache.errors import EncodingCorruptError
-from vllm_tts_cache.store.encoding import Array, Encoding, Origin
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey, Origin
 
 # Part of every stored path, so that a new format never meets an old file.
 FORMAT_VERSION = 2

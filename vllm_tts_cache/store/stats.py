@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_tts_cache.store.keys import Segment
+from vllm_tts_cache.catalogue.record import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from vllm_tts_cache.catalogue import old_registry, speakers, stored_files
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.files import (
     DIRECTORY_MODE,
@@ -38,7 +38,7 @@ from vllm_tts_cache.store.directory import (
     remove_if_empty,
     remove_tree,
 )
-from vllm_tts_cache.store.keys import AUDIO_KIND, is_address
+from vllm_tts_cache.store.encoding import is_address
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from vllm_tts_cache.catalogue import deletions, speakers, stored_files
 from vllm_tts_cache.catalogue.catalogue import Catalogue
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
-from vllm_tts_cache.store import serde, stored_audio, takeover
+from vllm_tts_cache.store import audio_file, serde, takeover
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.keys import AUDIO_KIND, EncodingKey
+from vllm_tts_cache.store.encoding import EncodingKey
 
 # What differs is looked at again so much later: somebody may be about to commit.
 _SETTLE_SECONDS = 0.3
@@ -99,7 +99,7 @@ def _corrupt(directory: StoreDirectory, sha: str) -> Iterator[str]:
             if (blob := directory.read(sha, kind)) is None:
                 continue
             if kind == AUDIO_KIND:
-                stored_audio.from_bytes(blob, sha)
+                audio_file.from_bytes(blob, sha)
             else:
                 key = EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
                 serde.decode(blob, key)

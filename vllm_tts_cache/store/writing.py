@@ -11,14 +11,13 @@ from sqlalchemy import Connection
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import AudioBudgetError, StorageError
-from vllm_tts_cache.store import serde, stored_audio
+from vllm_tts_cache.store import audio_file, serde
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.eviction import DiskBudgets, evict
-from vllm_tts_cache.store.keys import AUDIO_KIND, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 T = TypeVar("T")
@@ -68,7 +67,7 @@ class Writer:
         sha = audio.audio.audio_sha256
         staged: Path | None = None
         if not self.is_kept(sha):
-            staged = self._files.stage(stored_audio.to_bytes(audio))
+            staged = self._files.stage(audio_file.to_bytes(audio))
         try:
             with self._placing(sha, AUDIO_KIND) as db:
                 result = commit(db)

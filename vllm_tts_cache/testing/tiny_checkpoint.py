@@ -2,13 +2,18 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.files import PARTIAL_PREFIX, storage_errors
 from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.testing.directories import MARKER, new_directory
 
 Report = Callable[[str], None]
 
@@ -20,6 +25,30 @@ started and tested without a download. What it speaks is noise. It was written b
 `vllm-tts-cache make-checkpoint`; nothing in it was taken from a released checkpoint.
 The options are in {marker}.
 """
+
+# A directory that holds this file was written by test equipment.
+MARKER = ".random-weights.json"
+
+EncoderSize = Literal["tiny", "real"]
+ENCODER_SIZES: tuple[str, ...] = get_args(EncoderSize)
+
+
+def check_encoder_size(encoders: str) -> None:
+    """Raises: ConfigError if it is none of ``ENCODER_SIZES``."""
+    if encoders not in ENCODER_SIZES:
+        raise ConfigError(f"encoders={encoders!r}: choose from {ENCODER_SIZES}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerSizes:
+    """One stack of decoder layers."""
+
+    hidden: int
+    intermediate: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +126,62 @@ def serve_arguments(family: Family) -> tuple[str, ...]:
     return ("--omni", "--deploy-config", str(family.deploy_file))
 
 
+@contextmanager
+def new_directory(out: Path, *, force: bool = False) -> Iterator[Path]:
+    """Fill the directory that is yielded; it becomes ``out`` when the block ends.
+
+    If the block raises, ``out`` is as it was.
+
+    Args:
+        out: Absent, empty, or, with ``force``, a directory that holds ``MARKER``.
+        force: Replace a directory of ours.
+
+    Raises:
+        ConfigError: ``out`` must not be overwritten.
+        StorageError: The disk failed.
+    """
+    # A relative path may be "." or end in "..", which has no sibling to rename.
+    out = Path(os.path.abspath(out))  # noqa: PTH100
+    _check_replaceable(out, force)
+    partial = out.with_name(f"{PARTIAL_PREFIX}{out.name}-{uuid.uuid4().hex}")
+    try:
+        with storage_errors(out):
+            partial.mkdir(parents=True)
+            yield partial
+            _replace(out, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _written_marker(path: Path) -> object:
     try:
         return json.loads((path / MARKER).read_text())
     except (OSError, ValueError):
         return None
+
+
+def _check_replaceable(out: Path, force: bool) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir() or out.is_symlink():
+        raise ConfigError(f"--out {out}: exists and is not a directory")
+    if not any(out.iterdir()):
+        return
+    if not (out / MARKER).is_file():
+        raise ConfigError(
+            f"--out {out}: is not empty and was not written by this command, so it is "
+            "left alone; choose another directory"
+        )
+    if not force:
+        raise ConfigError(f"--out {out}: holds a test checkpoint; --force replaces it")
+
+
+def _replace(out: Path, partial: Path) -> None:
+    if not out.exists() or not any(out.iterdir()):
+        partial.rename(out)
+        return
+    # A directory cannot be renamed over a full one.
+    old = out.with_name(f"{PARTIAL_PREFIX}{out.name}-{uuid.uuid4().hex}")
+    out.rename(old)
+    partial.rename(out)
+    shutil.rmtree(old, ignore_errors=True)

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from tests.families.fish_speech.written import write_fish_speech_checkpoint
 from tests.tiny_files import contents
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.families.fish_speech.tiny.options import CheckpointOptions
-from vllm_tts_cache.testing.directories import MARKER
+from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
+from vllm_tts_cache.testing.tiny_checkpoint import MARKER
 
 RELEASED_LAYOUT = {
     "codec.pth",

@@ -24,7 +24,7 @@ from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
     fix_weight_norms,
 )
-from vllm_tts_cache.families.fish_speech.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
 
 SAMPLES_PER_FRAME = 2_048
 # One slice to its last frame; two, the second as short and as long as it may be; many.

@@ -7,8 +7,7 @@ import pytest
 
 from tests.crowds import kv_counter
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_existing
 from vllm_tts_cache.testing.client import data_url
 

@@ -28,7 +28,7 @@ from vllm_tts_cache.families.fish_speech.codec import (
 from vllm_tts_cache.families.fish_speech.codec_encoder import CodecEncoder
 from vllm_tts_cache.families.fish_speech.encoders import load_reference_encoders
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
-from vllm_tts_cache.families.fish_speech.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
 
 CPU = torch.device("cpu")
 

@@ -28,7 +28,7 @@ from tests.real_scheduler import (
     stage_config_of,
 )
 from tests.real_talker import loaded_talker
-from vllm_tts_cache.model_executor.resumption import resume_by_replay
+from vllm_tts_cache.model_executor.preemption import resume_by_replay
 
 CHUNK, LEFT_CONTEXT = 5, 5
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1

@@ -21,7 +21,7 @@ from vllm_tts_cache.families.fish_speech.prompt import (
     checked_text,
     salt_of,
 )
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import EncodingKey
 
 KEY = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="f" * 64)
 OTHER_KEYS = [

@@ -5,13 +5,12 @@ import hashlib
 import numpy as np
 import torch
 
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 TEXT = "The keeper counts the ships, and then counts them again."
 REF_TEXT = "What is said in the reference."

@@ -13,8 +13,8 @@ from torch.nn.functional import linear, silu
 from tests.families.qwen3_tts.written import write_qwen3_tts_checkpoint
 from tests.tiny_files import contents
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.families.qwen3_tts.tiny.options import CheckpointOptions
-from vllm_tts_cache.testing.directories import MARKER
+from vllm_tts_cache.families.qwen3_tts.tiny.sizes import CheckpointOptions
+from vllm_tts_cache.testing.tiny_checkpoint import MARKER
 from vllm_tts_cache.testing.weights import WeightBuilder
 
 RELEASED_LAYOUT = {

@@ -19,7 +19,7 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz.configuration_qwen
 
 from tests.families.qwen3_tts.written import write_qwen3_tts_checkpoint
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
-from vllm_tts_cache.families.qwen3_tts.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.qwen3_tts.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.families.qwen3_tts.case import CASE
 from tests.real_talker import loaded_talker
 from vllm_tts_cache.families.qwen3_tts.family import CODEC, SPEAKER
-from vllm_tts_cache.model_executor.device_copy import on_device
+from vllm_tts_cache.model_executor.talker import on_device
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.encoding import Encoding
 

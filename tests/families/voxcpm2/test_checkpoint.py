@@ -25,9 +25,9 @@ from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.families.voxcpm2.tiny import sizes
 from vllm_tts_cache.families.voxcpm2.tiny.audio_vae_weights import add_audio_vae
-from vllm_tts_cache.families.voxcpm2.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.voxcpm2.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
-from vllm_tts_cache.testing.directories import MARKER
+from vllm_tts_cache.testing.tiny_checkpoint import MARKER
 from vllm_tts_cache.testing.weights import WeightBuilder
 
 RELEASED_LAYOUT = {

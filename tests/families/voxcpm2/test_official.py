@@ -15,7 +15,7 @@ from voxcpm.model.voxcpm2 import VoxCPM2Model
 from tests.families.voxcpm2.written import write_voxcpm2_checkpoint
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.families.voxcpm2 import encoders as ours
-from vllm_tts_cache.families.voxcpm2.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.voxcpm2.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
 CPU = torch.device("cpu")

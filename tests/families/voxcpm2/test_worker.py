@@ -20,7 +20,7 @@ from tests.families.voxcpm2.case import CASE
 from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.real_talker import loaded_talker
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.families.voxcpm2 import prompt as prompts
@@ -30,8 +30,7 @@ from vllm_tts_cache.families.voxcpm2.positions import SAMPLE_RATE_HZ, num_positi
 from vllm_tts_cache.families.voxcpm2.prompt import PromptBuilder
 from vllm_tts_cache.families.voxcpm2.worker import CachedVoxCPM2Talker
 from vllm_tts_cache.speaker.ref import FIELD
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
 TEXT = "The keeper counts the ships, and then counts them again."

@@ -20,7 +20,7 @@ from vllm_tts_cache.families.voxtral.family import (
     preset_voices,
     why_it_clones_nothing,
 )
-from vllm_tts_cache.speaker.listing import families, family_of_checkpoint
+from vllm_tts_cache.speaker.family import families, family_of_checkpoint
 
 REFUSAL = (
     "This Voxtral checkpoint has no reference encoder, so it cannot clone: it has "

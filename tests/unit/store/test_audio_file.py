@@ -23,8 +23,7 @@ from vllm_tts_cache.store.audio_file import (
     from_v1_bytes,
     to_encoding,
 )
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 MONO, STEREO = voiced(24_000, 3.0), voiced(24_000, 3.0, 2)

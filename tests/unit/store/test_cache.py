@@ -7,11 +7,11 @@ import pytest
 
 from tests.encoding_samples import ROOMY, assert_same, make_encoding
 from tests.store_samples import address, clip, delete, key, register
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.store.cache import EncodingCache, open_cache
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey, Segment
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.memory import MemoryTier
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 

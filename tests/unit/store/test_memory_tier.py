@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key, sized_encoding
-from vllm_tts_cache.store.keys import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.store.memory import MemoryTier
 from vllm_tts_cache.store.stats import Budget
 

@@ -20,14 +20,14 @@ from tests.store_samples import (
 )
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.errors import (
     AudioBudgetError,
     SpeakerExistsError,
     SpeakerLimitError,
     StorageError,
 )
-from vllm_tts_cache.store.keys import AUDIO_KIND, EncodingKey
+from vllm_tts_cache.store.encoding import EncodingKey
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 

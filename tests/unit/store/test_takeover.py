@@ -16,7 +16,7 @@ from tests.store_samples import (
     register,
     traces,
 )
-from vllm_tts_cache.catalogue.segment import Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.store import takeover

@@ -8,7 +8,7 @@ import pytest
 
 from tests.encoding_samples import make_key
 from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.store.turns import KeyTurns
+from vllm_tts_cache.store.locks import KeyTurns
 
 FORK = multiprocessing.get_context("fork")
 

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 from rich.status import Status
 
-from vllm_tts_cache.entrypoints.cli import work_dir
-from vllm_tts_cache.entrypoints.cli.family_option import (
-    add_family_option,
-    chosen_family,
-)
+from vllm_tts_cache.entrypoints.cli import trial
+from vllm_tts_cache.entrypoints.cli.trial import add_family_option, chosen_family
 from vllm_tts_cache.errors import ConfigError, ServerFaultError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import Family
@@ -71,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.port is not None:
         _check_unused(arguments.port)
-    work = work_dir.own(arguments.work)
+    work = trial.own(arguments.work)
     family = chosen_family(arguments)
     _end_by_exception()
     progress = Console(stderr=True)
     with progress.status("starting") as status:
-        model = work_dir.tiny_checkpoint(
+        model = trial.tiny_checkpoint(
             work, family, lambda step: status.update(f"writing the {step}")
         )
         progress.print(f"checkpoint (random weights, not a model): {model}")
@@ -94,8 +91,8 @@ def _tell(
     from vllm_tts_cache.entrypoints.cli.demo_story import Story, acts_of
     from vllm_tts_cache.testing.server import ServerOptions
 
-    samples_dir = work_dir.emptied(work / "speakers")
-    logs = work_dir.emptied(work / "logs")
+    samples_dir = trial.emptied(work / "speakers")
+    logs = trial.emptied(work / "logs")
     story = Story(encoders=family.encoders)
     for number, acts in enumerate(acts_of(family), start=1):
         options = ServerOptions(
@@ -194,7 +191,7 @@ def _cells(outcome: "Outcome", encoders: "Sequence[str]") -> list[str]:
 
 
 def _save_audio(work: Path, outcomes: "Sequence[Outcome]", sample_rate_hz: int) -> Path:
-    folder = work_dir.emptied(work / "audio")
+    folder = trial.emptied(work / "audio")
     for number, outcome in enumerate(outcomes, start=1):
         if not outcome.answer.audio:
             continue

@@ -22,7 +22,7 @@ from vllm_tts_cache.errors import (
     InvalidAudioError,
 )
 from vllm_tts_cache.files import publish
-from vllm_tts_cache.speaker.listing import families, family_of_checkpoint
+from vllm_tts_cache.speaker.family import families, family_of_checkpoint
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 
 _console = Console(stderr=True)

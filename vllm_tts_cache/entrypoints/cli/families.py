@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from vllm_tts_cache.speaker.family import ClipLimits, Family
-from vllm_tts_cache.speaker.listing import families
+from vllm_tts_cache.speaker.family import ClipLimits, Family, families
 from vllm_tts_cache.speaker.modes import Mode
 
 _HEADINGS = "family", "commands", "mode", "transcript", "encodings", "embedding", "clip"

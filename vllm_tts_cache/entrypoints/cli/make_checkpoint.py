@@ -7,15 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from vllm_tts_cache.entrypoints.cli.family_option import (
-    add_family_option,
-    chosen_family,
-)
+from vllm_tts_cache.entrypoints.cli.trial import add_family_option, chosen_family
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.listing import trial_families
-from vllm_tts_cache.testing.encoder_size import ENCODER_SIZES
-from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint, TinyWriter
+from vllm_tts_cache.speaker.family import Family, trial_families
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    ENCODER_SIZES,
+    TinyCheckpoint,
+    TinyWriter,
+)
 
 _console = Console(stderr=True)
 _OF_ALL = ("encoders", "seed")

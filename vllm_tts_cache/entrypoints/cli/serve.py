@@ -9,11 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.cli import work_dir
-from vllm_tts_cache.entrypoints.cli.family_option import (
-    add_family_option,
-    chosen_family,
-)
+from vllm_tts_cache.entrypoints.cli import trial
+from vllm_tts_cache.entrypoints.cli.trial import add_family_option, chosen_family
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
@@ -88,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     load_settings()  # a wrong one is said here in one line, not in a log of hundreds
     console = Console(stderr=True, soft_wrap=True)
-    work = work_dir.own(arguments.work)
+    work = trial.own(arguments.work)
     options = ServerOptions(
         model=_model(arguments, work, console),
         samples_dir=_samples_dir(arguments, work),
@@ -114,7 +111,7 @@ def _model(arguments: argparse.Namespace, work: Path, console: Console) -> Path:
             raise ConfigError(f"--model {arguments.model}: is not a directory")
         return arguments.model.absolute()
     with console.status("starting") as status:
-        path = work_dir.tiny_checkpoint(
+        path = trial.tiny_checkpoint(
             work,
             chosen_family(arguments),
             lambda step: status.update(f"writing the {step}"),

@@ -28,7 +28,7 @@ from vllm_tts_cache.families.fish_speech.codec_halves import (
 )
 from vllm_tts_cache.families.fish_speech.family import CODEC
 from vllm_tts_cache.families.fish_speech.resample import RESAMPLER, resample
-from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
+from vllm_tts_cache.speaker.checkpoint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding

@@ -6,10 +6,9 @@ from typing import Any
 
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC
-from vllm_tts_cache.offline.prepared import PreparedSpeaker
+from vllm_tts_cache.offline.ensure import PreparedSpeaker
 from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 
 class FishSpeechPrompts:

@@ -25,8 +25,7 @@ from vllm_tts_cache.families.fish_speech.text import (
 )
 from vllm_tts_cache.speaker import ref as speaker_ref
 from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.store.encoding import Array
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.store.encoding import Array, EncodingKey
 
 __all__ = [
     "FIELD",

@@ -13,9 +13,8 @@ from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
 from vllm_tts_cache.families.fish_speech.spoken_frames import SpokenFrames
-from vllm_tts_cache.model_executor.device_copy import on_device
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
-from vllm_tts_cache.model_executor.talker import CachedTalker
+from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 

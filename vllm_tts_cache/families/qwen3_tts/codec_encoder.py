@@ -22,9 +22,12 @@ from vllm_tts_cache.families.qwen3_tts.codec_convolutions import (
     can_be_sliced,
 )
 from vllm_tts_cache.families.qwen3_tts.family import CODEC
-from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
+from vllm_tts_cache.speaker.checkpoint import (
+    assign_float32,
+    encoder_fingerprint,
+    read_tensors,
+)
 from vllm_tts_cache.speaker.checkpoint_files import read_json
-from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding

@@ -9,7 +9,7 @@ from vllm.inputs import tokens_input
 
 from vllm_tts_cache.families.qwen3_tts.family import IN_CONTEXT
 from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
-from vllm_tts_cache.offline.prepared import PreparedSpeaker
+from vllm_tts_cache.offline.ensure import PreparedSpeaker
 from vllm_tts_cache.speaker.ref import FIELD
 
 

@@ -22,8 +22,11 @@ from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.families.qwen3_tts.family import SPEAKER
 from vllm_tts_cache.families.qwen3_tts.mel import mel_filters
-from vllm_tts_cache.speaker.checkpoint import assign_float32, read_tensors
-from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
+from vllm_tts_cache.speaker.checkpoint import (
+    assign_float32,
+    encoder_fingerprint,
+    read_tensors,
+)
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding

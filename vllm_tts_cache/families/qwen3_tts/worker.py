@@ -16,8 +16,7 @@ from vllm_tts_cache.families.qwen3_tts.family import (
     SPEAKER,
     X_VECTOR,
 )
-from vllm_tts_cache.model_executor.device_copy import on_device
-from vllm_tts_cache.model_executor.talker import CachedTalker
+from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
 

@@ -24,8 +24,7 @@ from vllm_tts_cache.families.voxcpm2.positions import (
     SAMPLE_RATE_HZ,
     SAMPLES_PER_POSITION,
 )
-from vllm_tts_cache.speaker.checkpoint import assign_float32
-from vllm_tts_cache.speaker.fingerprint import encoder_fingerprint
+from vllm_tts_cache.speaker.checkpoint import assign_float32, encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding

@@ -1,9 +1,12 @@
-"""Widths and depths, from which both the configs and the weights follow."""
+"""What can be asked of a test checkpoint, and the widths and depths that it has."""
 
 from dataclasses import dataclass
 
-from vllm_tts_cache.testing.encoder_size import EncoderSize
-from vllm_tts_cache.testing.transformer_sizes import TransformerSizes
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderSize,
+    TransformerSizes,
+    check_encoder_size,
+)
 
 # Fixed by the released model, whatever the size of the networks. The host compares
 # generated ids with some of the text ids as numbers, so all of them stay.
@@ -53,3 +56,24 @@ CODEC: dict[EncoderSize, CodecSizes] = {
         encoder_dim=64, decoder_dim=1536, quantizer_layers=8, encoder_layers=4
     ),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """Equal options give byte-identical files.
+
+    Attributes:
+        encoders: ``real`` gives the codec its released sizes (a ``codec.pth`` of
+            1.5 GB), so that encoding a reference costs what it does in production;
+            the language model stays tiny.
+        seed: Of all weights.
+
+    Raises:
+        ConfigError: A value cannot be used.
+    """
+
+    encoders: EncoderSize = "tiny"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_encoder_size(self.encoders)

@@ -12,7 +12,7 @@ from vllm_tts_cache.families.fish_speech.tiny.language_model_weights import (
     add_fast_ar,
     add_slow_ar,
 )
-from vllm_tts_cache.families.fish_speech.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.fish_speech.tiny.text_tokenizer import save_text_tokenizer
 from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
 

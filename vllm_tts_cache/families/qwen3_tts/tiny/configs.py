@@ -7,7 +7,7 @@ official package's transformers and of the host's are not the same.
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes, text_tokenizer
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import TransformerSizes
 from vllm_tts_cache.families.qwen3_tts.tiny.text_tokenizer import TextTokenizer
-from vllm_tts_cache.testing.encoder_size import EncoderSize
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
 
 Json = dict[str, object]
 

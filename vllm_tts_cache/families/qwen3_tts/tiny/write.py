@@ -14,7 +14,7 @@ from vllm_tts_cache.families.qwen3_tts.tiny.codec_encoder_weights import (
     add_codec_encoder,
 )
 from vllm_tts_cache.families.qwen3_tts.tiny.gains import PLAIN, SENSITIVE, Gains
-from vllm_tts_cache.families.qwen3_tts.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.qwen3_tts.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.qwen3_tts.tiny.speaker_encoder_weights import (
     add_speaker_encoder,
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vllm_tts_cache.families.voxcpm2.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.voxcpm2.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.testing.tiny_checkpoint import Report, TinyWriter
 
 

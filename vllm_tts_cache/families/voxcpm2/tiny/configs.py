@@ -1,8 +1,7 @@
 """``config.json``; the field names are those of the released one."""
 
 from vllm_tts_cache.families.voxcpm2.tiny import sizes
-from vllm_tts_cache.testing.encoder_size import EncoderSize
-from vllm_tts_cache.testing.transformer_sizes import TransformerSizes
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
 
 Json = dict[str, object]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from vllm_tts_cache.families.voxcpm2.tiny import sizes
-from vllm_tts_cache.testing.transformer_sizes import TransformerSizes
+from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
 from vllm_tts_cache.testing.weights import WeightBuilder
 
 _EMBEDDING_STD = 1.0

@@ -1,7 +1,12 @@
-"""Widths and depths, from which both the configs and the weights follow."""
+"""What can be asked of a test checkpoint, and the widths and depths that it has."""
 
-from vllm_tts_cache.testing.encoder_size import EncoderSize
-from vllm_tts_cache.testing.transformer_sizes import TransformerSizes
+from dataclasses import dataclass
+
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderSize,
+    TransformerSizes,
+    check_encoder_size,
+)
 
 # As released: they decide how many positions a reference takes, and what is stored.
 PATCH_SIZE = 4
@@ -25,3 +30,24 @@ MAX_POSITIONS = 4_096
 ENCODER_DIM: dict[EncoderSize, int] = {"tiny": 8, "real": 128}
 # Every stage halves it; there are six.
 DECODER_DIM = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """Equal options give byte-identical files.
+
+    Attributes:
+        encoders: ``real`` gives the AudioVAE's encoder its released size (48.4 million
+            weights), so that encoding a reference costs what it does in production;
+            all else stays tiny.
+        seed: Of all weights.
+
+    Raises:
+        ConfigError: A value cannot be used.
+    """
+
+    encoders: EncoderSize = "tiny"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_encoder_size(self.encoders)

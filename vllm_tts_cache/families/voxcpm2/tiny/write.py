@@ -9,7 +9,7 @@ import torch
 from vllm_tts_cache.families.voxcpm2.tiny import configs, sizes
 from vllm_tts_cache.families.voxcpm2.tiny.audio_vae_weights import add_audio_vae
 from vllm_tts_cache.families.voxcpm2.tiny.model_weights import add_model
-from vllm_tts_cache.families.voxcpm2.tiny.options import CheckpointOptions
+from vllm_tts_cache.families.voxcpm2.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.voxcpm2.tiny.text_tokenizer import (
     save_text_tokenizer,
     text_vocab,

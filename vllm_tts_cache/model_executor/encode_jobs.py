@@ -1,12 +1,21 @@
-"""The jobs that wait for the encode thread: in which order, how many, and how long."""
+"""The encode thread's jobs: those that wait, and what became of those that ended."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent import futures
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, TypeVar
 
-from vllm_tts_cache.catalogue.segment import Segment
-from vllm_tts_cache.store.keys import EncodingKey
+from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.speaker.wire import JobState
+from vllm_tts_cache.store.encoding import EncodingKey
+
+MAX_REMEMBERED = 1024  # failures; and as many finished force ids
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Lane(IntEnum):
@@ -54,6 +63,26 @@ class EncodeJob:
             self.segment = Segment.REGISTERED
         self.wanted_until = max(self.wanted_until, other.wanted_until)
         self.force_ids |= other.force_ids
+
+
+@dataclass(slots=True, eq=False)
+class Errand:
+    """Something else that is done on the thread, and that somebody waits for."""
+
+    act: Callable[[], Any]
+    done: "futures.Future[Any]" = field(default_factory=futures.Future)
+
+    def run(self) -> None:
+        """Do it, and have whoever waits go on."""
+        try:
+            self.done.set_result(self.act())
+        except BaseException as exc:  # noqa: BLE001  whoever waits gets it
+            is_error = isinstance(exc, Exception)
+            self.done.set_exception(exc if is_error else EncodeError(repr(exc)))
+
+    def give_up(self) -> None:
+        """Have whoever waits go on without it."""
+        self.done.set_exception(EncodeError("the encode thread is closed"))
 
 
 class WaitingLine:
@@ -148,3 +177,65 @@ class WaitingLine:
     def _jobs(self) -> Iterator[EncodeJob]:
         for lane in self._lanes.values():
             yield from lane.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How far a key is."""
+
+    state: JobState
+    reason: str = ""
+    encoding_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Failure:
+    report: Report
+    told_until: float  # a want until then is told; one that comes later tries again
+
+
+class Outcomes:
+    """Remembers what the last jobs came to. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[EncodingKey, _Failure] = OrderedDict()
+        self._forced: OrderedDict[tuple[EncodingKey, str], None] = OrderedDict()
+
+    def add(self, job: EncodeJob, report: Report) -> None:
+        """Remember how a job ended, as long as somebody may ask for it."""
+        if report.state is JobState.READY:
+            for force_id in job.force_ids:
+                _remember(self._forced, (job.key, force_id), None)
+            return
+        _remember(self._failures, job.key, _Failure(report, job.wanted_until))
+
+    def tell_failure(self, key: EncodingKey, now: float) -> Report | None:
+        """Return the key's failure, once, while the lease of its job runs."""
+        if (failure := self._failures.get(key)) is None:
+            return None
+        if now < failure.told_until:
+            failure.told_until = 0.0
+            return failure.report
+        del self._failures[key]
+        return None
+
+    def failure(self, key: EncodingKey) -> Report | None:
+        """Return the key's failure, told or not, to one who does not want it."""
+        failure = self._failures.get(key)
+        return None if failure is None else failure.report
+
+    def has_forced(self, key: EncodingKey, force_id: str) -> bool:
+        """Tell whether the key was encoded for this force id."""
+        return (key, force_id) in self._forced
+
+    def forget_failures(self, audio_sha256s: Collection[str]) -> None:
+        """Forget the failures of these audios."""
+        for key in [k for k in self._failures if k.audio_sha256 in audio_sha256s]:
+            del self._failures[key]
+
+
+def _remember(known: OrderedDict[K, V], key: K, value: V) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > MAX_REMEMBERED:
+        known.popitem(last=False)

@@ -1,12 +1,13 @@
-"""Directories that the trial commands may fill and empty, and what they put there."""
+"""What the trial commands share: the family, and directories that they may empty."""
 
+import argparse
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.family import Family, default_family, trial_families
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 _OURS = ".vllm-tts-cache-work"
@@ -51,3 +52,18 @@ def tiny_checkpoint(work: Path, family: Family, report: Callable[[str], None]) -
     Raises: ConfigError, StorageError.
     """
     return TinyCheckpoint.of(family).ensure(work / f"tiny-{family.name}", report)
+
+
+def add_family_option(parser: argparse.ArgumentParser) -> None:
+    """Let a command be asked for any family that has a tiny checkpoint."""
+    parser.add_argument(
+        "--family",
+        choices=sorted(trial_families()),
+        default=default_family().short_name,
+        help="(%(default)s)",
+    )
+
+
+def chosen_family(arguments: argparse.Namespace) -> Family:
+    """Return the one that was asked for."""
+    return trial_families()[arguments.family]

@@ -1,8 +1,13 @@
-"""Lets a talker that keeps what it spoke go on after vLLM has preempted it.
+"""What becomes of a request that vLLM has preempted: it goes on, or ends with an error.
 
 vLLM preempts a running request when the KV cache has no block left for its next token,
-keeps its tokens, and computes their KV anew when there is room. The talker remembers
-what it spoke and builds those rows again; three things are the scheduler's:
+keeps its tokens, and computes their KV anew when there is room. `reservation` keeps it
+from coming to that. Where it does (a request that takes far longer than its text lets
+expect, ``reset_prefix_cache``), a talker that cannot go on would garble the speech: its
+client gets an error with the reason, and its neighbours go on.
+
+A talker that keeps what it spoke builds those rows again; three things are the
+scheduler's:
 
 * The last token has no frame yet: its residual codes are made when it is decoded. So
   it is computed alone, as a decode step, after all that was spoken.
@@ -16,15 +21,24 @@ As in vLLM itself, KV that is computed anew may differ in its last bits where a 
 rounds otherwise for many positions than for one.
 """
 
+import logging
 import math
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+REASON = (
+    "The KV cache ran out while this request was speaking, and this model cannot go on "
+    "after that. Try again. For the operator: raise gpu_memory_utilization or "
+    "kv_cache_memory_bytes, or lower max_num_seqs."
+)
 
 
 def resume_by_replay(scheduler: Any) -> None:
-    """Hook a new scheduler."""
+    """Hook a new scheduler, whose talker keeps what it spoke."""
     replay = _Replay(scheduler)
     scheduler._reserve_prefill_lookahead = replay.num_new_tokens
     scheduler._preempt_request = replay.preempt
@@ -80,3 +94,32 @@ class _Replay:
             sent = adapter.requests_num_chunks_sent
             name = request.external_req_id
             sent[name] = max(sent.get(name, 0), request.num_tokens)
+
+
+def end_preempted(scheduler: Any) -> None:
+    """Hook a new scheduler, whose talker cannot go on."""
+    preempt, update = scheduler._preempt_request, scheduler.update_from_output
+    preempted: dict[str, Request] = {}
+
+    def preempt_request(request: Request, *args: Any, **kwargs: Any) -> None:
+        preempt(request, *args, **kwargs)
+        preempted[request.request_id] = request
+
+    def update_from_output(*args: Any, **kwargs: Any) -> Any:
+        # Not where it is preempted: there the scheduler walks over its queues.
+        for request_id, request in preempted.items():
+            if not request.is_finished():
+                _end(scheduler, request_id, request)
+        preempted.clear()
+        return update(*args, **kwargs)
+
+    scheduler._preempt_request = preempt_request
+    scheduler.update_from_output = update_from_output
+
+
+def _end(scheduler: Any, request_id: str, request: Request) -> None:
+    logger.error("Request %s was preempted, and ends: %s", request_id, REASON)
+    # The host tells the client so of what is in here, when it takes in the output.
+    told = scheduler._streaming_context_overflow
+    told[request_id] = (request.client_index, REASON)
+    scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR)

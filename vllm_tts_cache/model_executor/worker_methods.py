@@ -1,10 +1,16 @@
-"""Methods of every worker, reached by ``collective_rpc(name, stage_ids=[0])``.
+"""Methods that every worker of the host's gets from us.
 
-An RPC runs between two decode steps and every running stream waits for it, so each
-of these returns at once. One struct of `speaker.wire` goes in and one comes out, as
-bytes, because the host mangles what it does not know. Nothing is raised, because the
-host would make a value of it: a worker without a speaker side answers `Unsupported`,
-and what goes wrong otherwise is `Failed`.
+Those of the RPC are reached by ``collective_rpc(name, stage_ids=[0])``. An RPC runs
+between two decode steps and every running stream waits for it, so each of these returns
+at once. One struct of `speaker.wire` goes in and one comes out, as bytes, because the
+host mangles what it does not know. Nothing is raised, because the host would make a
+value of it: a worker without a speaker side answers `Unsupported`, and what goes wrong
+otherwise is `Failed`.
+
+``sleep`` and ``wake_up`` stand before the host's own, and keep the encode thread still
+while vLLM's sleep mode has the GPU's memory. The encoders' own memory is none of what
+sleep mode takes (`encode_work` says why), so an encode would do no harm here. It would
+take the memory that others were promised.
 """
 
 from collections.abc import Callable
@@ -118,3 +124,35 @@ def _refusal(worker: Any) -> str:
 def _model(worker: Any) -> Any:
     runner = getattr(worker, "model_runner", None)
     return getattr(runner, "model", None)
+
+
+def install() -> None:
+    """Add the methods of the RPC, and put ours before those of every worker."""
+    from vllm_omni.worker.mixins import OmniWorkerMixin
+
+    def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Go to sleep as the host does, once nothing is encoded."""
+        host: Any = super(OmniWorkerMixin, self)
+        if (speakers := speakers_of(self)) is None:
+            return host.sleep(*args, **kwargs)
+        speakers.sleep()
+        try:
+            return host.sleep(*args, **kwargs)
+        except BaseException:
+            speakers.wake_up()
+            raise
+
+    def wake_up(self: Any, tags: list[str] | None = None) -> Any:
+        """Wake up as the host does; encode once it has all of its memory again."""
+        host: Any = super(OmniWorkerMixin, self)
+        answer = host.wake_up(tags)
+        speakers = speakers_of(self)
+        # Weights may be woken alone, to be loaded anew; the rest is woken after them.
+        if speakers is not None and (tags is None or "kv_cache" in tags):
+            speakers.wake_up()
+        return answer
+
+    # Every vLLM-Omni worker inherits this mixin, so neither a deploy file nor the
+    # user's own --worker-extension-cls has to name us.
+    for method in (*METHODS, sleep, wake_up):
+        setattr(OmniWorkerMixin, method.__name__, method)
