@@ -24,9 +24,20 @@ def pytest_generate_tests(metafunc):
     """Run on the default family; marked tests run on each that they are for."""
     names = [m.args[0] for m in metafunc.definition.iter_markers("parametrize")]
     if "family" in metafunc.fixturenames and "family" not in names:
-        served = [case.family for case in _cases_for(metafunc.definition)]
+        served = _cases_for(metafunc.definition)
+        is_generic = metafunc.definition.get_closest_marker("generic") is not None
+        later = [pytest.mark.long] if is_generic else []
         metafunc.parametrize(
-            "family", served, ids=[f.name for f in served], scope="session"
+            "family",
+            [
+                pytest.param(
+                    case.family,
+                    id=case.name,
+                    marks=[] if case is default_case() else later,
+                )
+                for case in served
+            ],
+            scope="session",
         )
 
 

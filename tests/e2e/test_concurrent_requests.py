@@ -12,6 +12,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.every_family,
+    pytest.mark.generic,
 ]
 
 

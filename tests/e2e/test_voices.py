@@ -8,6 +8,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.every_family,
+    pytest.mark.generic,
 ]
 
 

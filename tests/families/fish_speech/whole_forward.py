@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-BLOCK_TOKENS, BLOCKS_A_REQUEST = 32, 16
+BLOCK_TOKENS, BLOCKS_A_REQUEST = 32, 6
 NUM_DECODE_STEPS = 4
-PROMPT_TOKENS = {"long": 300, "middle": 97, "short": 33}
+PROMPT_TOKENS = {"long": 170, "middle": 65, "short": 33}
 
 
 class SlowAR:
@@ -177,9 +177,9 @@ def spoken_in_every_way(slow_ar):
         **{f"{name} alone": ((name,), whole) for name in together},
         "all whole": (together, whole),
         "all in chunks of 64": (together, 64),
-        "all in chunks of 1": (together, 1),
+        "two in chunks of 1": (together[1:], 1),
         "two in chunks of 33": (together[:2], 33),
-        "the long one in chunks of 7": (together[:1], 7),
+        "the long one in chunks of 9": (together[:1], 9),
     }
     return {way: speak(slow_ar, *arguments) for way, arguments in ways.items()}
 

@@ -1,12 +1,10 @@
 """VoxCPM2 over HTTP: what ended stock's engine speaks, beside others and streamed."""
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vllm_tts_cache.testing.client import SpeechClient, data_url
+from vllm_tts_cache.testing.client import data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.does("continuation")]
 
@@ -25,23 +23,6 @@ def audio(spoken):
     return spoken.audio
 
 
-def test_named_then_with_a_transcript_then_with_inline_audio(client, make_clip):
-    """The second ended stock's engine, the third as well, and the fourth ran on."""
-    client.register("alice", make_clip(2.0))
-    named = audio(client.speak(TEXT, voice="alice"))
-    continued = audio(client.speak(TEXT, voice="alice", ref_text=SPOKEN))
-    inline = [make_clip(5.0), make_clip(1.0)]
-    own = [
-        audio(client.speak(TEXT, voice="alice", ref_audio=data_url(clip)))
-        for clip in inline
-    ]
-    assert audio(client.speak(TEXT, voice="alice")) == named
-    assert audio(client.speak(TEXT, voice="alice", ref_text=SPOKEN)) == continued
-    alone = [audio(client.speak(TEXT, ref_audio=data_url(clip))) for clip in inline]
-    assert own == alone
-    assert len({named, continued, *own}) == 4
-
-
 def test_a_stored_transcript_is_used_where_the_request_names_the_mode(
     client, make_clip
 ):
@@ -55,36 +36,6 @@ def test_a_stored_transcript_is_used_where_the_request_names_the_mode(
     assert continued != plain
     refused = message(client.speak(TEXT, voice="bare", **CONTINUED))
     assert "ref_text" in refused and "'reference'" in refused
-
-
-def test_two_new_voices_beside_a_running_one_keep_theirs(
-    client, shared_server, make_clip
-):
-    clips = [make_clip(seconds) for seconds in (3.0, 2.0, 6.0)]
-    words = ({}, {"ref_text": SPOKEN}, {"ref_text": SPOKEN})
-
-    def speak(at):
-        own = SpeechClient(shared_server.url)
-        spoken = own.speak(TEXT, ref_audio=data_url(clips[at]), **words[at])
-        own.close()
-        return audio(spoken)
-
-    running, done = [speak(0)], threading.Event()
-
-    def keep_speaking():
-        while not done.is_set():
-            running.append(speak(0))
-
-    with ThreadPoolExecutor(3) as pool:
-        going_on = pool.submit(keep_speaking)
-        try:
-            new = list(pool.map(speak, (1, 2)))
-        finally:
-            done.set()
-        going_on.result()
-    assert len(set(running)) == 1
-    assert new == [speak(1), speak(2)]
-    assert len({running[0], *new}) == 3
 
 
 def test_streams_batches_and_sockets_speak_alike(client, shared_server, make_clip):

@@ -13,7 +13,7 @@ from tests.audio_clips import voiced
 from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.families.voxcpm2.positions import SAMPLE_RATE_HZ
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
 PITCHES_HZ = (220.0, 330.0, 480.0)

@@ -11,7 +11,7 @@ from vllm_tts_cache.families.voxtral.family import FAMILY
 from vllm_tts_cache.testing.client import SpeechClient, data_url
 from vllm_tts_cache.testing.server import Server, ServerOptions
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 NUM_FRAMES = 12
 SAMPLES_PER_FRAME = 1920
