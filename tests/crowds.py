@@ -18,7 +18,7 @@ def kv_counter(client, name):
 
 
 def speak_briefly(client, voice, text):
-    spoken = client.speak(text, voice=voice, max_new_tokens=24)
+    spoken = client.speak(text, voice=voice, max_new_tokens=16)
     assert spoken.status == 200, spoken.audio
     return spoken.audio
 
@@ -34,9 +34,9 @@ def crowd(server, expected):
 
     def run(seed):
         client, order = SpeechClient(server.url), np.random.default_rng(seed)
-        for number in range(6):
+        for number in range(3):
             request = requests[order.integers(len(requests))]
-            if number % 3 == 2:
+            if number == 2:
                 hang_up(client, *request)
             elif speak_briefly(client, *request) != expected[request]:
                 failures.append(request)

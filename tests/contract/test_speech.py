@@ -353,7 +353,7 @@ async def test_what_the_host_refuses_is_refused_before_anything_is_fetched(
 
 # Where the host's side (vLLM-Omni, FastAPI) may enter ours, and what that counts as.
 VISITS = {
-    "guarded_route": "the route",
+    "routing": "the route",
     "speech_routes": "the route",
     "speech": "preparing",
     "adapter": "the adapter",
@@ -462,7 +462,8 @@ async def test_a_body_without_end_is_refused_while_it_arrives(server, path):
 
 
 async def test_a_busy_server_says_when_to_come_back(server, monkeypatch):
-    monkeypatch.setattr(server.service.ensurer._poller, "_max_waiting_inline", 0)
+    wants = server.service.ensurer._poller._wants
+    monkeypatch.setattr(wants, "_max_inline", 0)
     for speak in (plainly, as_raw_stream, as_events):
         answer = await speak(server, ref_audio=data_url(), x_vector_only_mode=True)
         assert answer.status_code == 503

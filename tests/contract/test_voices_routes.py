@@ -238,7 +238,11 @@ async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_u
     await server.register("Ann", wav(), ref_text="words")
     service, gate, begun = server.service, threading.Event(), []
     owner, name, ask = {
-        "upload": (service, "_register_clip", lambda: server.register("A", wav())),
+        "upload": (
+            service._uploads,
+            "_register_clip",
+            lambda: server.register("A", wav()),
+        ),
         "list": (
             service.store.catalogue,
             "records",

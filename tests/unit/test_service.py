@@ -20,11 +20,8 @@ from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import service as service_module
-from vllm_tts_cache.entrypoints.service import (
-    CannotCloneError,
-    Upload,
-    open_service,
-)
+from vllm_tts_cache.entrypoints.service import CannotCloneError, open_service
+from vllm_tts_cache.entrypoints.uploads import Upload
 from vllm_tts_cache.errors import (
     EncodeError,
     InvalidAudioError,

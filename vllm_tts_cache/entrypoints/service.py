@@ -4,17 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from vllm_tts_cache.audio.decode import AudioWarning, decode
-from vllm_tts_cache.catalogue.names import clean_new
-from vllm_tts_cache.catalogue.record import (
-    NewSpeaker,
-    Segment,
-    SpeakerRecord,
-    check_text,
-)
+from vllm_tts_cache.audio.decode import AudioWarning
+from vllm_tts_cache.catalogue.record import Segment, SpeakerRecord
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
@@ -24,9 +18,9 @@ from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.entrypoints.inline import InlineClips
 from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
 from vllm_tts_cache.entrypoints.status import CacheStatus
+from vllm_tts_cache.entrypoints.uploads import Upload, Uploads
 from vllm_tts_cache.entrypoints.wants import GoneError
 from vllm_tts_cache.errors import (
-    InvalidAudioError,
     SpeakerNotFoundError,
     SpeakerRequestError,
     StorageBusyError,
@@ -50,37 +44,10 @@ throttled = ThrottledLog(logger)
 
 # Of what prompts begin with, per process: about 5,000 voices of 30 s on Fish Speech.
 PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
-# A clip takes up to a second of CPU to decode, and up to 10 MiB while it waits.
-NUM_UPLOAD_THREADS = 2
-MAX_WAITING_UPLOADS = 32
 MAX_WAITING_LISTS = 64
 # How long a look-up waits for a process that opens or recovers the catalogue.
 BUSY_SECONDS = 5.0
 BUSY_POLL_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """The fields of a registration that do not depend on the kind of sample."""
-
-    name: str
-    consent: str
-    ref_text: str | None = None
-    description: str | None = None
-    mime_type: str | None = None
-    original_filename: str | None = None
-
-    def check_texts(self) -> None:
-        """Refuse a name or a text that cannot be, before anything is spent on it.
-
-        Raises: InvalidSpeakerError.
-        """
-        clean_new(self.name)
-        check_text("consent", self.consent)
-        check_text("ref_text", self.ref_text)
-        check_text("description", self.description)
-        check_text("mime_type", self.mime_type)
-        check_text("original_filename", self.original_filename)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +92,7 @@ class SpeakerService:
         self._refusal = refusal
         self._workers = None if engine is None else AsyncWorkers(engine)
         self._lookups = Lookups(is_local=store.catalogue.is_local)
-        self._uploads = BoundedExecutor(
-            "too many uploads wait",
-            num_threads=NUM_UPLOAD_THREADS,
-            max_waiting=MAX_WAITING_UPLOADS,
-        )
+        self._uploads = Uploads(store, family)
         self._reads = BoundedExecutor(
             "too many lists wait", num_threads=2, max_waiting=MAX_WAITING_LISTS
         )
@@ -189,12 +152,9 @@ class SpeakerService:
     ) -> Registration:
         """Register a speaker by a reference clip.
 
-        Nothing that exists is touched before the clip is decoded, checked and safe.
-
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
-        upload.check_texts()
-        done, warnings = await self._uploads.run(self._register_clip, upload, data)
+        done, warnings = await self._uploads.register_audio(upload, data)
         self._replaced(done)
         if precompute:
             self._precompute_in_background(done.record)
@@ -207,17 +167,7 @@ class SpeakerService:
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
-        new = NewSpeaker(
-            name=upload.name,
-            consent=upload.consent,
-            ref_text=upload.ref_text,
-            description=upload.description,
-            mime_type="application/x-safetensors",
-            original_filename=upload.original_filename,
-            file_size=4 * len(embedding),
-            embedding=embedding,
-        )
-        done = await self._uploads.run(self.store.register, new, None)
+        done = await self._uploads.register_embedding(upload, embedding)
         self._replaced(done)
         return Registration(record=done.record)
 
@@ -342,24 +292,6 @@ class SpeakerService:
         ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
         names = family.precomputed(has_transcript=bool(record.ref_text))
         return EncodingNeed(ref=ref, encoder_names=names)
-
-    def _register_clip(
-        self, upload: Upload, data: bytes
-    ) -> tuple[Registered, tuple[AudioWarning, ...]]:
-        decoded = decode(data)
-        audio = decoded.audio
-        if (family := self._family()) is not None:
-            problem = family.limits.problem(audio.num_samples, audio.sample_rate_hz)
-            if problem is not None:
-                raise InvalidAudioError(problem)
-        new = NewSpeaker(
-            **asdict(upload),
-            file_size=len(data),
-            audio_sha256=audio.audio_sha256,
-            num_samples=audio.num_samples,
-            sample_rate_hz=audio.sample_rate_hz,
-        )
-        return self.store.register(new, decoded), decoded.warnings
 
     def _replaced(self, done: Registered) -> None:
         if done.deletion is not None:

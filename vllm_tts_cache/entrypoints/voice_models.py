@@ -8,7 +8,7 @@ from fastapi import Form, UploadFile
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS, AudioWarning
 from vllm_tts_cache.catalogue.record import SpeakerRecord
-from vllm_tts_cache.entrypoints.service import Upload
+from vllm_tts_cache.entrypoints.uploads import Upload
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 
 # Of the records on one page: some milliseconds of the event loop.

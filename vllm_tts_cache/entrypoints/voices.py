@@ -10,8 +10,9 @@ from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.entrypoints import routing, voice_models
 from vllm_tts_cache.entrypoints.routing import VOICE_MAX_BYTES, guarded_route
-from vllm_tts_cache.entrypoints.service import SpeakerService, Upload
+from vllm_tts_cache.entrypoints.service import SpeakerService
 from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
+from vllm_tts_cache.entrypoints.uploads import Upload
 from vllm_tts_cache.entrypoints.voice_models import upload_of_form
 from vllm_tts_cache.errors import (
     DeletionPendingError,
