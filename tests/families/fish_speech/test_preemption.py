@@ -32,8 +32,8 @@ from vllm_tts_cache.model_executor.preemption import resume_by_replay
 
 CHUNK, LEFT_CONTEXT = 5, 5
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
-NUM_REQUESTS, MAX_TOKENS = 5, 80
-NUM_BLOCKS = 20  # one of them is the null block
+NUM_REQUESTS, MAX_TOKENS = 7, 100
+NUM_BLOCKS = 32  # one of them is the null block
 # So many frames of each have the same first code, as silence has.
 NUM_SILENT = 40
 PROCESSOR = (
