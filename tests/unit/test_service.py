@@ -19,7 +19,7 @@ from tests.in_process_workers import (
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints import service as service_module
+from vllm_tts_cache.entrypoints import uploads
 from vllm_tts_cache.entrypoints.service import CannotCloneError, open_service
 from vllm_tts_cache.entrypoints.uploads import Upload
 from vllm_tts_cache.errors import (
@@ -197,7 +197,7 @@ async def test_a_failed_upload_leaves_the_speaker_as_it_was(rig, data):
 async def test_a_field_that_is_wrong_is_refused_before_anything_is_decoded(
     rig, wrong, monkeypatch
 ):
-    monkeypatch.setattr(service_module, "decode", None)
+    monkeypatch.setattr(uploads, "decode", None)
     with pytest.raises(InvalidSpeakerError):
         await rig.service.register_audio(wrong, wav(), precompute=False)
     assert rig.store.catalogue.count() == 0
