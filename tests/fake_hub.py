@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from huggingface_hub import constants
 
-MODEL = "fishaudio/s2-pro"
+MODEL = "someone/model"
 MAIN, OTHER = "a" * 40, "b" * 40
 
 
@@ -80,7 +80,7 @@ def use_hub(monkeypatch, url):
 
 def download(cache: Path, commit, *files, branch=None) -> Path:
     """Leave files of a revision in a cache, as a download does."""
-    repository = cache / "models--fishaudio--s2-pro"
+    repository = cache / "models--someone--model"
     folder = repository / "snapshots" / commit
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

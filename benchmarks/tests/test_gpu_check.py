@@ -16,6 +16,7 @@ from benchmarks.gpu_check.findings import Finding, Verdict
 from benchmarks.gpu_check.memory import MIB, Need, measure_need
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
+from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
@@ -291,7 +292,8 @@ def test_on_a_cpu_it_checks_every_encoder_of_a_family_and_writes_a_file(
     capsys, tmp_path
 ):
     out = tmp_path / "out.json"
-    given = ["--device", "cpu", "--encoders", "tiny", "--family", "qwen3"]
+    family = default_family().short_name
+    given = ["--device", "cpu", "--encoders", "tiny", "--family", family]
     given += ["--seconds", "1", "3", "--out", str(out)]
     assert command.main(given) == 0
     shown = capsys.readouterr().out

@@ -96,7 +96,7 @@ def whole(scale=1.0):
     """Rows of every picture."""
     rows = [
         row([cost * at], [40.0 * at], point=Point("cost", f"{model} {field}", at))
-        for model, cost in (("qwen3-tts", 0.1), ("fish-speech", 0.2))
+        for model, cost in (("one", 0.1), ("two", 0.2))
         for field in ("cpu_ms", "engine_bytes")
         for at in (3, 10, 30)
     ]

@@ -12,7 +12,7 @@ from benchmarks import profiles, server_plugins
 from benchmarks.__main__ import _parser, _plan
 from benchmarks.bench import SAMPLE_RATE_HZ, Bench, clip
 from benchmarks.measure import OURS, STOCK, RatioAtMost, Row, Summary
-from benchmarks.models import model_called, models
+from benchmarks.models import models
 from benchmarks.run import SCENARIOS, Plan, Scenario, of_model, run
 from benchmarks.scenarios import bulk_registration, inline_flood
 from benchmarks.sides import open_sides
@@ -20,9 +20,9 @@ from benchmarks.streams import Bystanders
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.testing.client import SpeechClient
 
-QWEN3_TTS = model_called("qwen3-tts")
-QWEN3_TTS_TINY = model_called("qwen3-tts-tiny")
-FISH_SPEECH = model_called("fish-speech")
+FIRST = models()[0]
+SMALL = next(m for m in models() if "bulk_registration" in m.scenarios)
+SHARING = next(m for m in models() if m.shares_kv)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,19 +102,19 @@ def test_scenarios_have_names_of_their_own():
 
 def test_a_scenario_runs_only_where_it_says_something():
     served = beside(plan_of())
-    qwen, fish = served[QWEN3_TTS.name], served[FISH_SPEECH.name]
-    only_qwen = {"concurrent_cold", "cold_bystander", "inline_flood"}
-    assert set(qwen) - set(fish) == only_qwen
-    assert {"kv_prefix"} == set(fish) - set(qwen)
-    assert served[QWEN3_TTS_TINY.name] == ["bulk_registration"]
+    first, sharing = served[FIRST.name], served[SHARING.name]
+    only_first = {"concurrent_cold", "cold_bystander", "inline_flood"}
+    assert set(first) - set(sharing) == only_first
+    assert {"kv_prefix"} == set(sharing) - set(first)
+    assert served[SMALL.name] == ["bulk_registration"]
     # It leaves ours with another setting.
-    assert qwen[-1] == fish[-1] == "first_request"
+    assert first[-1] == sharing[-1] == "first_request"
 
 
 def test_every_model_adds_its_servers_and_what_runs_beside_them():
-    one = plan_of("--model", "qwen3-tts", "--rounds", "2").seconds
-    two = plan_of("--model", "qwen3-tts", "--model", "fish-speech", "--rounds", "2")
-    added = {m.name: s for m, s in two.served}[FISH_SPEECH.name]
+    one = plan_of("--model", FIRST.name, "--rounds", "2").seconds
+    two = plan_of("--model", FIRST.name, "--model", SHARING.name, "--rounds", "2")
+    added = {m.name: s for m, s in two.served}[SHARING.name]
     more = 120 + sum(s.full[0] + 2 * s.full[1] for s in added)
     assert two.seconds == one + more
 
@@ -122,12 +122,12 @@ def test_every_model_adds_its_servers_and_what_runs_beside_them():
 def test_a_quick_run_is_meant_to_take_less_than_five_minutes():
     plan = plan_of("--quick")
     assert plan.seconds <= 300
-    assert [model.name for model in plan.models] == [QWEN3_TTS.name]
+    assert [model.name for model in plan.models] == [FIRST.name]
 
 
 @pytest.mark.parametrize(
     ("name", "model"),
-    [("bulk_registration", QWEN3_TTS_TINY), ("kv_prefix", FISH_SPEECH)],
+    [("bulk_registration", SMALL), ("kv_prefix", SHARING)],
 )
 def test_a_quick_run_has_what_it_would_leave_out_where_that_is_named(name, model):
     assert beside(plan_of("--quick", "--only", name)) == {model.name: [name]}
@@ -148,7 +148,7 @@ def test_a_size_of_no_scenario_is_refused(capsys):
 
 
 def test_a_model_that_no_scenario_serves_starts_no_server():
-    plan = plan_of("--only", "cold_bystander", "--model", "fish-speech")
+    plan = plan_of("--only", "cold_bystander", "--model", SHARING.name)
     assert (plan.served, plan.seconds) == ([], 0)
 
 
@@ -182,13 +182,13 @@ STACKS = f"""\
 {API};main (threading.py:1);find (vllm_tts_cache/a/service.py:115) 2
 {API};run (vllm_omni/api.py:7);<lambda> (vllm/u.py:1);poll (x.py) 1
 {API};main (threading.py:1);select (selectors.py:468) 4
-{STAGE.format(99)};go (vllm/core.py:5);forward (vllm_omni/m/qwen3_tts_talker.py:8) 7
+{STAGE.format(99)};go (vllm/core.py:5);forward (vllm_omni/m/{FIRST.talker}.py:8) 7
 {STAGE.format(100)};go (vllm/core.py:5);conv (torch/nn.py:2) 3
 """
 
 
 def test_a_profile_counts_a_sample_for_the_innermost_function_of_known_owners():
-    found = profiles.read(STACKS, QWEN3_TTS.talker)
+    found = profiles.read(STACKS, FIRST.talker)
     assert found == {
         "API": {
             ("vLLM-Omni", "run (api.py)"): 5,
@@ -196,28 +196,28 @@ def test_a_profile_counts_a_sample_for_the_innermost_function_of_known_owners():
             ("vLLM", "<lambda> (u.py)"): 1,
             ("libraries", "event loop, HTTP, threads of libraries"): 4,
         },
-        "talker": {("vLLM-Omni", "forward (m/qwen3_tts_talker.py)"): 7},
+        "talker": {("vLLM-Omni", f"forward (m/{FIRST.talker}.py)"): 7},
         "other stages": {("vLLM", "go (core.py)"): 3},
     }
 
 
 def test_what_stock_was_changed_by_is_said_beside_its_figures_only():
-    note, one = FISH_SPEECH.stock.note, Summary.of([1])
+    note, one = SHARING.stock.note, Summary.of([1])
     rows = [
         Row("w", "ms", one, one, note="n"),
         Row("w", "ms", one),
         Row("w", "ms", one, one, versus="ours, first"),
     ]
-    shown = [of_model(row, FISH_SPEECH) for row in rows]
+    shown = [of_model(row, SHARING) for row in rows]
     assert [row.note for row in shown] == [f"n; {note}", "", ""]
-    assert {row.model for row in shown} == {FISH_SPEECH.name}
-    assert of_model(rows[0], QWEN3_TTS).note == "n"
+    assert {row.model for row in shown} == {SHARING.name}
+    assert of_model(rows[0], FIRST).note == "n"
 
 
 def test_stock_and_ours_differ_in_what_the_table_says_they_do(tmp_path):
-    FISH_SPEECH.checkpoint(tmp_path)
+    SHARING.checkpoint(tmp_path)
     folders = [
-        tmp_path / f"fish-speech-{s.name}" for s in open_sides(FISH_SPEECH, tmp_path)
+        tmp_path / f"{SHARING.name}-{s.name}" for s in open_sides(SHARING, tmp_path)
     ]
     stock, ours = (json.loads((f / "deploy.yaml").read_text()) for f in folders)
     assert stock.pop("stages") == [{"stage_id": 0, "enable_prefix_caching": False}]

@@ -13,7 +13,7 @@ from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.speaker.family import families
 from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint, whole_checkpoint
 
-ID = "Qwen/Qwen3-TTS-12Hz-1.7B-Base"
+ID = "someone/a-model"
 LOADING = [family for family in families() if family.encoders_part]
 
 

@@ -8,36 +8,31 @@ from importlib import metadata
 import httpx
 import pytest
 import vllm
+from tokenizers import Tokenizer, models
 
-from vllm_tts_cache.families.qwen3_tts.tiny.text_tokenizer import (
-    IM_END,
-    save_text_tokenizer,
-    train_text_tokenizer,
-)
 from vllm_tts_cache.testing.server import MODEL_NAME, Server, ServerOptions
 
 # That loading leaves it alone is proven by import in `make test` as well.
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-def config_of(text):
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "vocab_size": text.vocab_size,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": text.id_of(IM_END),
-    }
-
-
+END = "</s>"
+LETTERS = [END, *map(chr, range(32, 127))]
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": len(LETTERS),
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": LETTERS.index(END),
+}
 ARGUMENTS = (
     *("--load-format", "dummy", "--enforce-eager", "--dtype", "bfloat16"),
     *("--max-model-len", "128", "--max-num-seqs", "2"),
@@ -47,10 +42,17 @@ ARGUMENTS = (
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text-model")
-    text = train_text_tokenizer()
-    save_text_tokenizer(folder, text)
-    (folder / "config.json").write_text(json.dumps(config_of(text)))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_tokenizer(folder)
     return folder
+
+
+def save_tokenizer(folder):
+    """A token for each letter."""
+    vocab = {letter: number for number, letter in enumerate(LETTERS)}
+    Tokenizer(models.BPE(vocab, [])).save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def named_vllm(directory):

@@ -48,9 +48,9 @@ def family_of(name, *modes, **rules):
 
 
 # With x-vectors; that always needs a transcript; that takes one from the request only.
-QWEN = family_of("both", X_VECTOR, IN_CONTEXT, asks_inline_transcript=True)
-FISH = family_of("strict", CONTINUATION)
-VOX = family_of("free", REFERENCE, CONTINUATION, stored_transcript_selects=False)
+BOTH = family_of("both", X_VECTOR, IN_CONTEXT, asks_inline_transcript=True)
+STRICT = family_of("strict", CONTINUATION)
+FREE = family_of("free", REFERENCE, CONTINUATION, stored_transcript_selects=False)
 NOBODY = frozenset()
 
 
@@ -63,7 +63,7 @@ def mode(family, stored=None, *, inline=False, **fields):
     return family.mode(clone_facts(request, stored_ref_text=stored, is_inline=inline))
 
 
-@pytest.mark.parametrize("family", [QWEN, FISH], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [BOTH, STRICT], ids=lambda f: f.name)
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_transcript_asks_for_an_in_context_clone(family, inline):
     fullest = family.modes[-1]
@@ -74,9 +74,9 @@ def test_a_transcript_asks_for_an_in_context_clone(family, inline):
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_stored_transcript_selects_nothing_where_the_family_says_so(inline):
-    assert mode(VOX, stored="words", inline=inline) is REFERENCE
-    assert mode(VOX, inline=inline) is REFERENCE
-    assert mode(VOX, inline=inline, ref_text="words") is CONTINUATION
+    assert mode(FREE, stored="words", inline=inline) is REFERENCE
+    assert mode(FREE, inline=inline) is REFERENCE
+    assert mode(FREE, inline=inline, ref_text="words") is CONTINUATION
 
 
 def named(name) -> Any:
@@ -84,11 +84,11 @@ def named(name) -> Any:
 
 
 def test_a_request_names_its_mode_and_the_stored_transcript_serves_it():
-    assert mode(VOX, stored="words", **named("continuation")) is CONTINUATION
-    assert mode(VOX, ref_text="words", **named("reference")) is REFERENCE
-    assert mode(QWEN, stored="words", **named("x_vector")) is X_VECTOR
+    assert mode(FREE, stored="words", **named("continuation")) is CONTINUATION
+    assert mode(FREE, ref_text="words", **named("reference")) is REFERENCE
+    assert mode(BOTH, stored="words", **named("x_vector")) is X_VECTOR
     with pytest.raises(InvalidSpeakerError, match="Give ref_text") as raised:
-        mode(VOX, **named("continuation"))
+        mode(FREE, **named("continuation"))
     assert raised.value.field == "ref_text"
     request = asked(**named("reference"))
     seen = as_clone(request, REFERENCE, stored_ref_text=None)
@@ -98,37 +98,37 @@ def test_a_request_names_its_mode_and_the_stored_transcript_serves_it():
 @pytest.mark.parametrize("name", ["x_vector", "", 3, ["reference"], {}, "r" * 10_000])
 def test_a_mode_that_the_family_does_not_have_is_refused_with_those_it_has(name):
     with pytest.raises(InvalidSpeakerError, match="reference, continuation") as raised:
-        mode(VOX, **named(name))
+        mode(FREE, **named(name))
     assert raised.value.field == "extra_params.clone_mode"
     assert len(str(raised.value)) < 300
 
 
 def test_without_a_transcript_a_registered_voice_is_an_x_vector_clone():
-    assert mode(QWEN) is X_VECTOR
-    assert mode(QWEN, stored="words", x_vector_only_mode=True) is X_VECTOR
-    assert mode(QWEN, inline=True, x_vector_only_mode=True) is X_VECTOR
+    assert mode(BOTH) is X_VECTOR
+    assert mode(BOTH, stored="words", x_vector_only_mode=True) is X_VECTOR
+    assert mode(BOTH, inline=True, x_vector_only_mode=True) is X_VECTOR
 
 
 @pytest.mark.parametrize("fields", [{"inline": True}, {"x_vector_only_mode": False}])
 def test_without_a_transcript_nothing_else_is_an_x_vector_clone(fields):
     with pytest.raises(InvalidSpeakerError, match="Give ref_text"):
-        mode(QWEN, **fields)
+        mode(BOTH, **fields)
 
 
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("ref_text", [None, "", " \n"])
 def test_a_family_that_clones_in_context_only_needs_the_transcript(inline, ref_text):
     with pytest.raises(InvalidSpeakerError, match="Give ref_text") as raised:
-        mode(FISH, inline=inline, ref_text=ref_text)
+        mode(STRICT, inline=inline, ref_text=ref_text)
     assert raised.value.field == "ref_text"
 
 
 def test_a_family_without_x_vectors_refuses_them_and_embeddings():
     with pytest.raises(InvalidSpeakerError, match="no x-vectors"):
-        mode(FISH, stored="words", x_vector_only_mode=True)
+        mode(STRICT, stored="words", x_vector_only_mode=True)
     with pytest.raises(InvalidSpeakerError, match="not from an embedding"):
-        refuse_embedding(FISH, "voice")
-    refuse_embedding(QWEN, "voice")
+        refuse_embedding(STRICT, "voice")
+    refuse_embedding(BOTH, "voice")
 
 
 def test_the_host_sees_no_voice_and_no_audio():
@@ -178,9 +178,9 @@ def test_no_or_several_urls_are_refused(given):
 
 
 def test_what_is_precomputed_depends_on_the_modes_that_a_family_has():
-    assert QWEN.precomputed(has_transcript=False) == ("speaker",)
-    assert QWEN.precomputed(has_transcript=True) == ("speaker", "codec")
-    assert FISH.precomputed(has_transcript=False) == ("codec",)
-    assert FISH.precomputed(has_transcript=True) == ("codec",)
-    assert VOX.precomputed(has_transcript=False) == ("latents",)
-    assert VOX.precomputed(has_transcript=True) == ("latents", "codec")
+    assert BOTH.precomputed(has_transcript=False) == ("speaker",)
+    assert BOTH.precomputed(has_transcript=True) == ("speaker", "codec")
+    assert STRICT.precomputed(has_transcript=False) == ("codec",)
+    assert STRICT.precomputed(has_transcript=True) == ("codec",)
+    assert FREE.precomputed(has_transcript=False) == ("latents",)
+    assert FREE.precomputed(has_transcript=True) == ("latents", "codec")
