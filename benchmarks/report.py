@@ -15,6 +15,7 @@ from benchmarks.measure import STOCK, Row, Summary
 from vllm_tts_cache.files import publish
 
 FORMAT_VERSION = 2
+MAX_SAMPLES = 150  # of a row
 
 _HEADINGS = (
     "scenario",
@@ -97,8 +98,20 @@ def _plain_summary(summary: Summary) -> dict[str, Any]:
     return {
         "median": _short(summary.median),
         "iqr": _short(summary.iqr),
-        "samples": [_short(value) for value in summary.samples],
+        "samples": [_short(value) for value in thinned(summary.samples)],
     }
+
+
+def thinned(samples: Sequence[float]) -> Sequence[float]:
+    """Return samples as they came, or of very many those at even ranks, in order.
+
+    A run has to stay small enough to be committed; pictures show no more than these.
+    """
+    if len(samples) <= MAX_SAMPLES:
+        return samples
+    ordered, last = sorted(samples), len(samples) - 1
+    ranks = (round(at * last / (MAX_SAMPLES - 1)) for at in range(MAX_SAMPLES))
+    return [ordered[rank] for rank in ranks]
 
 
 def _short(value: float) -> float:

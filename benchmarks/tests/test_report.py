@@ -1,5 +1,6 @@
 import json
 from datetime import datetime, timezone
+from itertools import pairwise
 
 import pytest
 
@@ -146,3 +147,12 @@ def test_drawing_starts_no_measurement(tmp_path):
         "gaps.png",
         "scale.png",
     ]
+
+
+def test_very_many_samples_are_thinned_to_even_ranks_with_both_ends():
+    few = [3.0, 1.0, 2.0]
+    assert report.thinned(few) == few
+    thin = report.thinned([float(n) for n in range(10_000)][::-1])
+    assert (len(thin), thin[0], thin[-1]) == (report.MAX_SAMPLES, 0.0, 9_999.0)
+    steps = [b - a for a, b in pairwise(thin)]
+    assert max(steps) - min(steps) <= 1
