@@ -67,8 +67,7 @@ class Catalogue:
         """
         if not is_storable(name):
             return None
-        with self.database.read_at_once() as db:
-            found = speakers.find_with_kinds(db, tenant, fold(name))
+        found = speakers.find_with_kinds(self.database, tenant, fold(name))
         return None if found is None else (found[0], frozenset(found[1]))
 
     def records(self, page: Page) -> list[SpeakerRecord]:

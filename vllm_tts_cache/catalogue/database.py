@@ -1,11 +1,12 @@
 """The catalogue's file: opened, migrated, and lent to those who read and write."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Select
 from sqlalchemy.exc import DBAPIError
 
 from vllm_tts_cache.catalogue import dialect, schema
@@ -32,6 +33,7 @@ class Database:
         self._quick = dialect.open_engine(path, busy_seconds=AT_ONCE_SECONDS)
         self._writer = dialect.writing(self._engine)
         self._snapshots = dialect.snapshots(self._engine)
+        self._compiled: dict[Select[Any], Any] = {}
         self._is_closed = False
 
     def prepare(self) -> None:
@@ -68,11 +70,39 @@ class Database:
         with self._lent(self._engine) as db:
             yield db
 
-    @contextmanager
-    def read_at_once(self) -> Generator[Connection, None, None]:
-        """As `read`, for a caller that must not wait: StorageBusyError instead."""
-        with self._lent(self._quick) as db:
-            yield db
+    def first_at_once(
+        self, statement: Select[Any], where: Mapping[str, Any]
+    ) -> Sequence[Any] | None:
+        """The first row that it finds, for a caller that must not wait.
+
+        By the driver itself. SQLAlchemy takes half a millisecond for it where its code
+        is in no cache of the processor, as in every request; the driver takes a third.
+        No column may need a conversion.
+
+        Raises:
+            StorageBusyError: It would have to wait.
+            StorageError: The database failed.
+        """
+        self._check_open()
+        text, arguments = self._for_driver(statement, where)
+        with dialect.catalogue_errors(self.path):
+            lent = self._quick.raw_connection()
+            try:
+                return lent.cursor().execute(text, arguments).fetchone()
+            except BaseException:
+                lent.invalidate()  # after some errors a connection is of no use
+                raise
+            finally:
+                lent.close()
+
+    def _for_driver(
+        self, statement: Select[Any], where: Mapping[str, Any]
+    ) -> tuple[str, Any]:
+        if (known := self._compiled.get(statement)) is None:
+            known = statement.compile(dialect=self._quick.dialect)
+            self._compiled[statement] = known
+        names = known.positiontup
+        return known.string, where if names is None else [where[n] for n in names]
 
     @contextmanager
     def snapshot(self) -> Generator[Connection, None, None]:
@@ -107,10 +137,13 @@ class Database:
         self._engine.dispose()
         self._quick.dispose()
 
-    @contextmanager
-    def _lent(self, engine: Engine) -> Generator[Connection, None, None]:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise StorageError(f"The voice catalogue {self.path} is closed.")
+
+    @contextmanager
+    def _lent(self, engine: Engine) -> Generator[Connection, None, None]:
+        self._check_open()
         with dialect.catalogue_errors(self.path), engine.connect() as db:
             try:
                 yield db

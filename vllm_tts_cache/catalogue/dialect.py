@@ -127,6 +127,8 @@ def catalogue_errors(path: Path) -> Generator[None, None, None]:
             raise StorageBusyError(1) from exc
         raise _storage_error(path, exc.orig or exc) from exc
     except sqlite3.Error as exc:
+        if "closed database" in str(exc):
+            raise StorageBusyError(1) from exc
         raise _storage_error(path, exc) from exc
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
 )
 
 from vllm_tts_cache.catalogue import dialect
+from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.names import fold, is_storable
 from vllm_tts_cache.catalogue.record import (
     DEFAULT_TENANT,
@@ -60,8 +61,7 @@ _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.name_key == bindparam("name_key")
 )
 _FIND = select(*_COLUMNS).where(_IS_NAMED)
-# One row, however many files: building a row takes as long as finding it. The
-# statement is built once for the same reason.
+# One row, however many files: building a row takes as long as finding it.
 _kinds = (
     select(dialect.joined(stored_file.c.kind))
     .where(stored_file.c.audio_sha256 == speaker.c.audio_sha256)
@@ -77,12 +77,11 @@ def find(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | None:
 
 
 def find_with_kinds(
-    db: Connection, tenant: str, name_key: str
+    db: Database, tenant: str, name_key: str
 ) -> tuple[SpeakerRecord, list[str]] | None:
-    """The row of one name, and the kinds of files stored for its audio."""
+    """The row of one name, and the kinds of files stored for its audio, at once."""
     where = {"tenant": tenant, "name_key": name_key}
-    row = db.execute(_FIND_WITH_KINDS, where).first()
-    if row is None:
+    if (row := db.first_at_once(_FIND_WITH_KINDS, where)) is None:
         return None
     kinds: str = row[-1] or ""
     return _record(row[:-1]), kinds.split()

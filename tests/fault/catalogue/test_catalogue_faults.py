@@ -6,7 +6,7 @@ import sqlite3
 import time
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from tests.store_samples import delete, opened, register, voice
 from vllm_tts_cache.catalogue import schema
@@ -142,8 +142,8 @@ def test_a_look_on_the_event_loop_does_not_wait_for_a_locked_file(tmp_path):
     holder.execute("BEGIN EXCLUSIVE")
     catalogue = Database(tmp_path / FILE)
     began = time.monotonic()
-    with pytest.raises(StorageBusyError), catalogue.read_at_once() as db:
-        db.execute(text("SELECT count(*) FROM speaker"))
+    with pytest.raises(StorageBusyError):
+        catalogue.first_at_once(select(schema.speaker.c.name), {})
     assert time.monotonic() - began < 2
     holder.execute("ROLLBACK")
     holder.close()
