@@ -20,7 +20,7 @@ from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import poller
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import Lookups
-from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError
+from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError, Wants
 from vllm_tts_cache.errors import (
     EncodeError,
     EncodeTimeoutError,
@@ -28,6 +28,7 @@ from vllm_tts_cache.errors import (
     WorkerRPCError,
 )
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers, UnsupportedModelError
+from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")
@@ -534,3 +535,16 @@ async def test_waiting_leaves_the_event_loop_free(rig):
         await asyncio.sleep(0.005)
         ticks += 1
     assert ticks > 5
+
+
+async def test_an_answer_for_one_that_left_ends_nobody_elses_wait():
+    """Its caller waited for ever: nobody asked for the want any more."""
+    wants = Wants(max_inline=4)
+    key = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="b" * 64)
+    left = wants.of(key, "codec", Segment.INLINE)
+    left.join(Segment.INLINE, urgent=True, force=False, is_doubted=False)
+    wants.leave(left, urgent=True)
+    stays = wants.of(key, "codec", Segment.INLINE)
+    wants.land(left)
+    wants.fail(left, EncodeError("of the one that left"))
+    assert wants.get(key) is stays and not stays.landed.done()

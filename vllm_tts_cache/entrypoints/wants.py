@@ -163,18 +163,18 @@ class Wants:
         """Count one less who waits; with the last one the want ends."""
         want.num_waiting -= 1
         want.num_urgent -= urgent
-        if want.num_waiting == 0 and self._wants.get(want.key) is want:
-            del self._wants[want.key]
+        if want.num_waiting == 0:
+            self._drop(want)
 
     def land(self, want: Want) -> None:
         """End a want whose encoding exists."""
-        self._wants.pop(want.key, None)
+        self._drop(want)
         if not want.landed.done():
             want.landed.set_result(None)
 
     def fail(self, want: Want, error: TTSCacheError) -> None:
         """End a want whose encoding cannot be had."""
-        self._wants.pop(want.key, None)
+        self._drop(want)
         if not want.landed.done():
             want.landed.set_exception(error)
             want.landed.exception()  # the callers may all have left
@@ -183,6 +183,11 @@ class Wants:
         """End every want."""
         for want in list(self._wants.values()):
             self.fail(want, error)
+
+    def _drop(self, want: Want) -> None:
+        # Others may want the same by now, after all who waited for this one left.
+        if self._wants.get(want.key) is want:
+            del self._wants[want.key]
 
 
 def too_many_inline() -> ServerBusyError:
