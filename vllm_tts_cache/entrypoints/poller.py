@@ -16,10 +16,7 @@ from vllm_tts_cache.entrypoints.wants import (
     timed_out,
     too_many_inline,
 )
-from vllm_tts_cache.errors import (
-    EncodeError,
-    TTSCacheError,
-)
+from vllm_tts_cache.errors import EncodeError, TTSCacheError
 from vllm_tts_cache.speaker.rpc_client import WANT, AsyncWorkers
 from vllm_tts_cache.speaker.wire import JobReport, JobState, WantAnswer, WantCall
 from vllm_tts_cache.store.encoding import EncodingKey

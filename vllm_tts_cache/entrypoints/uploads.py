@@ -1,7 +1,7 @@
 """Registrations on threads of their own, so that they cannot hold speech up."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode
 from vllm_tts_cache.catalogue.names import clean_new
@@ -74,15 +74,9 @@ class Uploads:
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
+        stored = replace(upload, mime_type="application/x-safetensors")
         new = NewSpeaker(
-            name=upload.name,
-            consent=upload.consent,
-            ref_text=upload.ref_text,
-            description=upload.description,
-            mime_type="application/x-safetensors",
-            original_filename=upload.original_filename,
-            file_size=4 * len(embedding),
-            embedding=embedding,
+            **asdict(stored), file_size=4 * len(embedding), embedding=embedding
         )
         return await self.threads.run(self._store.register, new, None)
 

@@ -14,10 +14,11 @@ _CPU_INFO = Path("/proc/cpuinfo")
 @cache
 def origin_of(device: torch.device) -> Origin:
     """Name a device that encoders compute on; of a CUDA device its context is made."""
-    name = cpu_name()
-    if device.type == "cuda":
+    if device.type == "cpu":
+        name = cpu_name()
+    elif device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-    elif device.type != "cpu":
+    else:
         name = str(device)
     return Origin(
         device=device.type, device_name=name, torch_version=str(torch.__version__)

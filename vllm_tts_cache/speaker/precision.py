@@ -71,7 +71,7 @@ _backends: Any = torch.backends
 _flags = _ProcessFlags()
 
 
-def _operations(device_type: str) -> dict[str, Any]:
+def operations(device_type: str) -> dict[str, Any]:
     """What encoders compute with, and torch's setting of each on this device."""
     if device_type == "cuda":
         matmul, conv = _backends.cuda.matmul, _backends.cudnn.conv
@@ -81,7 +81,7 @@ def _operations(device_type: str) -> dict[str, Any]:
 
 
 def _check(device_type: str) -> None:
-    for what, setting in _operations(device_type).items():
+    for what, setting in operations(device_type).items():
         if (precision := setting.fp32_precision) in REDUCED:
             raise EncodeError(
                 f"{what} in float32 are {precision} in this process: something sets "
@@ -100,7 +100,7 @@ def _use_full_precision(device_type: str) -> list[Undo]:
     above: list[Any] = [torch.backends]
     if device_type == "cuda":
         above.append(torch.backends.cudnn)
-    matmul, conv = _operations(device_type).values()
+    matmul, conv = operations(device_type).values()
     for setting in above:
         if setting.fp32_precision in REDUCED:
             undo.append(_turn_off(setting))
