@@ -14,6 +14,7 @@ from benchmarks.gpu_check import checks, determinism, precision, replay
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.findings import Finding, Verdict
 from benchmarks.gpu_check.memory import MIB, Need, measure_need
+from tests.torch_threads import on_threads
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
 from vllm_tts_cache.speaker.family import default_family
@@ -81,10 +82,8 @@ class WithAnAppetite(Envelope):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(1):
+        yield
 
 
 def subject(encoder, on_cpu=None):

@@ -7,7 +7,7 @@ import soundfile
 import torch
 from safetensors import safe_open
 
-from tests.families.cases import cases
+from tests.families.cases import every_case
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidAudioError
@@ -56,7 +56,7 @@ def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
         assert np.array_equal(stored[name], array)
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@every_case
 def test_a_checkpoint_is_encoded_by_its_familys_own_encoders(case, tiny, tmp_path):
     clip, out = write_clip(tmp_path / "alice.wav"), tmp_path / "encodings.safetensors"
     assert run("--model", tiny(case.family), "--out", out, clip) == 0

@@ -4,11 +4,10 @@ What a fused kernel computes depends on the lengths that the process has seen be
 so an encoding would as well. A CPU never fuses; that a script is run shows there, too.
 """
 
-import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from tests.families.cases import cases
+from tests.families.cases import every_case
 from tests.families.test_shared import audio
 
 TORCHSCRIPT_FUNCTION = 2  # at::RecordScope
@@ -23,7 +22,7 @@ def scripts_run_by(compute):
     return {e.name for e in events if e.scope == TORCHSCRIPT_FUNCTION}
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@every_case
 def test_no_encoder_runs_a_script(case, tiny):
     encoders = case.family.part("encoders_part")(tiny(case.family), torch.device("cpu"))
     for encoder in encoders.values():

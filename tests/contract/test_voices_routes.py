@@ -3,7 +3,6 @@
 import asyncio
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from tests.audio_clips import sndfile_bytes
 from tests.contract.test_speech import data_url, wav
 from tests.in_process_workers import worker
 from tests.speech_server import Server, running
+from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.entrypoints import deletions, voice_models
@@ -265,8 +265,10 @@ async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_u
     num_served, num_refused = NUM_AT_ONCE + max_waiting, 5
     asked = [asyncio.create_task(ask()) for _ in range(num_served + num_refused)]
     try:
-        await soon(lambda: len(begun) >= NUM_AT_ONCE)
-        await soon(lambda: sum(task.done() for task in asked) >= num_refused)
+        await soon(lambda: len(begun) >= NUM_AT_ONCE, SOON_SECONDS)
+        await soon(
+            lambda: sum(task.done() for task in asked) >= num_refused, SOON_SECONDS
+        )
         for fields in (
             {"voice": "Ann"},
             {"ref_audio": data_url(), "x_vector_only_mode": True},
@@ -283,13 +285,6 @@ async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_u
     answers = await asyncio.gather(*asked)
     statuses = [answer.status_code for answer in answers]
     assert statuses.count(503) == num_refused
-
-
-async def soon(condition):
-    until = time.monotonic() + SOON_SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
 
 
 async def test_a_deletion_that_is_not_finished_says_how_far_it_is(server, monkeypatch):

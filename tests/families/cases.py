@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vllm_tts_cache.speaker.family import Family, families
 from vllm_tts_cache.speaker.modes import Mode
 
@@ -69,6 +71,11 @@ def case_of(family: Family) -> Case:
     """The one of a family."""
     case: Case = import_module(f"tests.families.{family.name}.case").CASE
     return case
+
+
+def every_case(test: Any) -> Any:
+    """Run a test on each family that has a tiny checkpoint, as ``case``."""
+    return pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)(test)
 
 
 def default_case() -> Case:

@@ -9,20 +9,18 @@ import torch
 
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.memory import MIB, TensorBytes, peak_bytes
-from tests.families.cases import cases
+from tests.families.cases import every_case
+from tests.torch_threads import on_threads
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 
 CPU = torch.device("cpu")
-every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
 
 @pytest.fixture
 def one_thread():
     """As the encode thread has: on several, a CPU encodes without slices."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(1):
+        yield
 
 
 @every_case

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.audio_clips import voiced
-from tests.families.cases import cases
+from tests.families.cases import every_case
 from tests.tiny_files import contents
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.speaker.family import families, family_of_checkpoint
@@ -22,8 +22,6 @@ CPU = torch.device("cpu")
 # Odd, a sample more and less than whole frames, and too short for one.
 AWKWARD = [(8_000, 7_919), (16_000, 2_560), (22_050, 22_051), (24_000, 5_759)]
 AWKWARD += [(24_000, 5_761), (44_100, 44_099), (48_000, 1_601), (48_000, 100_003)]
-
-every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
 
 def audio(rate_hz, num_samples, pitch_hz=220.0):

@@ -14,7 +14,7 @@ from tests.fake_hub import (
     use_hub,
     vllm_config,
 )
-from tests.families.cases import cases
+from tests.families.cases import every_case
 from vllm_tts_cache.speaker.local_checkpoint import whole_checkpoint
 
 CPU = torch.device("cpu")
@@ -22,7 +22,6 @@ CPU = torch.device("cpu")
 # a test checkpoint's codec, which released ones do not have, are no file of theirs.
 LOADED_BY_THE_HOST = ("*.safetensors", "*.safetensors.index.json", "config.json")
 OURS = ("codec.json",)
-every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
 
 @pytest.fixture

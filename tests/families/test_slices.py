@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from tests.families.cases import cases
+from tests.families.cases import every_case
 from tests.families.test_shared import audio
+from tests.torch_threads import on_threads
 from vllm_tts_cache.families.networks import slices
 from vllm_tts_cache.families.networks.slices import (
     CausalPass,
@@ -15,15 +16,12 @@ from vllm_tts_cache.families.networks.slices import (
 )
 
 CPU = torch.device("cpu")
-every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
 
 @pytest.fixture
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

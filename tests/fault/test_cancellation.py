@@ -7,7 +7,6 @@ time; once as it begins to wait, and once as what it waits for has just come.
 import asyncio
 import contextlib
 import itertools
-import time
 
 import pytest
 from vllm.connections import HTTPConnection
@@ -17,6 +16,7 @@ from tests.in_process_workers import InProcessEngine
 from tests.suspensions import MOMENTS, Steps, at_each_suspension, awaiting
 from tests.unit import test_deletions, test_ensure, test_inline, test_service
 from tests.unit.test_inline import CountingHandler, data_url, wav, web
+from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import deletions, poller, status
@@ -26,8 +26,6 @@ from vllm_tts_cache.entrypoints.inline import InlineClips
 from vllm_tts_cache.errors import SpeakerNotFoundError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
 from vllm_tts_cache.store.opening import open_store
-
-SOON_SECONDS = 20.0
 
 __all__ = ["media", "web"]  # fixtures
 media = test_inline.media
@@ -42,13 +40,6 @@ class FarEngine(InProcessEngine):
         answers = await super().collective_rpc(*args, **kwargs)
         await asyncio.sleep(0)
         return answers
-
-
-async def soon(condition):
-    until = time.monotonic() + SOON_SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        await asyncio.sleep(0.005)
 
 
 def cancel(task):

@@ -16,10 +16,10 @@ from tests.fault.held import ON_DEMAND, Held, with_all_threads
 from tests.speech_server import Server, listening, running
 from tests.unit import test_inline
 from tests.unit.test_inline import CountingHandler
+from tests.waiting import soon
 
 NUM_CLIENTS = 200
 AT_ONCE = 40  # fewer than may wait to be decoded
-SOON_SECONDS = 20.0
 
 media, web = test_inline.media, test_inline.web
 
@@ -34,13 +34,6 @@ async def server(default_checkpoint, tmp_path, monkeypatch):
     async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
         await with_all_threads(server)
         yield server
-
-
-async def soon(condition):
-    until = time.monotonic() + SOON_SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        await asyncio.sleep(0.02)
 
 
 def clip(number):

@@ -14,6 +14,7 @@ from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MediaConnector
 
 from tests.audio_clips import sndfile_bytes, voiced
+from tests.waiting import soon
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
 from vllm_tts_cache.config import Settings
@@ -373,13 +374,6 @@ async def test_two_clips_are_decoded_at_once_and_64_wait(clips, monkeypatch):
         gate.set()
     await asyncio.wait(asked)
     assert await joining
-
-
-async def soon(condition):
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
 
 
 async def test_a_failure_that_nobody_waited_for_is_not_logged_as_a_bug(

@@ -9,6 +9,7 @@ from torch import nn
 from vllm_omni.model_executor.models.fish_speech.dac_modules.layers import Snake1d
 
 from tests.families.fish_speech.written import write_fish_speech_checkpoint
+from tests.torch_threads import on_threads
 from vllm_tts_cache.families.fish_speech.codec import (
     RELEASED,
     CodecSizes,
@@ -84,13 +85,8 @@ def assert_same(ours, hosts, num_frames, num_threads):
     samples = 0.1 * torch.randn(
         1, 1, num_frames * SAMPLES_PER_FRAME, generator=generator
     )
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        with torch.inference_mode():
-            assert torch.equal(ours(samples), hosts(samples)), num_frames
-    finally:
-        torch.set_num_threads(before)
+    with on_threads(num_threads), torch.inference_mode():
+        assert torch.equal(ours(samples), hosts(samples)), num_frames
 
 
 @pytest.mark.parametrize("sizes", [RELEASED, CodecSizes(encoder_dim=8)])

@@ -6,6 +6,7 @@ from torch import nn
 from transformers.models.mimi.configuration_mimi import MimiConfig
 from transformers.models.mimi.modeling_mimi import MimiEncoder
 
+from tests.torch_threads import on_threads
 from vllm_tts_cache.families.qwen3_tts.codec_convolutions import (
     SlicedEncoder,
     can_be_sliced,
@@ -57,13 +58,8 @@ def test_they_are_with_the_released_sizes():
 def assert_same(hosts, num_samples, num_threads):
     generator = torch.Generator().manual_seed(num_samples)
     samples = 0.1 * torch.randn(1, 1, num_samples, generator=generator)
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        with torch.inference_mode():
-            assert torch.equal(SlicedEncoder(hosts, RATE_HZ)(samples), hosts(samples))
-    finally:
-        torch.set_num_threads(before)
+    with on_threads(num_threads), torch.inference_mode():
+        assert torch.equal(SlicedEncoder(hosts, RATE_HZ)(samples), hosts(samples))
 
 
 @pytest.mark.parametrize("num_filters", [64, 4])

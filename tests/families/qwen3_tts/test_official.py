@@ -13,6 +13,7 @@ import soundfile
 import torch
 from safetensors.numpy import load_file
 
+from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
@@ -113,10 +114,8 @@ def official(
 def encoders(qwen3_checkpoint: Path) -> Iterator[dict[str, ReferenceEncoder]]:
     # One thread on both sides: these networks are too small to share, and two
     # processes that spin for the same cores take three times as long.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_reference_encoders(qwen3_checkpoint, torch.device("cpu"))
-    torch.set_num_threads(num_threads)
+    with on_threads(1):
+        yield load_reference_encoders(qwen3_checkpoint, torch.device("cpu"))
 
 
 def read(path: Path) -> ReferenceAudio:

@@ -13,6 +13,7 @@ from vllm.multimodal.audio import AudioResampler
 from voxcpm.model.voxcpm2 import VoxCPM2Model
 
 from tests.families.voxcpm2.written import write_voxcpm2_checkpoint
+from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.families.voxcpm2 import encoders as ours
 from vllm_tts_cache.families.voxcpm2.tiny.sizes import CheckpointOptions
@@ -80,10 +81,8 @@ CLIPS = (
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """These networks are too small to share."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")
