@@ -62,10 +62,9 @@ class SlowAR:
         """Hidden states of ``[start, end)`` of some requests' tokens, in one batch."""
         from vllm.forward_context import set_forward_context
 
-        ends = torch.tensor([end for _, _, end in spans], dtype=torch.int32)
         counts = torch.tensor([end - start for _, start, end in spans])
         positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
-        metadata = self._metadata(spans, counts, ends)
+        metadata = self._metadata(spans)
         built = self._builder.build(0, metadata)
         slots = dict.fromkeys(self._layers, metadata.slot_mapping)
         with set_forward_context(
@@ -81,27 +80,18 @@ class SlowAR:
             )
         return hidden.split(counts.tolist())
 
-    def _metadata(self, spans, counts, ends):
-        from vllm.v1.attention.backend import CommonAttentionMetadata
+    @staticmethod
+    def _metadata(spans):
+        from tests.attention_batch import batch_metadata
 
-        starts = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
         first = [BLOCKS_A_REQUEST * index for index, _, _ in spans]
         table = torch.tensor(first)[:, None] + torch.arange(BLOCKS_A_REQUEST)
         slots = [
             BLOCKS_A_REQUEST * BLOCK_TOKENS * index + torch.arange(start, end)
             for index, start, end in spans
         ]
-        return CommonAttentionMetadata(
-            query_start_loc=starts,
-            query_start_loc_cpu=starts,
-            seq_lens=ends,
-            num_reqs=len(spans),
-            num_actual_tokens=int(starts[-1]),
-            max_query_len=int(counts.max()),
-            max_seq_len=int(ends.max()),
-            block_table_tensor=table.int(),
-            slot_mapping=torch.cat(slots),
-        )
+        queries = [(start, end) for _, start, end in spans]
+        return batch_metadata(queries, table.int(), torch.cat(slots))
 
 
 class Request:
