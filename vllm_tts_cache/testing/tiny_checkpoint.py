@@ -40,6 +40,25 @@ def check_encoder_size(encoders: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOptions:
+    """What every family's checkpoint can be asked for; equal ones, equal bytes.
+
+    Attributes:
+        encoders: ``real`` gives the reference encoders their released sizes.
+        seed: Of all weights.
+
+    Raises:
+        ConfigError: A value cannot be used.
+    """
+
+    encoders: EncoderSize = "tiny"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_encoder_size(self.encoders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerSizes:
     """One stack of decoder layers."""
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderOptions,
     EncoderSize,
     TransformerSizes,
-    check_encoder_size,
 )
 
 # Fixed by the released model, whatever the size of the networks. The host compares
@@ -58,8 +58,7 @@ CODEC: dict[EncoderSize, CodecSizes] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointOptions:
+class CheckpointOptions(EncoderOptions):
     """Equal options give byte-identical files.
 
     Attributes:
@@ -71,9 +70,3 @@ class CheckpointOptions:
     Raises:
         ConfigError: A value cannot be used.
     """
-
-    encoders: EncoderSize = "tiny"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_encoder_size(self.encoders)

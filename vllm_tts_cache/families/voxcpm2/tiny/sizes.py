@@ -1,11 +1,9 @@
 """What can be asked of a test checkpoint, and the widths and depths that it has."""
 
-from dataclasses import dataclass
-
 from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderOptions,
     EncoderSize,
     TransformerSizes,
-    check_encoder_size,
 )
 
 # As released: they decide how many positions a reference takes, and what is stored.
@@ -32,8 +30,7 @@ ENCODER_DIM: dict[EncoderSize, int] = {"tiny": 8, "real": 128}
 DECODER_DIM = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointOptions:
+class CheckpointOptions(EncoderOptions):
     """Equal options give byte-identical files.
 
     Attributes:
@@ -45,9 +42,3 @@ class CheckpointOptions:
     Raises:
         ConfigError: A value cannot be used.
     """
-
-    encoders: EncoderSize = "tiny"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_encoder_size(self.encoders)
