@@ -15,6 +15,7 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
+from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import poller
@@ -152,10 +153,10 @@ async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):
     ]
     rig.engine.calls.clear()
     began = time.monotonic()
-    await asyncio.sleep(2.0)
-    per_second = rig.engine.calls.count("tts_cache_want") / (time.monotonic() - began)
+    await soon(lambda: rig.engine.calls.count("tts_cache_want") >= 5)
+    calls = rig.engine.calls.count("tts_cache_want")
+    assert calls / (time.monotonic() - began) <= 10
     assert rig.ensurer.num_flights == 1001
-    assert 1 <= per_second <= 10
     waits = rig.speakers.stats()["waiting"]["registered"]
     assert 32 <= waits <= 64  # the others wait here
     for task in waiting:
