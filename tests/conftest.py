@@ -16,7 +16,6 @@ from tests.served import (  # noqa: F401  fixtures and a hook of all that follow
     journey,
     make_clip,
     pytest_generate_tests,
-    servers,
     shared_server,
 )
 from vllm_tts_cache.speaker.family import Family, default_family, families

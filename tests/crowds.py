@@ -9,6 +9,8 @@ import pytest
 
 from vllm_tts_cache.testing.client import SpeechClient
 
+CROWD_TEXTS = ("Hello there.", "Something else is said now, and it is longer.")
+
 
 def kv_counter(client, name):
     """A counter of vLLM's own for the stage that prefills."""

@@ -62,7 +62,7 @@ def checkpoint(family, tiny):
 
 
 @pytest.fixture(scope="session")
-def shared_server(family, checkpoint, tmp_path_factory):
+def shared_server(family, case, checkpoint, tmp_path_factory):
     """One server for every test that neither restarts nor breaks it.
 
     The probe in it says what its processes do: `Probed` in the test that asks.
@@ -77,7 +77,7 @@ def shared_server(family, checkpoint, tmp_path_factory):
             "PYTHONPATH": f"{ROOT}:{folder / 'plugin'}",
             warm_request_probe.VARIABLE: str(folder / "seen.jsonl"),
         },
-        arguments=serve_arguments(family),
+        arguments=serving(family, case.short_of_kv, folder),
     )
     with Server(options) as server:
         yield server
@@ -102,13 +102,15 @@ class Servers:
     def start(self, arguments=(), *, stage_0=None, **environ):
         """Start one in the place of the one before; returns it and a client."""
         self.stop()
-        deploy_file = overlaid(self._family.deploy_file, stage_0 or {}, self._folder)
         options = ServerOptions(
             model=self._checkpoint,
             samples_dir=self.samples_dir,
             log_path=self._folder / "server.log",
             environ={name: str(value) for name, value in environ.items()},
-            arguments=("--omni", "--deploy-config", str(deploy_file), *arguments),
+            arguments=(
+                *serving(self._family, stage_0 or {}, self._folder),
+                *arguments,
+            ),
         )
         self._server = Server(options).start()
         self._client = SpeechClient(self._server.url)
@@ -131,14 +133,6 @@ class Servers:
         return found
 
 
-@pytest.fixture
-def servers(family, checkpoint, tmp_path):
-    """Servers of one test's own."""
-    own = Servers(family, checkpoint, tmp_path)
-    yield own
-    own.stop()
-
-
 @pytest.fixture(scope="session")
 def journey(family, checkpoint, tmp_path_factory):
     """The servers of a family's journey, whose tests follow one another."""
@@ -147,17 +141,17 @@ def journey(family, checkpoint, tmp_path_factory):
     own.stop()
 
 
-def overlaid(deploy_file, stage_0, folder):
-    """The deploy file with other values for stage 0: the host's own inheritance."""
+def serving(family, stage_0, folder):
+    """Its arguments with other values for stage 0: the host's own inheritance."""
     if not stage_0:
-        return deploy_file
+        return serve_arguments(family)
     overlay = {
-        "base_config": str(deploy_file),
+        "base_config": str(family.deploy_file),
         "stages": [{"stage_id": 0, **stage_0}],
     }
     path = folder / "overlay.yaml"
     path.write_text(json.dumps(overlay))  # JSON is YAML
-    return path
+    return ("--omni", "--deploy-config", str(path))
 
 
 @pytest.fixture(scope="session")

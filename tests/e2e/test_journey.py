@@ -1,24 +1,24 @@
 """A family's voices through two servers: spoken, evicted, damaged, killed, restarted.
 
-The tests of one family follow one another, on two starts of the engine.
+The tests of one family follow one another, on two starts of the engine; the default
+family's begin with stock's server on the same directory.
 """
 
 import threading
 import time
 
 import httpx
-import numpy as np
 import pytest
 
-from tests.audio_clips import sndfile_bytes, voiced
-from tests.crowds import crowd, kv_counter, speak_briefly
+from tests.crowds import CROWD_TEXTS, crowd, kv_counter, speak_briefly
 from vllm_tts_cache.speaker.modes import possible_modes
-from vllm_tts_cache.testing.client import SpeechClient, data_url
+from vllm_tts_cache.testing.client import SpeechClient
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.every_family,
+    pytest.mark.generic,
 ]
 
 TEXT = "Hello world, this is a test."
@@ -27,7 +27,6 @@ SLOW = "Hello world. " * 8
 # Room in memory for one encoding; no KV prefix, or a voice's second request would
 # need no encoding.
 FIRST = {"stage_0": {"enable_prefix_caching": False}, "SPEAKER_CACHE_MAX_ENTRIES": 1}
-CROWD_TEXTS = ("Hello there.", "Something else is said now, and it is longer.")
 ROUNDS = 8
 
 
@@ -37,11 +36,34 @@ class Told:
     def __init__(self, servers, options):
         self.servers = servers
         self.server, self.client = servers.start(**options)
-        self.heard = {}
+        self.heard = []
         self.crowd = {}
 
     def restart(self, options):
         self.server, self.client = self.servers.start(**options)
+
+
+@pytest.mark.does("raw_embeddings")
+def test_switched_off_is_stock_and_agrees_given_the_same_embedding(
+    journey, client, make_clip
+):
+    values = [0.02 * (i % 5 - 2) for i in range(128)]
+    request = {"speaker_embedding": values, "task_type": "Base"}
+    _, stock = journey.start(SPEAKER_CACHE_ENABLED=0)
+    ours, theirs = (
+        [
+            speaks.speak("Hello there.", non_streaming_mode=mode, **request)
+            for mode in (False, True)
+        ]
+        for speaks in (client, stock)
+    )
+    assert [s.status for s in (*ours, *theirs)] == [200] * 4
+    assert [s.audio for s in ours] == [s.audio for s in theirs]
+    assert theirs[0].cache is None
+    assert stock.http.get("/v1/audio/speaker_cache").status_code == 404
+    stock.register("stock voice", make_clip(), ref_text="Hello there.")
+    assert stock.speak(voice="stock voice").status == 200
+    assert not (journey.samples_dir / "catalogue.sqlite3").exists()
 
 
 @pytest.fixture(scope="module")
@@ -49,41 +71,32 @@ def told(journey):
     return Told(journey, FIRST)
 
 
-def test_a_voice_is_encoded_once_whatever_it_is_called(told, family):
-    client = told.client
-    # Integers, since encoders round what is not one each in their own way.
-    samples = (voiced(44_100, 3.3) * 2**23).astype(np.int32) * 256
-    wav = sndfile_bytes(samples, 44_100, subtype="PCM_24")
-    flac = sndfile_bytes(samples, 44_100, "FLAC", "PCM_24")
-
-    assert client.register("Ada", wav, ref_text=SPOKEN).status_code == 200
-    assert client.precompute("ada").json() == {"voice": "Ada", "cache_status": "ready"}
-    again = client.precompute("ADA ").json()
-    assert again["cache_status"] == "ready" and "already exists" in again["message"]
-
-    spoken = [client.speak(TEXT, voice="Ada") for _ in range(3)]
-    assert [(s.status, s.cache) for s in spoken] == [(200, "hit")] * 3
-    client.register("Ada's twin", flac, ref_text=SPOKEN)
-    twin = client.speak(TEXT, voice="Ada's twin")
-    # In the same mode, whatever a transcript selects.
-    words = {"ref_text": SPOKEN} if family.stored_transcript_selects else {}
-    inline = client.speak(TEXT, ref_audio=data_url(flac), task_type="Base", **words)
-    heard = {s.audio for s in (*spoken, twin, inline)}
-    assert len(heard) == 1 and len(spoken[0].audio) > 0
-    told.heard["Ada"] = spoken[0].audio
-    told.heard["x-vector"] = x_vector(family, client)
-    assert told.heard["x-vector"] not in heard
-    assert client.encodes() == dict.fromkeys(family.encoders, 1)
+@pytest.mark.does("raw_embeddings")
+def test_a_voice_of_stocks_is_imported_and_deleted_where_stock_kept_it(told):
+    client, samples_dir = told.client, told.servers.samples_dir
+    shown = client.http.get("/v1/audio/voices/stock voice").json()
+    assert shown["voice"]["ref_text"] == "Hello there."
+    assert client.speak(voice="stock voice").status == 200
+    assert list(samples_dir.glob("*.safetensors"))
+    assert client.http.delete("/v1/audio/voices/stock voice").status_code == 200
+    assert list(samples_dir.glob("*.safetensors")) == []
+    assert told.servers.problems() == []
 
 
-def x_vector(family, client):
-    """What an x-vector clone sounds like; a family without the mode says so."""
-    spoken = client.speak(TEXT, voice="Ada", x_vector_only_mode=True)
-    if family.embedding_mode:
-        assert (spoken.status, spoken.cache) == (200, "hit")
-    else:
-        assert spoken.status == 400 and b"x_vector_only_mode" in spoken.audio
-    return spoken.audio
+def test_a_voice_speaks(told, family, make_clip):
+    told.client.register("Ada", make_clip(3.3), ref_text=SPOKEN)
+    told.client.precompute("Ada").raise_for_status()
+    told.heard = speak_as_ada(told.client, family)
+
+
+def speak_as_ada(client, family):
+    """In each way that a stored voice of the family speaks by default."""
+    ways = [{}, {"x_vector_only_mode": True}] if family.embedding_mode else [{}]
+    spoken = [client.speak(TEXT, voice="Ada", **way) for way in ways]
+    assert {(s.status, s.cache) for s in spoken} == {(200, "hit")}
+    heard = [s.audio for s in spoken]
+    assert len(set(heard)) == len(heard)
+    return heard
 
 
 def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
@@ -193,17 +206,14 @@ def test_kill_in_the_middle_of_uploads_and_of_a_precompute(told, case, make_clip
     for upload in uploads:
         upload.join()
     # Another one in what must not be heard: more API processes, say, or prefills in
-    # chunks and a KV pool too small for all voices.
-    told.restart(case.second_server)
+    # chunks, in a pool too small for all voices.
+    told.restart({"stage_0": case.short_of_kv, **case.second_server})
     assert told.servers.problems() == []
 
 
 def test_after_the_restart_nothing_known_is_encoded_again(told, family):
     client = told.client
-    spoken = [client.speak(TEXT, voice="Ada") for _ in range(3)]
-    assert [(s.status, s.cache) for s in spoken] == [(200, "hit")] * 3
-    assert {s.audio for s in spoken} == {told.heard["Ada"]}
-    assert x_vector(family, client) == told.heard["x-vector"]
+    assert speak_as_ada(client, family) == told.heard
     assert client.encodes() == dict.fromkeys(family.encoders, 0)
     workers = client.stats()["workers"]
     assert sum(w["failed_prompts"] for w in workers) == 0

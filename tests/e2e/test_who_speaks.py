@@ -3,14 +3,18 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 
+from tests.audio_clips import sndfile_bytes, voiced
+from tests.crowds import CROWD_TEXTS, crowd, kv_counter, speak_briefly
 from vllm_tts_cache.speaker.modes import CLONE_MODE
 from vllm_tts_cache.testing.client import SpeechClient, data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.every_family]
 
 SPOKEN = "Hello there."
+TEXT = "Hello world, this is a test."
 LONG_TEXT = "The tide is out, and the boats lie on the sand. " * 3
 
 
@@ -26,6 +30,39 @@ def speak_alone(shared_server):
         return spoken.audio
 
     return speak
+
+
+def test_a_voice_is_encoded_once_whatever_it_is_called(client, family):
+    before = client.encodes()
+    # Integers, since encoders round what is not one each in their own way.
+    samples = (voiced(44_100, 3.3) * 2**23).astype(np.int32) * 256
+    wav = sndfile_bytes(samples, 44_100, subtype="PCM_24")
+    flac = sndfile_bytes(samples, 44_100, "FLAC", "PCM_24")
+
+    assert client.register("Ada", wav, ref_text=SPOKEN).status_code == 200
+    assert client.precompute("ada").json() == {"voice": "Ada", "cache_status": "ready"}
+    again = client.precompute("ADA ").json()
+    assert again["cache_status"] == "ready" and "already exists" in again["message"]
+
+    spoken = [client.speak(TEXT, voice="Ada") for _ in range(3)]
+    assert [(s.status, s.cache) for s in spoken] == [(200, "hit")] * 3
+    client.register("Ada's twin", flac, ref_text=SPOKEN)
+    twin = client.speak(TEXT, voice="Ada's twin")
+    # In the same mode, whatever a transcript selects.
+    words = {"ref_text": SPOKEN} if family.stored_transcript_selects else {}
+    inline = client.speak(TEXT, ref_audio=data_url(flac), task_type="Base", **words)
+    heard = {s.audio for s in (*spoken, twin, inline)}
+    assert len(heard) == 1 and len(spoken[0].audio) > 0
+    by_vector = client.speak(TEXT, voice="Ada", x_vector_only_mode=True)
+    if family.embedding_mode:
+        assert (by_vector.status, by_vector.cache) == (200, "hit")
+        assert by_vector.audio not in heard
+    else:  # a family without the mode says so
+        assert by_vector.status == 400 and b"x_vector_only_mode" in by_vector.audio
+    after = client.encodes()
+    assert {name: after[name] - before[name] for name in after} == dict.fromkeys(
+        family.encoders, 1
+    )
 
 
 def test_two_new_requests_beside_a_running_one_keep_their_voices(
@@ -83,3 +120,21 @@ def test_a_request_may_name_any_mode_of_the_model_and_no_other(
     refused = client.speak("Hi.", voice="Mo", extra_params={CLONE_MODE: "by ear"})
     assert refused.status == 400
     assert all(mode.name.encode() in refused.audio for mode in family.modes)
+
+
+@pytest.mark.does("waits_for_kv")
+def test_a_crowd_that_does_not_fit_the_kv_hears_what_each_hears_alone(
+    client, shared_server, case, make_clip
+):
+    """Prefilled in chunks, in a pool too small for all voices."""
+    alone = {}
+    for number in range(3):
+        name = f"voice {number}"
+        client.register(name, make_clip(20.0), ref_text=SPOKEN)
+        client.precompute(name).raise_for_status()
+        for text in CROWD_TEXTS:
+            alone[name, text] = speak_briefly(client, name, text)
+    assert len(set(alone.values())) == len(alone)
+    crowd(shared_server, alone)
+    assert case.family.resumes or kv_counter(client, "num_preemptions") == 0
+    assert {r: speak_briefly(client, *r) for r in alone} == alone

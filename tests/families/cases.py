@@ -30,12 +30,14 @@ class Case:
         mode_of: The mode of a prompt, from its additional information.
         message_max_bytes: Of a warm request to the engine.
         message_bytes_per_second: What it may grow by with the reference.
-        second_server: What its journey's second server is started with, see
+        short_of_kv: Values of stage 0 that leave no room in the KV for a crowd, and
+            prefill in chunks: what its servers are started with.
+        second_server: What its journey's second server is started with besides, see
             ``tests/e2e/test_journey.py``.
         does: What it is able to do beyond the rest: the shared tests that are marked
             so run on it. ``raw_embeddings`` speak; ``kv_prefix``: a voice's texts share
-            its KV; ``waits_for_kv``, ``two_api_processes``: so its second server is
-            started. Words of its own mark tests in its own folder.
+            its KV; ``waits_for_kv``: with ``short_of_kv``; ``two_api_processes``: so
+            its second server is started. Words of its own mark tests in its own folder.
         refusing: Checkpoints of it that clone nothing, by what they are: written to a
             directory that is absent, with the fixture ``tiny`` at hand.
     """
@@ -49,6 +51,7 @@ class Case:
     announced: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
     message_max_bytes: int = 4096
     message_bytes_per_second: float = 0.0
+    short_of_kv: Mapping[str, Any] = field(default_factory=dict)
     second_server: Mapping[str, Any] = field(default_factory=dict)
     does: frozenset[str] = frozenset()
     refusing: Mapping[str, Callable[[Path, Callable[..., Path]], None]] = field(

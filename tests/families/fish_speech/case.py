@@ -25,13 +25,11 @@ CASE = Case(
     official_test="test_encoders.py",
     message_max_bytes=8192,
     message_bytes_per_second=5 * 21.6,  # a real token id for each frame
-    second_server={
-        "stage_0": {
-            "enable_chunked_prefill": True,
-            "max_num_batched_tokens": 128,
-            "max_model_len": 1024,
-            "num_gpu_blocks_override": 72,  # of 32 tokens: three requests and a bit
-        }
+    short_of_kv={
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": 128,
+        "max_model_len": 1024,
+        "num_gpu_blocks_override": 72,  # of 32 tokens: three requests and a bit
     },
     does=frozenset({"kv_prefix", "waits_for_kv"}),
 )

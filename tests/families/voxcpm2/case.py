@@ -29,14 +29,12 @@ CASE = Case(
     official="voxcpm 2.0.3",
     announced=dict.fromkeys(FAMILY.encoders, num_positions),
     message_bytes_per_second=6.25,  # a placeholder for each position
-    second_server={
-        "stage_0": {
-            "async_scheduling": True,
-            "enable_chunked_prefill": True,
-            "max_num_batched_tokens": 128,
-            "max_model_len": 512,
-            "num_gpu_blocks_override": 24,  # of 32 tokens: three requests and a bit
-        }
+    short_of_kv={
+        "async_scheduling": True,
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": 128,
+        "max_model_len": 512,
+        "num_gpu_blocks_override": 24,  # of 32 tokens: three requests and a bit
     },
     does=frozenset({"continuation", "waits_for_kv"}),
 )
