@@ -33,7 +33,7 @@ REVISION = 1
 SEMANTIC_RESAMPLER = "torchaudio sinc_interp_hann"
 
 # Of the network's first and largest outputs, float32, so many are there at a time.
-_NUM_AT_A_TIME = 4
+_NUM_AT_A_TIME = 5
 
 _ENCODE_SIDE = (
     "acoustic_encoder.",
