@@ -55,13 +55,25 @@ class FailedRequests:
                 other rows (of a prompt, say), their number differs, and none is
                 changed.
         """
-        if not self._ids or len(request_ids) != logits.shape[0]:
-            return logits
-        rows = [row for row, rid in enumerate(request_ids) if rid in self._ids]
-        if rows:
+        if rows := self._rows(request_ids, len(logits)):
             logits[rows] = float("-inf")
             logits[rows, self._failure_id] = 0.0
         return logits
+
+    def force(self, sampled: torch.Tensor, request_ids: Sequence[str]) -> None:
+        """Put that id in the place of what was sampled, where a model samples itself.
+
+        Args:
+            sampled: ``(num_rows, num_ids)``; changed in place.
+            request_ids: As of `end`.
+        """
+        if rows := self._rows(request_ids, len(sampled)):
+            sampled[rows] = self._failure_id
+
+    def _rows(self, request_ids: Sequence[str], num_rows: int) -> list[int]:
+        if not self._ids or len(request_ids) != num_rows:
+            return []
+        return [row for row, rid in enumerate(request_ids) if rid in self._ids]
 
 
 class SuspectPrefixes:

@@ -1,9 +1,10 @@
 """What a tokenizer's ``config.json`` says of its encode side."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -70,7 +71,7 @@ class TokenizerSizes:
     semantic_sample_rate: Positive = 16_000
     downsample_factor: Positive = 320
     kernel_size: Positive = 3
-    channel_ratios: tuple[PositiveFloat, ...] = (1, 1)
+    channel_ratios: tuple[PositiveFloat, ...] = (1.0, 1.0)
     strides: tuple[Positive, ...] = (1, 1)
     block_dilations: tuple[Positive, ...] = (1, 1)
     unit_kernel_size: Positive = 3
@@ -108,15 +109,34 @@ class TokenizerSizes:
         return min(in_file, max(1, math.floor(bits_per_second / (rate * bits))))
 
 
+# What every released checkpoint has, for those that bring weights and no config.
+RELEASED = TokenizerSizes(
+    model_type="higgs_audio_v2_tokenizer",
+    target_bandwidths=(0.5, 1, 1.5, 2),
+    acoustic_model_config=AcousticSizes(downsampling_ratios=(8, 5, 4, 2, 3)),
+)
+
+
 def read_sizes(directory: Path) -> TokenizerSizes:
     """Read them out of the tokenizer's folder.
+
+    Raises: CheckpointError, as `sizes_of`.
+    """
+    path = directory / CONFIG
+    return sizes_of(read_json(path), path=str(path))
+
+
+def sizes_of(config: Mapping[str, Any], *, path: str) -> TokenizerSizes:
+    """Take them out of a tokenizer's config.
+
+    Args:
+        config: As transformers reads it.
+        path: Where it is from, for messages.
 
     Raises:
         CheckpointError: It is not this tokenizer, or one with a HuBERT of another
             build than the released one.
     """
-    path = str(directory / CONFIG)
-    config = read_json(directory / CONFIG)
     # As transformers takes it: left out, or null, is the default.
     given = {name: value for name, value in config.items() if value is not None}
     try:

@@ -107,11 +107,42 @@ def load_higgs_tokenizer(
         CheckpointError: It is not this tokenizer, or a tensor is missing or of another
             shape; the message names it.
     """
-    sizes = read_sizes(directory)
+    return build_higgs_tokenizer(
+        read_sizes(directory),
+        read_tensors(directory, ""),
+        device,
+        path=str(directory),
+        resampler=resampler,
+        preparation=preparation,
+    )
+
+
+def build_higgs_tokenizer(
+    sizes: TokenizerSizes,
+    tensors: Mapping[str, Tensor],
+    device: torch.device,
+    *,
+    path: str,
+    resampler: str,
+    preparation: Mapping[str, Any],
+) -> HiggsTokenizer:
+    """Build its encode side of tensors that a checkpoint has elsewhere.
+
+    Args:
+        sizes: Of it.
+        tensors: By the names that they have in a folder of its own.
+        device: Where it computes.
+        path: Where they are from, for messages.
+        resampler: As of `load_higgs_tokenizer`.
+        preparation: Likewise.
+
+    Raises:
+        CheckpointError: A tensor is missing or of another shape.
+    """
     with torch.device("meta"):
         network = HiggsNetwork(sizes)
-    weights = _read(directory, sizes)
-    weights = assign_float32(network, weights, path=f"{directory} encode side")
+    weights = _encode_side(tensors, sizes)
+    weights = assign_float32(network, weights, path=f"{path}, the encode side")
     network.to(device)
     with torch.no_grad():
         network.multiply_out()  # on the device, as transformers does it
@@ -135,13 +166,15 @@ def load_higgs_tokenizer(
     )
 
 
-def _read(directory: Path, sizes: TokenizerSizes) -> dict[str, Tensor]:
-    """The encode side's tensors, under the names that the network has for them."""
+def _encode_side(
+    tensors: Mapping[str, Tensor], sizes: TokenizerSizes
+) -> dict[str, Tensor]:
+    """What the network runs on, under the names that it has for them."""
     # What the last codebook leaves over is not coded any more.
     last = f"quantizer.quantizers.{sizes.num_codebooks - 1}.project_out."
     return {
         _our_name(name): tensor
-        for name, tensor in read_tensors(directory, "").items()
+        for name, tensor in tensors.items()
         if name.startswith(_ENCODE_SIDE)
         and not name.endswith(_NOT_READ)
         and not name.startswith(last)

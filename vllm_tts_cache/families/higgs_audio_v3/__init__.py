@@ -1,0 +1,1 @@
+"""Higgs Audio v3; what the generic parts need of it is in ``family``."""

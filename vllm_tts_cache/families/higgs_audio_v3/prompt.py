@@ -1,0 +1,124 @@
+"""A clone's prompt on Higgs Audio v3: the voice first, then the text.
+
+All texts of one voice begin with the same ids under the same salt, so the host's prefix
+cache keeps one KV prefix for all of them. The reference's positions are placeholders;
+the salt tells whose they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vllm.inputs import tokens_input
+from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
+    AUDIO_PLACEHOLDER_ID,
+    HiggsAudioV3TokenizerAdapter,
+)
+
+from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families.higgs_audio_v3.family import CODEC
+from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
+    NUM_CODEBOOKS,
+    num_clip_frames,
+)
+from vllm_tts_cache.speaker import ref as speaker_ref
+from vllm_tts_cache.speaker.ref import SpeakerRef
+
+FIELD = "tts_cache_reference_rows"  # in the host's additional_information
+
+# Any text id will do, as no row is made of it. The host takes <|tts|>, which is five
+# bytes of the message and not one.
+FILLER_ID = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRows:
+    """Which positions of a prompt the reference's delayed codes stand at.
+
+    Attributes:
+        start: The first one.
+        num_rows: One position each.
+    """
+
+    start: int
+    num_rows: int
+
+    def to_wire(self) -> list[int]:
+        """Return plain integers, which survive the host's serialization."""
+        return [self.start, self.num_rows]
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> "ReferenceRows":
+        """Read the positions out of a request's additional information.
+
+        Raises: ValueError if they are not there, or are not two counts.
+        """
+        match info.get(FIELD):
+            case [int(start), int(num_rows)] if min(start, num_rows) >= 0:
+                return cls(start=start, num_rows=num_rows)
+            case other:
+                raise ValueError(f"{FIELD} does not hold two counts but {other!r:.60}")
+
+
+def num_reference_rows(num_samples: int, sample_rate_hz: int) -> int:
+    """Return how many positions a clip takes: each codebook begins one later."""
+    return num_clip_frames(num_samples, sample_rate_hz) + NUM_CODEBOOKS - 1
+
+
+class PromptBuilder:
+    """Builds prompts with a checkpoint's tokenizer.
+
+    Args:
+        tokenizer: The checkpoint's.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._host = HiggsAudioV3TokenizerAdapter(tokenizer)
+
+    def clone(
+        self, text: str, transcript: str | None, *, ref: SpeakerRef, num_rows: int
+    ) -> dict[str, Any]:
+        """Return the prompt that speaks ``text`` as the reference does.
+
+        Args:
+            text: What to say; `check_text` has let it pass.
+            transcript: What the reference says, if that is known; likewise.
+            ref: Whose voice.
+            num_rows: Of the reference, see `num_reference_rows`.
+
+        Raises:
+            InvalidSpeakerError: The checkpoint has no transcripts in its prompts.
+        """
+        if transcript and self._host.ref_text_id is None:
+            reason = "this checkpoint clones without a transcript; leave it out"
+            raise InvalidSpeakerError("ref_text", reason)
+        ids = self._host.build_prompt(
+            text, num_ref_tokens=num_rows, reference_text=transcript
+        )
+        start = ids.index(AUDIO_PLACEHOLDER_ID)
+        ids[start : start + num_rows] = [FILLER_ID] * num_rows
+        rows = ReferenceRows(start=start, num_rows=num_rows)
+        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=ids)}
+        prompt["additional_information"] = {
+            speaker_ref.FIELD: ref.to_wire(),
+            FIELD: rows.to_wire(),
+        }
+        # The ids before the text are those of the transcript, and this one is of the
+        # audio: nothing else shapes the voice's part of the KV.
+        prompt["cache_salt"] = f"{CODEC} {ref.audio_sha256}"
+        return prompt
+
+    def check_text(self, field: str, text: str) -> None:
+        """Refuse a control token in a text.
+
+        Raises: InvalidSpeakerError.
+        """
+        for token in self._control_tokens:
+            if token in text:
+                reason = f"{token!r} is a control token of the model; leave it out"
+                raise InvalidSpeakerError(field, reason)
+
+    @cached_property
+    def _control_tokens(self) -> list[str]:
+        return sorted(self._host.tokenizer.get_added_vocab())

@@ -1,0 +1,62 @@
+"""The tokenizer as Higgs Audio's own code uses it: a clip as it is, at 24 kHz."""
+
+from dataclasses import dataclass
+
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.networks.higgs_tokenizer import frames
+from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import TokenizerSizes
+from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import HiggsTokenizer
+from vllm_tts_cache.families.networks.resample import resample
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.store.encoding import Encoding
+
+CODEC = "codec"
+# What is done with a clip before beside resampling: nothing. Other families that do
+# nothing else share encodings with these.
+PREPARATION: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HiggsEncoder:
+    """Gives ``codes``: ``(num_frames, 8)`` int16, the coarsest first; not delayed."""
+
+    tokenizer: HiggsTokenizer
+    name: str = CODEC
+
+    @property
+    def fingerprint(self) -> str:
+        """As `ReferenceEncoder` has it."""
+        return self.tokenizer.fingerprint
+
+    @property
+    def need(self) -> MemoryNeed:
+        """As `ReferenceEncoder` has it."""
+        return self.tokenizer.need
+
+    def encode(self, audio: ReferenceAudio) -> Encoding:
+        """Encode one audio.
+
+        Raises:
+            EncodeError: The network failed on this audio.
+        """
+        try:
+            codes = self.tokenizer.codes(resample(audio, frames.SAMPLE_RATE_HZ))
+        except (RuntimeError, ValueError) as exc:
+            raise EncodeError(f"Higgs audio tokenizer: {exc}") from exc
+        return Encoding({"codes": codes})
+
+
+def check_sizes(sizes: TokenizerSizes, *, path: str) -> None:
+    """Refuse a tokenizer by which a clip would have another number of frames.
+
+    It is announced before the clip is encoded.
+
+    Raises: CheckpointError.
+    """
+    found = sizes.sample_rate, sizes.samples_per_frame, sizes.num_codebooks
+    known = frames.SAMPLE_RATE_HZ, frames.SAMPLES_PER_FRAME, frames.NUM_CODEBOOKS
+    if found != known:
+        described = "{} Hz, {} samples a frame and {} codebooks"
+        reason = f"voices are cloned at {described.format(*known)} only, and it has "
+        raise CheckpointError(path, reason + described.format(*found))
