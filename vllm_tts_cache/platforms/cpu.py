@@ -15,8 +15,21 @@ def forgive_emptying_no_cache() -> None:
         torch.accelerator.empty_cache = _do_nothing
 
 
+def say_that_nothing_is_captured() -> None:
+    """Have ``torch.cuda.is_current_stream_capturing`` answer in a build without CUDA.
+
+    It raises there, and Higgs Audio's decoder asks it about each chunk.
+    """
+    if not torch.backends.cuda.is_built():
+        torch.cuda.is_current_stream_capturing = _no
+
+
 def _do_nothing() -> None:
     pass
+
+
+def _no() -> bool:
+    return False
 
 
 class CPUOmniPlatform(OmniPlatform, CpuPlatform):

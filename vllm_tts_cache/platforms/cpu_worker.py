@@ -18,7 +18,10 @@ from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
-from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
+from vllm_tts_cache.platforms.cpu import (
+    forgive_emptying_no_cache,
+    say_that_nothing_is_captured,
+)
 from vllm_tts_cache.platforms.cpu_isa import ask_for_tiles, leave_out_matrices
 from vllm_tts_cache.platforms.cpu_rows import separate_rows
 
@@ -111,6 +114,7 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
         self.use_v2_model_runner = False
         leave_out_matrices()
         forgive_emptying_no_cache()
+        say_that_nothing_is_captured()
         module: Any = cpu_worker
         module.CPUModelRunner = self.model_runner_cls
         try:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from tokenizers import pre_tokenizers
 
-from vllm_tts_cache.families.higgs_audio_v3.tiny import sizes
 
 END_OF_TEXT = "<|endoftext|>"
 

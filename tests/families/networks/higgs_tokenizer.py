@@ -1,0 +1,31 @@
+"""What the encodings of the Higgs Audio tokenizer depend on, whoever has it."""
+
+from dataclasses import asdict
+
+from tests.families.identity import Section
+from vllm_tts_cache.families.networks.higgs_tokenizer import tokenizer
+from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import RELEASED
+from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import NETWORK
+
+__all__ = ["CONSTANTS", "NETWORK", "sections"]
+
+CONSTANTS = {
+    tokenizer: ("REVISION", "NETWORK", "SEMANTIC_PADDING", "SEMANTIC_RESAMPLER")
+}
+_PARTS = ("acoustic_model_config", "semantic_model_config")
+
+
+def sections(file, *path):
+    """The config's parts, where it lies at ``path`` in a file of the checkpoint."""
+    values = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(RELEASED).items()
+    }
+    parts = [values.pop(name) for name in _PARTS]
+    return (
+        Section(file=file, path=path, values=values),
+        *(
+            Section(file=file, path=(*path, name), values=part)
+            for name, part in zip(_PARTS, parts, strict=True)
+        ),
+    )
