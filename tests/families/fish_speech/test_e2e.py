@@ -14,7 +14,7 @@ from vllm_tts_cache.testing.client import data_url
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.does("kv_prefix"),
+    pytest.mark.does("codes_in_prompt"),
 ]
 
 SPOKEN = "These are the words of the reference."

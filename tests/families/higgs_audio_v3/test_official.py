@@ -1,7 +1,7 @@
 """Our codes are those of transformers' tokenizer, behind the official resampler.
 
-Boson AI's own code brings a clip to 24 kHz by ``librosa.resample``, and does nothing else
-with it; its network is the one of transformers, which reads the same weights.
+Boson AI's own code brings a clip to 24 kHz by ``librosa.resample``, and does nothing
+else with it; its network is the one of transformers, which reads the same weights.
 """
 
 import librosa

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from tokenizers import pre_tokenizers
 
-
 END_OF_TEXT = "<|endoftext|>"
 
 # The first and the last are where the released tokenizer has them: the host's pipeline
