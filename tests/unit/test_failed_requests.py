@@ -51,6 +51,16 @@ def test_a_failed_request_can_sample_one_id_and_its_neighbours_what_they_could(f
     assert ended[1].isfinite().nonzero().flatten().tolist() == [NO_SPEAKER_PROMPT]
 
 
+def test_where_a_model_samples_by_itself_the_failed_ones_id_is_replaced(failed):
+    sampled = torch.tensor([[7], [8], [9]], dtype=torch.int32)
+    failed.force(sampled, ["one", "failed", "two"])
+    assert sampled.tolist() == [[7], [NO_SPEAKER_PROMPT], [9]]
+    # Rows that are not the requests', and a batch of others.
+    for others in (["failed"], ["one", "two", "three"]):
+        failed.force(sampled, others)
+    assert sampled.tolist() == [[7], [NO_SPEAKER_PROMPT], [9]]
+
+
 def test_without_a_failed_request_in_the_batch_nothing_changes(failed):
     given = logits()
     assert torch.equal(failed.end(given.clone(), ["one", "two", "three"]), given)

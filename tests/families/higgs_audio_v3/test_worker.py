@@ -5,6 +5,7 @@ adapter sends: the delayed codes, and where they stand.
 """
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,9 +149,9 @@ def as_the_host(talker, voice, ids, info):
     begin_step(talker, [ids], ["host"])
     with torch.inference_mode():
         rows = talker.model.embed_tokens(ids)
-        return host.HiggsAudioV3TalkerForConditionalGeneration._apply_ref_audio_substitution(
-            talker, rows, ids, positions, [sent]
-        )
+        stock: Any = host.HiggsAudioV3TalkerForConditionalGeneration
+        put_in = stock._apply_ref_audio_substitution
+        return put_in(talker, rows, ids, positions, [sent])
 
 
 def num_failed(talker):
