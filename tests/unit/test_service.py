@@ -55,7 +55,9 @@ class Rig:
         self.engine = InProcessEngine(worker_with(self.speakers))
         settings = Settings(samples_dir=directory, **settings)
         family = family or default_family()
-        self.service = open_service(settings, self.engine, lambda: family, lambda: None)
+        self.service = open_service(
+            settings, self.engine, lambda: family, lambda: None, note=str
+        )
         self.service.start()
         self.store = self.service.store
 
@@ -322,13 +324,17 @@ async def test_what_prompts_begin_with_takes_16_mib_at_most(rig):
 async def test_voices_are_kept_for_a_model_that_we_do_not_serve(tmp_path, engine):
     client = None if engine is None else InProcessEngine(worker(object()))
     service = open_service(
-        Settings(samples_dir=tmp_path), client, lambda: None, lambda: None
+        Settings(samples_dir=tmp_path),
+        client,
+        family=lambda: None,
+        refusal=lambda: None,
+        note=lambda: "nothing to precompute",
     )
     service.start()
     done = await service.register_audio(upload(), wav(), precompute=True)
     found = await service.get("Ann")
     assert found.record == done.record
-    assert await service.status(found) == ("unsupported", None)
+    assert await service.status(found) == ("unsupported", "nothing to precompute")
     with pytest.raises(CannotCloneError, match="nothing to precompute"):
         await service.precompute(found, force=True)
     stats = await service.stats()
@@ -347,7 +353,7 @@ async def test_a_worker_on_another_directory_is_named_at_the_start(
     speakers = worker_speakers(tmp_path / "there", [encoder])
     engine = InProcessEngine(worker_with(speakers))
     settings = Settings(samples_dir=tmp_path / "here")
-    service = open_service(settings, engine, default_family, lambda: None)
+    service = open_service(settings, engine, default_family, lambda: None, note=str)
     service.start()
     await asyncio.wait(set(service._background))
     (line,) = [r for r in plugin_log.records if r.levelname == "ERROR"]

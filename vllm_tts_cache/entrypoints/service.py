@@ -62,12 +62,6 @@ class CannotCloneError(SpeakerRequestError):
     """The model that is served clones no voices, or not through us."""
 
 
-_NOT_OURS = (
-    "This model has no reference encoders of ours: there is nothing to precompute. "
-    "Registering, listing and deleting voices work."
-)
-
-
 class SpeakerService:
     """The speakers of one server; safe beside other servers on the same storage.
 
@@ -77,6 +71,7 @@ class SpeakerService:
         engine: The host's engine client; None if the model has none (diffusion).
         family: Tells which family is served; None if it clones not through us.
         refusal: Tells why the model clones no voices, if a family of ours knows.
+        note: Tells what becomes of references on a model that is of no family of ours.
     """
 
     def __init__(
@@ -85,11 +80,13 @@ class SpeakerService:
         settings: Settings,
         engine: AsyncEngine | None,
         family: Callable[[], Family | None],
-        refusal: Callable[[], str | None] = lambda: None,
+        refusal: Callable[[], str | None],
+        note: Callable[[], str],
     ):
         self.store = store
         self._family = family
         self._refusal = refusal
+        self._note = note
         self._workers = None if engine is None else AsyncWorkers(engine)
         self._lookups = Lookups(is_local=store.catalogue.is_local)
         self._uploads = Uploads(store, family)
@@ -254,7 +251,7 @@ class SpeakerService:
             need = self._need_of(found.record)
             return await self.ensurer.status(need, found.fingerprints)
         except (CannotCloneError, UnsupportedModelError):
-            return "unsupported", self._refusal()
+            return "unsupported", self._reason()
 
     # -------- how
 
@@ -264,7 +261,10 @@ class SpeakerService:
             raise self._cannot_clone()
 
     def _cannot_clone(self) -> CannotCloneError:
-        return CannotCloneError(self._refusal() or _NOT_OURS)
+        return CannotCloneError(self._reason())
+
+    def _reason(self) -> str:
+        return self._refusal() or self._note()
 
     async def _precompute(self, found: Found, *, force: bool) -> bool:
         self._check_clones()
@@ -344,9 +344,10 @@ def open_service(
     engine: AsyncEngine | None,
     family: Callable[[], Family | None],
     refusal: Callable[[], str | None],
+    note: Callable[[], str],
 ) -> SpeakerService:
     """Open the storage and put the service on top of it.
 
     Raises: StorageError.
     """
-    return SpeakerService(open_store(settings), settings, engine, family, refusal)
+    return SpeakerService(open_store(settings), settings, engine, family, refusal, note)

@@ -15,6 +15,7 @@ from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import host_speakers
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.host_speakers import HostView, NoMemo, SpeakerNames
+from vllm_tts_cache.entrypoints.other_models import OtherModel, of_model
 from vllm_tts_cache.entrypoints.request_speaker import refuse_embedding, report_error
 from vllm_tts_cache.entrypoints.service import (
     CannotCloneError,
@@ -64,6 +65,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             engine_client,
             family=lambda: self.served_family,
             refusal=lambda: self.refusal,
+            note=lambda: self.other_model.note(self._get_tts_adapter()),
         )
         self.speakers.start()
         self.uploaded_speakers = HostView(self.speakers.store)  # type: ignore[assignment]
@@ -122,6 +124,18 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return None if adapter is None else adapter.tts_cache_refusal
 
     @property
+    def other_model(self) -> OtherModel:
+        """What there is to say of a model that is of no family of ours."""
+        return of_model(self._tts_model_type)
+
+    @property
+    def note(self) -> str | None:
+        """What becomes of references on such a model; None on one of ours."""
+        if self.served_family is not None or self.refusal is not None:
+            return None
+        return self.other_model.note(self._get_tts_adapter())
+
+    @property
     def _cached_adapter(self) -> CachedAdapter | None:
         if self._diffusion_mode:
             return None
@@ -139,12 +153,14 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         return self._media_connector
 
     def check_upload(self, upload: Upload) -> None:
-        """Refuse a name that is taken, and a transcript that no request could use.
+        """Refuse a name that is taken, and what no request could use.
 
         Raises: InvalidSpeakerError, CannotCloneError.
         """
         if self.refusal is not None:
             raise CannotCloneError(self.refusal)
+        if self.note is not None and not self._takes_voices:
+            raise CannotCloneError(self.note)
         if fold(upload.name) in {fold(builtin) for builtin in self.builtin_names}:
             reason = (
                 f"{upload.name!r} is a built-in voice of this model; choose another"
@@ -162,10 +178,21 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         field = "speaker_embedding"
         if (family := self.served_family) is not None:
             refuse_embedding(family, field)
+        elif not self.other_model.takes_embeddings:
+            reason = (
+                f"{self.other_model.title} takes reference audio, not an embedding; "
+                "register the voice with audio_sample"
+            )
+            raise InvalidSpeakerError(field, reason)
         if (adapter := self._get_tts_adapter()) is not None:
             problem = adapter.validate_tts_embedding_dim(len(embedding))
             if problem is not None:
                 raise InvalidSpeakerError(field, problem)
+
+    @property
+    def _takes_voices(self) -> bool:
+        other = self.other_model
+        return other.takes_embeddings or other.takes_clips(self._get_tts_adapter())
 
     # -------- requests
 

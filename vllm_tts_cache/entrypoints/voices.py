@@ -75,6 +75,8 @@ async def register_voice(
     }
     if done.warnings:
         answer["warnings"] = voice_models.warnings(done.warnings)
+    if handler.note is not None:
+        answer["note"] = handler.note
     return answer
 
 

@@ -1,0 +1,148 @@
+"""Models of the host's that we do not serve: passed through, and clients are told so.
+
+Over the host's own list of adapters, so that a model that is new in it is noticed here:
+it becomes a family, or is described in `other_models`.
+"""
+
+import inspect
+import sys
+from types import SimpleNamespace
+
+import pytest
+from vllm_omni.entrypoints.openai.tts_adapters import TTS_ADAPTER_REGISTRY
+
+from tests.contract.test_speech import wav
+from tests.in_process_workers import worker
+from tests.speech_server import Server, running
+from vllm_tts_cache.entrypoints.adapter import CachedAdapter
+from vllm_tts_cache.entrypoints.other_models import OTHER_MODELS, of_model
+from vllm_tts_cache.speaker.family import families
+
+VOICES = "/v1/audio/voices"
+OURS = {family.part("adapter").name for family in families()}
+OTHERS = sorted(set(TTS_ADAPTER_REGISTRY) - OURS)
+# How the host's adapters get at a registered voice's clip, and at its embedding.
+READS_CLIPS = ("_apply_uploaded_speaker(", "_get_uploaded_audio_data(")
+READS_EMBEDDINGS = "_get_uploaded_speaker_embedding("
+# None of these asks for its checkpoint's configuration.
+LIKE_A_MODEL_THAT_CLONES = SimpleNamespace(_moss_variant="tts")
+
+every_other = pytest.mark.parametrize("name", OTHERS)
+
+
+@pytest.fixture
+async def server(default_checkpoint, tmp_path, monkeypatch):
+    """Serves the model that is set; what it loads of a checkpoint is never read."""
+    server = Server(default_checkpoint, tmp_path, monkeypatch, stage="glm_tts")
+    server.engine.workers = (worker(object()),)
+    async with running(server) as server:
+        yield server
+
+
+def serve(server, name):
+    """Have the host serve this model; returns its adapter."""
+    server.handler._tts_model_type = name
+    return server.handler._get_tts_adapter()
+
+
+def source(name):
+    return inspect.getsource(sys.modules[TTS_ADAPTER_REGISTRY[name].__module__])
+
+
+def message(answer):
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]["message"]
+
+
+async def embed(server):
+    fields = {"name": "Raw", "consent": "y", "speaker_embedding": str([0.5] * 192)}
+    return await server.client.post(VOICES, data=fields)
+
+
+def test_every_model_of_the_host_is_a_family_or_is_described():
+    described = set(OTHER_MODELS)
+    assert described | OURS >= set(TTS_ADAPTER_REGISTRY), "the host has a new model"
+    assert described <= set(TTS_ADAPTER_REGISTRY), "the host has it no more"
+    assert not described & OURS, "it is a family by now"
+
+
+@every_other
+def test_what_is_said_of_it_is_what_the_host_does(name):
+    told, code = OTHER_MODELS[name], source(name)
+    reads_clips = any(call in code for call in READS_CLIPS)
+    assert told.takes_clips(LIKE_A_MODEL_THAT_CLONES) == reads_clips
+    assert told.takes_embeddings == (READS_EMBEDDINGS in code)
+
+
+@every_other
+def test_what_is_said_is_one_sentence_that_names_it(name):
+    told = OTHER_MODELS[name].note(LIKE_A_MODEL_THAT_CLONES)
+    assert told.startswith(OTHER_MODELS[name].title)
+    assert told.endswith(".") and ". " not in told
+
+
+@every_other
+async def test_its_requests_are_the_hosts(server, name):
+    adapter = serve(server, name)
+    assert type(adapter) is TTS_ADAPTER_REGISTRY[name]
+    assert not isinstance(adapter, CachedAdapter)
+    for method in ("normalize", "validate", "build", "apply_sampling_overrides"):
+        owner = inspect.getmodule(getattr(type(adapter), method))
+        assert owner is not None and owner.__name__.startswith("vllm_omni.")
+    assert server.handler.served_family is None
+    assert server.handler.refusal is None
+
+
+@every_other
+async def test_a_clip_is_stored_only_if_the_host_speaks_with_it(server, name):
+    adapter = serve(server, name)
+    told = OTHER_MODELS[name]
+    answer = await server.register("Ann", wav(), precompute="true")
+    if not told.takes_clips(adapter):
+        assert message(answer) == told.note(adapter)
+        assert server.service.store.catalogue.count() == 0
+        assert list(server.directory.glob("store/**/*.safetensors")) == []
+    else:
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["note"] == told.note(adapter)
+        assert "ann" in server.handler.uploaded_speakers
+        for path in (f"{VOICES}/Ann", f"{VOICES}/Ann/cache"):
+            shown = (await server.client.get(path)).json()
+            assert shown["cache_status"] == "unsupported"
+            assert shown["error"] == told.note(adapter)
+        forced = await server.client.post(f"{VOICES}/Ann/cache?force=true")
+        assert message(forced) == told.note(adapter)
+        assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
+    assert server.engine.calls == []
+    assert server.service.store.verify() == []
+
+
+@every_other
+async def test_an_embedding_is_stored_only_if_the_host_speaks_with_it(server, name):
+    serve(server, name)
+    answer = await embed(server)
+    if OTHER_MODELS[name].takes_embeddings:
+        assert answer.status_code == 200, answer.text
+        assert server.handler._get_uploaded_speaker_embedding("raw") == [0.5] * 192
+    else:
+        assert OTHER_MODELS[name].title in message(answer)
+        assert server.service.store.catalogue.count() == 0
+
+
+@pytest.mark.parametrize("variant", ["sound_effect", "voice_generator"])
+async def test_mosss_checkpoints_that_take_no_clip_store_none(server, variant):
+    serve(server, "moss_tts")._moss_variant = variant
+    assert "MOSS-TTS" in message(await server.register("Ann", wav()))
+    assert server.service.store.catalogue.count() == 0
+
+
+async def test_a_model_that_nobody_described_is_left_to_the_host(server):
+    """A newer host may have it: what it takes is not ours to say."""
+    unknown = of_model("of tomorrow")
+    assert unknown.takes_clips(None) and unknown.takes_embeddings
+    assert unknown.note(None).startswith("This model")
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_a_model_of_ours_says_nothing_of_the_kind(family):
+    assert issubclass(family.part("adapter"), CachedAdapter)
