@@ -23,8 +23,8 @@ class Case:
     Attributes:
         stage: Engine arguments by which the host knows its stage 0.
         hf_config: Reads the host's configuration of a checkpoint.
-        official: What defines its encodings, for people.
-        official_test: The test that compares with it, in the family's folder.
+        official_test: The test that compares with what is official, in the family's
+            folder.
         announced: Encoder -> frames that a prompt makes room for before the audio is
             encoded, from its samples and its rate in Hz.
         mode_of: The mode of a prompt, from its additional information.
@@ -46,7 +46,6 @@ class Case:
     stage: Mapping[str, str]
     hf_config: Callable[[Path], Any]
     mode_of: Callable[[Mapping[str, Any]], Mode]
-    official: str
     official_test: str = "test_official.py"
     announced: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
     message_max_bytes: int = 4096

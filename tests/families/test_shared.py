@@ -78,7 +78,8 @@ def test_every_part_that_it_names_is_there(family):
 
 @every_case
 def test_the_official_package_is_asked(case):
-    assert (HERE / case.name / case.official_test).is_file(), case.official
+    assert case.family.official
+    assert (HERE / case.name / case.official_test).is_file()
 
 
 @every_case

@@ -84,6 +84,9 @@ class Family:
             one in the request does.
         asks_inline_transcript: Whether inline audio without a transcript is refused
             unless the request names a mode that needs none.
+        official: What its encodings are equal to, for people.
+        shares_kv: Whether a voice's texts find its part of the prompt in the KV.
+        never_run: What nobody has run of it yet, for people.
         is_default: Whether commands that name no family mean this one.
     """
 
@@ -107,6 +110,9 @@ class Family:
     limits: ClipLimits = ClipLimits()
     stored_transcript_selects: bool = True
     asks_inline_transcript: bool = False
+    official: str = ""
+    shares_kv: bool = False
+    never_run: str = ""
     is_default: bool = False
 
     @property

@@ -21,7 +21,6 @@ CASE = Case(
     },
     hf_config=hf_config,
     mode_of=lambda _info: IN_CONTEXT,
-    official="the host's own codec encoder",
     official_test="test_encoders.py",
     message_max_bytes=8192,
     message_bytes_per_second=5 * 21.6,  # a real token id for each frame

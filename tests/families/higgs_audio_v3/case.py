@@ -20,7 +20,6 @@ CASE = Case(
     },
     hf_config=hf_config,
     mode_of=lambda _info: IN_CONTEXT,
-    official="the tokenizer of transformers, behind librosa",
     announced={CODEC: num_clip_frames},
     message_bytes_per_second=25.0,  # a placeholder of one byte for each frame
     second_server={

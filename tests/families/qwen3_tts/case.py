@@ -42,7 +42,6 @@ CASE = Case(
     },
     hf_config=hf_config,
     mode_of=mode_of,
-    official="qwen-tts 0.1.1",
     announced={CODEC: num_codec_frames},
     message_bytes_per_second=2 * 12.5,  # a placeholder for each frame
     second_server={

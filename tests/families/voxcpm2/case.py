@@ -26,7 +26,6 @@ CASE = Case(
     },
     hf_config=hf_config,
     mode_of=mode_of,
-    official="voxcpm 2.0.3",
     announced=dict.fromkeys(FAMILY.encoders, num_positions),
     message_bytes_per_second=6.25,  # a placeholder for each position
     short_of_kv={

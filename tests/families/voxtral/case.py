@@ -26,6 +26,5 @@ CASE = Case(
     },
     hf_config=host_config,
     mode_of=mode_of,
-    official="none that encodes a reference",
     refusing={"as released": as_released},
 )

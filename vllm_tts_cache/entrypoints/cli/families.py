@@ -10,11 +10,21 @@ from rich.table import Table
 from vllm_tts_cache.speaker.family import ClipLimits, Family, families
 from vllm_tts_cache.speaker.modes import Mode
 
-_HEADINGS = "family", "commands", "mode", "transcript", "encodings", "embedding", "clip"
+_HEADINGS = (
+    "model",
+    "commands",
+    "modes",
+    "encodings",
+    "clips",
+    "equal to",
+    "one KV prefix per voice",
+    "on a CPU",
+    "never run",
+)
 _DESCRIPTION = """\
-List the model families that are installed, third parties' included, and the modes in
-which each clones. A request names a mode in extra_params.clone_mode; without, the
-transcript decides.
+List the model families that are installed, third parties' included: the modes in which
+each clones and what its encodings are equal to. A request names a mode in
+extra_params.clone_mode; without, the transcript decides.
 """
 
 
@@ -33,7 +43,7 @@ def add_parser(
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    rows = [row for family in families() for row in _rows(family)]
+    rows = [_row(family) for family in families()]
     if arguments.markdown:
         sys.stdout.write(markdown(rows))
         return 0
@@ -50,24 +60,30 @@ def markdown(rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _rows(family: Family) -> list[tuple[str, ...]]:
-    names = ", ".join(family.command_names) if family.tiny_part else ""
-    if not family.modes:
-        return [(family.title, names, "none", "", "", "", "")]
-    return [(family.title, names, *_cells(family, mode)) for mode in family.modes]
-
-
-def _cells(family: Family, mode: Mode) -> tuple[str, ...]:
+def _row(family: Family) -> tuple[str, ...]:
     return (
-        mode.name,
-        mode.transcript.value,
-        ", ".join(mode.encoders),
-        "yes" if mode.takes_embedding else "no",
-        _clip(family.limits),
+        family.title,
+        ", ".join(family.command_names) if family.tiny_part else "",
+        "; ".join(map(_mode, family.modes)) or "none",
+        ", ".join(family.encoders),
+        _clips(family.limits) if family.modes else "",
+        family.official,
+        _yes(family.shares_kv) if family.modes else "",
+        _yes(family.deploy_file is not None),
+        family.never_run,
     )
 
 
-def _clip(limits: ClipLimits) -> str:
+def _mode(mode: Mode) -> str:
+    needs = f"{mode.name} (transcript {mode.transcript.value}"
+    return f"{needs}, or an embedding)" if mode.takes_embedding else f"{needs})"
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _clips(limits: ClipLimits) -> str:
     parts = []
     if limits.min_sample_rate_hz:
         parts.append(f"from {limits.min_sample_rate_hz} Hz")

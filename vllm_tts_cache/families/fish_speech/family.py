@@ -37,4 +37,7 @@ FAMILY = Family(
     sample_rate_hz=44_100,
     failure_id=3071,  # a text id: the slow AR masks all of those
     resumes=True,  # see spoken_frames.py
+    official="the host's own codec encoder",
+    shares_kv=True,
+    never_run="a released checkpoint, a GPU",
 )

@@ -37,4 +37,7 @@ FAMILY = Family(
     failure_id=3071,  # a text id: the talker samples <|audio|> and the end only
     # It does not resume: the frames that were spoken are kept for the next step only,
     # and a prefill that goes on with them would take them for so many <|audio|>.
+    official="the tokenizer of transformers 5.14, behind librosa 0.11",
+    shares_kv=True,
+    never_run="a released checkpoint, a GPU",
 )

@@ -92,5 +92,7 @@ FAMILY = Family(
     # codes were in buffers that it drops, or does not wind back.
     plausible_tokens=plausible_frames,
     asks_inline_transcript=True,
+    official="qwen-tts 0.1.1",
+    never_run="a released checkpoint, a GPU",
     is_default=True,
 )

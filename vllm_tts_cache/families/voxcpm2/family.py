@@ -44,4 +44,6 @@ FAMILY = Family(
     # that goes on with its outputs is longer than what was built for it.
     # As stock: continuation is what a request asks for.
     stored_transcript_selects=False,
+    official="voxcpm 2.0.3",
+    never_run="a released checkpoint, a GPU",
 )

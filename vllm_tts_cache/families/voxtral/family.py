@@ -98,4 +98,5 @@ FAMILY = Family(
     clones=why_it_clones_nothing,
     adapter=f"{_HERE}.adapter:CachedVoxtralAdapter",
     sample_rate_hz=24_000,
+    never_run="a checkpoint with the reference encoder, a GPU",
 )
