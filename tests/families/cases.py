@@ -35,9 +35,9 @@ class Case:
         second_server: What its journey's second server is started with besides, see
             ``tests/e2e/test_journey.py``.
         does: What it is able to do beyond the rest: the shared tests that are marked
-            so run on it. ``raw_embeddings`` speak; ``kv_prefix``: a voice's texts share
-            its KV; ``waits_for_kv``: with ``short_of_kv``; ``two_api_processes``: so
-            its second server is started. Words of its own mark tests in its own folder.
+            so run on it. ``raw_embeddings`` speak; ``waits_for_kv``: with
+            ``short_of_kv``; ``two_api_processes``: so its second server is started.
+            Words of its own mark tests in its own folder.
         refusing: Checkpoints of it that clone nothing, by what they are: written to a
             directory that is absent, with the fixture ``tiny`` at hand.
     """

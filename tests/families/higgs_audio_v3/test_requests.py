@@ -14,10 +14,11 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
 from tests.contract.test_speech import by_websocket, data_url, in_a_batch, wav
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
-from vllm_tts_cache.families.higgs_audio_v3 import prompt
 from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY
-from vllm_tts_cache.families.higgs_audio_v3.prompt import FILLER_ID, ReferenceRows
+from vllm_tts_cache.families.higgs_audio_v3.prompt import FILLER_ID
+from vllm_tts_cache.families.networks.higgs_tokenizer import rows
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import num_clip_frames
+from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -69,14 +70,14 @@ async def test_a_prompt_has_the_hosts_ids_and_holds_no_audio(server, hosts, spok
     assert (await server.speak(voice="Ann")).status_code == 200
     (made,) = server.engine.prompts
     told = made["additional_information"]
-    assert set(told) == {FIELD, prompt.FIELD}
-    rows = ReferenceRows.from_info(told)
+    assert set(told) == {FIELD, rows.FIELD}
+    where = ReferenceRows.from_info(told)
     expected = hosts.build_prompt(
-        "Hello.", num_ref_tokens=rows.num_rows, reference_text=spoken
+        "Hello.", num_ref_tokens=where.num_rows, reference_text=spoken
     )
     ids = made["prompt_token_ids"]
-    places = range(rows.start, rows.start + rows.num_rows)
-    assert [ids[at] for at in places] == [FILLER_ID] * rows.num_rows
+    places = range(where.start, where.start + where.num_rows)
+    assert [ids[at] for at in places] == [FILLER_ID] * where.num_rows
     for at in places:
         assert expected[at] == AUDIO_PLACEHOLDER_ID
         expected[at] = FILLER_ID
@@ -90,8 +91,8 @@ async def test_all_texts_of_a_voice_begin_alike_under_one_salt(server):
         assert (await server.speak(voice="Ann", input=text)).status_code == 200
     one, other = server.engine.prompts
     assert one["cache_salt"] == other["cache_salt"]
-    rows = ReferenceRows.from_info(one["additional_information"])
-    end = rows.start + rows.num_rows
+    where = ReferenceRows.from_info(one["additional_information"])
+    end = where.start + where.num_rows
     assert one["prompt_token_ids"][:end] == other["prompt_token_ids"][:end]
     assert one["prompt_token_ids"] != other["prompt_token_ids"]
 

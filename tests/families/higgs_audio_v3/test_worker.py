@@ -27,10 +27,10 @@ from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, FAMILY
 from vllm_tts_cache.families.higgs_audio_v3.prompt import (
     PromptBuilder,
-    ReferenceRows,
     num_reference_rows,
 )
 from vllm_tts_cache.families.higgs_audio_v3.worker import CachedHiggsAudioV3Talker
+from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.opening import open_store
 

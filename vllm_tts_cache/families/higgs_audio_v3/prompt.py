@@ -5,8 +5,6 @@ cache keeps one KV prefix for all of them. The reference's positions are placeho
 the salt tells whose they are.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,52 +16,24 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
 
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC
+from vllm_tts_cache.families.networks.higgs_tokenizer import rows
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     NUM_CODEBOOKS,
     num_clip_frames,
 )
-from vllm_tts_cache.speaker import ref as speaker_ref
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
-FIELD = "tts_cache_reference_rows"  # in the host's additional_information
-
+# Each codebook's codes begin one row later than those of the one before.
+NUM_ADDED_ROWS = NUM_CODEBOOKS - 1
 # Any text id will do, as no row is made of it. The host takes <|tts|>, which is five
 # bytes of the message and not one.
 FILLER_ID = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceRows:
-    """Which positions of a prompt the reference's delayed codes stand at.
-
-    Attributes:
-        start: The first one.
-        num_rows: One position each.
-    """
-
-    start: int
-    num_rows: int
-
-    def to_wire(self) -> list[int]:
-        """Return plain integers, which survive the host's serialization."""
-        return [self.start, self.num_rows]
-
-    @classmethod
-    def from_info(cls, info: Mapping[str, Any]) -> "ReferenceRows":
-        """Read the positions out of a request's additional information.
-
-        Raises: ValueError if they are not there, or are not two counts.
-        """
-        match info.get(FIELD):
-            case [int(start), int(num_rows)] if min(start, num_rows) >= 0:
-                return cls(start=start, num_rows=num_rows)
-            case other:
-                raise ValueError(f"{FIELD} does not hold two counts but {other!r:.60}")
-
-
 def num_reference_rows(num_samples: int, sample_rate_hz: int) -> int:
-    """Return how many positions a clip takes: each codebook begins one later."""
-    return num_clip_frames(num_samples, sample_rate_hz) + NUM_CODEBOOKS - 1
+    """Return how many positions a clip takes."""
+    return num_clip_frames(num_samples, sample_rate_hz) + NUM_ADDED_ROWS
 
 
 class PromptBuilder:
@@ -98,11 +68,11 @@ class PromptBuilder:
         )
         start = ids.index(AUDIO_PLACEHOLDER_ID)
         ids[start : start + num_rows] = [FILLER_ID] * num_rows
-        rows = ReferenceRows(start=start, num_rows=num_rows)
+        reference = ReferenceRows(start=start, num_rows=num_rows)
         prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=ids)}
         prompt["additional_information"] = {
-            speaker_ref.FIELD: ref.to_wire(),
-            FIELD: rows.to_wire(),
+            FIELD: ref.to_wire(),
+            rows.FIELD: reference.to_wire(),
         }
         # The ids before the text are those of the transcript, and this one is of the
         # audio: nothing else shapes the voice's part of the KV.

@@ -54,9 +54,19 @@ def check_sizes(sizes: TokenizerSizes, *, path: str) -> None:
 
     Raises: CheckpointError.
     """
-    found = sizes.sample_rate, sizes.samples_per_frame, sizes.num_codebooks
-    known = frames.SAMPLE_RATE_HZ, frames.SAMPLES_PER_FRAME, frames.NUM_CODEBOOKS
+    found = (
+        sizes.sample_rate,
+        sizes.samples_per_frame,
+        sizes.num_codebooks,
+        sizes.codebook_size,
+    )
+    known = (
+        frames.SAMPLE_RATE_HZ,
+        frames.SAMPLES_PER_FRAME,
+        frames.NUM_CODEBOOKS,
+        frames.CODEBOOK_SIZE,
+    )
     if found != known:
-        described = "{} Hz, {} samples a frame and {} codebooks"
+        described = "{} Hz, {} samples a frame and {} codebooks of {}"
         reason = f"voices are cloned at {described.format(*known)} only, and it has "
         raise CheckpointError(path, reason + described.format(*found))

@@ -8,6 +8,7 @@ from vllm_tts_cache.families.networks.resample import num_resampled
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 960
 NUM_CODEBOOKS = 8
+CODEBOOK_SIZE = 1024
 
 # HuBERT's, at its rate of 16 kHz: two features make a frame.
 _SAMPLES_PER_FEATURE = 320

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
+    CODEBOOK_SIZE,
+    NUM_CODEBOOKS,
+)
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import CONFIG
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny_decoder import (
     add_acoustic_decoder,
@@ -25,8 +29,6 @@ from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
 Json = dict[str, Any]
 
 # As released, so that encodings have their size and codes their values.
-NUM_CODEBOOKS = 8
-CODEBOOK_SIZE = 1024
 _CODEBOOK_DIM = 64
 _RATES = (8, 5, 4, 2, 3)
 _LATENT_DIM = 256

@@ -1,0 +1,147 @@
+"""What the workers of both Higgs Audio models share; mixed in before the host's.
+
+The host has no ``preprocess`` for them: it puts codes in where it computes a step. So
+what a request needs is given to it as its first step begins, and stays with it until
+the request ends. It also samples by itself, whatever the logits say.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import CODEC
+from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
+    CODEBOOK_SIZE,
+    NUM_CODEBOOKS,
+)
+from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.model_executor.talker import CachedTalker
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.store.encoding import Array
+
+
+class HiggsTalker(CachedTalker):
+    """Gives requests their references, and lets one fail alone.
+
+    Attributes:
+        num_added_rows: Rows of a reference beyond its frames.
+        given: The name under which a request has what it was given.
+    """
+
+    num_added_rows: ClassVar[int]
+    given: ClassVar[str]
+
+    # By these the runner says of each step whose it is, before it is computed.
+    supports_omni_decode_step_metadata = True
+    supports_omni_query_start_loc = True
+
+    vllm_config: Any
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self._requests_of_step: list[str] = []
+        self._starts_of_step: torch.Tensor | None = None
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the talker, then our own encoder: no request pays for it."""
+        host: Any = super()
+        loaded = host.load_weights(weights)
+        self._load_speakers(self.vllm_config)
+        return loaded
+
+    def update_decode_step_metadata(
+        self,
+        *,
+        req_ids: Sequence[str] | None = None,
+        omni_query_start_loc: torch.Tensor | None = None,
+        **others: Any,
+    ) -> None:
+        """Take in whose the spans of the next step are; the runner calls it."""
+        self._requests_of_step = list(req_ids or ())
+        self._starts_of_step = omni_query_start_loc
+        hosts = getattr(super(), "update_decode_step_metadata", None)
+        if hosts is not None:
+            others["omni_query_start_loc"] = omni_query_start_loc
+            hosts(req_ids=None if req_ids is None else list(req_ids), **others)
+
+    def compute_logits(
+        self, hidden_states: Any, sampling_metadata: Any = None
+    ) -> torch.Tensor | None:
+        """As the host; what it samples is not for the logits to say, see `sample`."""
+        self._suspect_prefixes.end_step()  # all of its prefills were built
+        hosts: Any = super(CachedTalker, self)
+        return hosts.compute_logits(hidden_states, sampling_metadata)
+
+    def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """Sample as the host does, but for the id that ends a failed request."""
+        host: Any = super()
+        output = host.sample(logits, sampling_metadata)
+        self._failed_requests.force(output.sampled_token_ids, self._requests_of_rows)
+        return output
+
+    @abstractmethod
+    def _reference(self, rows: ReferenceRows, codes: torch.Tensor) -> dict[str, Any]:
+        """Return what a request is given, under `given` among others.
+
+        Args:
+            rows: Where the reference stands.
+            codes: ``(num_frames, num_codebooks)`` int64, on the CPU.
+        """
+
+    def _give_references(
+        self, infos: Sequence[dict[str, Any]], positions: torch.Tensor
+    ) -> None:
+        """Give each request that begins what the host needs of it."""
+        for row, (request_id, info) in enumerate(
+            zip(self._requests_of_step, infos, strict=False)
+        ):
+            if FIELD not in info or self.given in info:
+                continue
+            named = {**info, "request_id": request_id}
+            if self._has_failed(named):
+                continue
+            try:
+                info.update(self._given_to(named, self._begin_of(row, positions)))
+            except Exception as exc:  # noqa: BLE001  raising here would end the engine
+                self._fail(named, exc)
+
+    def _given_to(self, info: Mapping[str, Any], begin: int) -> dict[str, Any]:
+        """Raises: TTSCacheError, ValueError: it cannot be had, or is not such."""
+        if (ref := SpeakerRef.from_info(info)) is None:
+            raise TTSCacheError("it names nobody")
+        rows = ReferenceRows.from_info(info)
+        if begin > rows.start:  # the rest is in the prefix cache
+            self._refuse_suspect(ref.audio_sha256, info)
+        try:
+            codes = self._codes(ref, rows.num_rows)
+        except Exception:
+            self._suspect(ref.audio_sha256)
+            raise
+        if begin <= rows.start:
+            self._suspect_prefixes.clear(ref.audio_sha256)
+        self._count_prompt()
+        return self._reference(rows, torch.tensor(codes, dtype=torch.long))
+
+    def _codes(self, ref: SpeakerRef, num_rows: int) -> Array:
+        """``(num_frames, num_codebooks)``, each inside its codebook.
+
+        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
+        """
+        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
+        expected = (num_rows - self.num_added_rows, NUM_CODEBOOKS)
+        if codes.shape != expected:
+            raise TTSCacheError(
+                f"its codes are {codes.shape}, and its prompt was made for {expected}"
+            )
+        if codes.min() < 0 or codes.max() >= CODEBOOK_SIZE:
+            # On a GPU an index out of range would end the process.
+            raise TTSCacheError("a code of it is outside of its codebook")
+        return codes
+
+    def _begin_of(self, row: int, positions: torch.Tensor) -> int:
+        """The position that the request's span of this step begins with."""
+        starts = self._starts_of_step
+        return int(positions[0 if starts is None else int(starts[row])])
