@@ -61,7 +61,6 @@ OTHER_MODELS: Mapping[str, OtherModel] = {
     "covo_audio": OtherModel(title="Covo-Audio", takes_clips=_never),
     "gepard": OtherModel(title="Gepard", takes_clips=_never),
     "glm_tts": OtherModel(title="GLM-TTS"),
-    "higgs_audio_v2": OtherModel(title="Higgs Audio v2"),
     "indextts2": OtherModel(title="IndexTTS 2"),
     "indextts2_5": OtherModel(title="IndexTTS 2.5"),
     # Its embeddings come with a request, and never from a registered voice.

@@ -1,0 +1,106 @@
+"""The Higgs Audio v2 talker, taking its reference codes by content address."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from vllm_omni.model_executor.models.higgs_audio_v2 import (
+    higgs_audio_v2_talker as host,
+)
+from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer import (
+    _build_delay_pattern,
+)
+
+from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
+from vllm_tts_cache.families.higgs_audio_v2.prompt import NUM_ADDED_ROWS
+from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.families.networks.higgs_tokenizer.talker import HiggsTalker
+from vllm_tts_cache.model_executor.talker import on_device
+
+_CODES = "tts_cache_delayed_codes"
+
+
+class CachedHiggsAudioV2Talker(
+    HiggsTalker, host.HiggsAudioV2TalkerForConditionalGeneration
+):
+    """The host's talker; only the rows of a reference are ours.
+
+    The host puts codes in where a step has all of a reference's placeholders, and
+    leaves the voice out of a prefill in chunks. So the rows are put in by position
+    here, in any step.
+    """
+
+    tts_cache_family = FAMILY
+    num_added_rows = NUM_ADDED_ROWS
+    given = _CODES
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.vllm_config = vllm_config
+        self._infos_of_step: Sequence[Mapping[str, Any]] = ()
+        self._positions_of_step: torch.Tensor | None = None
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Compute a step as the host does, from codes that are stored.
+
+        Never raises for a request that names a speaker: it fails alone instead.
+        """
+        infos = kwargs.get("model_intermediate_buffer") or ()
+        self._give_references(infos, positions)
+        self._infos_of_step, self._positions_of_step = infos, positions
+        return super().forward(
+            input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
+        )
+
+    def _maybe_apply_audio_feedback(
+        self, hidden_states: torch.Tensor, input_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Put in what was spoken last as the host does, then the references' rows.
+
+        In this order: the host goes by places in the batch, and would take a chunk's
+        first placeholders for steps of requests that were there before.
+        """
+        rows = super()._maybe_apply_audio_feedback(hidden_states, input_ids)
+        for index, info in enumerate(self._infos_of_step):
+            if _CODES in info and not info.get("generated_len"):
+                rows = self._with_reference(rows, index, info)
+        return rows
+
+    def _with_reference(
+        self, rows: torch.Tensor, index: int, info: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """The rows, with those of a request's reference that the step computes."""
+        where, codes = ReferenceRows.from_info(info), info[_CODES]
+        span = self._span_of(index, len(rows))
+        assert self._positions_of_step is not None
+        begin = self._begin_of(index, self._positions_of_step)
+        first = max(where.start, begin)
+        last = min(where.start + where.num_rows, begin + span.stop - span.start)
+        if first >= last:
+            return rows  # in the prefix cache, or in another chunk
+        part = codes[first - where.start : last - where.start]
+        offsets = self.audio_tokens_offsets.to(part.device)
+        summed = self.audio_codebook_embeddings(part + offsets).sum(dim=-2)
+        at = span.start + first - begin
+        rows = rows.clone()
+        rows[at : at + len(part)] = summed.to(rows.dtype)
+        return rows
+
+    def _span_of(self, index: int, num_rows: int) -> slice:
+        starts = self._starts_of_step
+        if starts is None:
+            return slice(0, num_rows)
+        return slice(int(starts[index]), int(starts[index + 1]))
+
+    def _reference(self, rows: ReferenceRows, codes: torch.Tensor) -> dict[str, Any]:
+        del rows  # they are with the request already
+        delayed = _build_delay_pattern(codes.T).T.contiguous()
+        device = self.audio_codebook_embeddings.weight.device
+        return {_CODES: on_device(delayed.numpy(), device)}
