@@ -1,6 +1,7 @@
 """A byte-level tokenizer with the released vocabulary's size and control tokens."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import pre_tokenizers
@@ -22,21 +23,34 @@ CONTROL_IDS: dict[str, int] = {
 }
 
 
-def save_text_tokenizer(out: Path) -> None:
-    """Write ``tokenizer.json`` and the two files that say which tokens are special."""
-    _save_json(out / "tokenizer.json", _tokenizer())
-    ends = {"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+def save_text_tokenizer(
+    out: Path,
+    control_ids: Mapping[str, int] = CONTROL_IDS,
+    end: str = END_OF_TEXT,
+    **more: str,
+) -> None:
+    """Write ``tokenizer.json`` and the two files that say which tokens are special.
+
+    Args:
+        out: Where to.
+        control_ids: Above those of the bytes; what is between them is never used.
+        end: The token that ends a text.
+        more: Of ``tokenizer_config.json``.
+    """
+    _save_json(out / "tokenizer.json", _tokenizer(control_ids))
+    ends = {"eos_token": end, "pad_token": end}
     _save_json(out / "special_tokens_map.json", ends)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 32_768,
         "clean_up_tokenization_spaces": False,
         **ends,
+        **more,
     }
     _save_json(out / "tokenizer_config.json", config)
 
 
-def _tokenizer() -> dict[str, object]:
+def _tokenizer(control_ids: Mapping[str, int]) -> dict[str, object]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
@@ -44,7 +58,7 @@ def _tokenizer() -> dict[str, object]:
         "padding": None,
         "added_tokens": [
             {"id": token_id, "content": token, **flags, "special": True}
-            for token, token_id in CONTROL_IDS.items()
+            for token, token_id in control_ids.items()
         ],
         "normalizer": None,
         "pre_tokenizer": _byte_level(add_prefix_space=False),
@@ -59,7 +73,7 @@ def _tokenizer() -> dict[str, object]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": _vocab(),
+            "vocab": _vocab(control_ids),
             "merges": [],
         },
     }
@@ -74,12 +88,13 @@ def _byte_level(*, add_prefix_space: bool) -> dict[str, object]:
     }
 
 
-def _vocab() -> dict[str, int]:
+def _vocab(control_ids: Mapping[str, int]) -> dict[str, int]:
     """One token for each byte, the control tokens, and what no text can reach."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: token_id for token_id, symbol in enumerate(alphabet)} | CONTROL_IDS
+    vocab = {symbol: token_id for token_id, symbol in enumerate(alphabet)}
+    vocab |= control_ids
     # The library complains at length about every id that is left out.
-    unused = sorted(set(range(max(CONTROL_IDS.values()))) - set(vocab.values()))
+    unused = sorted(set(range(max(control_ids.values()))) - set(vocab.values()))
     return vocab | {f"<|unused:{token_id}|>": token_id for token_id in unused}
 
 
