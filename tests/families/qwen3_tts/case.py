@@ -4,8 +4,8 @@ import json
 import shutil
 
 from tests.families.cases import Case
+from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import CODEC, FAMILY, IN_CONTEXT, X_VECTOR
-from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
 
 
 def hf_config(checkpoint):

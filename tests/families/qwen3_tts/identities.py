@@ -8,7 +8,8 @@ from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
 )
 
 from tests.families.identity import Identity, Section
-from vllm_tts_cache.families.qwen3_tts import codec_encoder, speaker_encoder
+from vllm_tts_cache.families.networks.qwen3_codec import encoder as codec_encoder
+from vllm_tts_cache.families.qwen3_tts import speaker_encoder
 
 SPEECH_TOKENIZER = "speech_tokenizer/config.json"
 

@@ -7,7 +7,7 @@ from transformers.models.mimi.configuration_mimi import MimiConfig
 from transformers.models.mimi.modeling_mimi import MimiEncoder
 
 from tests.torch_threads import on_threads
-from vllm_tts_cache.families.qwen3_tts.codec_convolutions import (
+from vllm_tts_cache.families.networks.qwen3_codec.convolutions import (
     SlicedEncoder,
     can_be_sliced,
 )

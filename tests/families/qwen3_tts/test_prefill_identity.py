@@ -22,8 +22,8 @@ from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.adapter import Speaker
 from vllm_tts_cache.entrypoints.inline import Clip
 from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import FAMILY, IN_CONTEXT, X_VECTOR
-from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH

@@ -11,8 +11,8 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
 
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import FAMILY, IN_CONTEXT
-from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
 from vllm_tts_cache.speaker.ref import FIELD
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.families.qwen3_tts.codec_encoder import load_codec_encoder
+from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
 from vllm_tts_cache.families.qwen3_tts.speaker_encoder import load_speaker_encoder
 from vllm_tts_cache.speaker.checkpoint_files import read_json
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
@@ -43,6 +43,6 @@ def load_reference_encoders(
             )
     encoders: tuple[ReferenceEncoder, ...] = (
         load_speaker_encoder(model_dir, config, device),
-        load_codec_encoder(model_dir, device),
+        load_codec_encoder(model_dir / "speech_tokenizer", device),
     )
     return {encoder.name: encoder for encoder in encoders}

@@ -7,8 +7,8 @@ from typing import Any
 
 from vllm.inputs import tokens_input
 
+from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import IN_CONTEXT
-from vllm_tts_cache.families.qwen3_tts.frames import num_codec_frames
 from vllm_tts_cache.offline.ensure import PreparedSpeaker
 from vllm_tts_cache.speaker.ref import FIELD
 

@@ -16,12 +16,11 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
-from vllm_tts_cache.families.qwen3_tts.codec_convolutions import (
+from vllm_tts_cache.families.networks.qwen3_codec.convolutions import (
     SlicedEncoder,
     can_be_sliced,
 )
-from vllm_tts_cache.families.qwen3_tts.family import CODEC
+from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.checkpoint import (
     assign_float32,
     encoder_fingerprint,
@@ -31,6 +30,9 @@ from vllm_tts_cache.speaker.checkpoint_files import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
+
+# What the encoder is called in stored voices.
+CODEC = "codec"
 
 # Raise it with any change here that changes what the encoder computes.
 REVISION = 1
@@ -124,13 +126,12 @@ class CodecEncoder:
         )
 
 
-def load_codec_encoder(model_dir: Path, device: torch.device) -> CodecEncoder:
-    """Load it from the checkpoint's ``speech_tokenizer`` folder.
+def load_codec_encoder(directory: Path, device: torch.device) -> CodecEncoder:
+    """Load it from the folder of the codec, which lies in the checkpoint's.
 
     Raises:
         CheckpointError: Its weights or its settings are not what it needs.
     """
-    directory = model_dir / "speech_tokenizer"
     section = read_json(directory / "config.json")
     config = configuration.Qwen3TTSTokenizerV2Config(**section)
     if config.encoder_config.codebook_size > np.iinfo(np.int16).max + 1:
