@@ -55,8 +55,6 @@ OTHER_MODELS: Mapping[str, OtherModel] = {
     "audex": OtherModel(title="Audex", takes_clips=_never),
     "audex_tta": OtherModel(title="Audex TTA", takes_clips=_never),
     "audio8_tts": OtherModel(title="Audio8 TTS"),
-    # To the host a voice's name is a label in its prompt, and no reference.
-    "breeze_tts_2": OtherModel(title="Breeze-TTS-2", takes_clips=_never),
     "cosyvoice3": OtherModel(title="CosyVoice3"),
     "covo_audio": OtherModel(title="Covo-Audio", takes_clips=_never),
     "gepard": OtherModel(title="Gepard", takes_clips=_never),

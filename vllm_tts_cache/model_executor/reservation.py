@@ -16,6 +16,10 @@ Only admission changes: a request that must wait keeps its place in the queue, a
 vLLM itself has no blocks for it. With nothing running vLLM decides alone, so nothing
 waits for ever. It checks at start that the cache holds one request of ``max_model_len``
 beside the null block (``get_kv_cache_configs`` in ``v1/core/kv_cache_utils.py``).
+
+Of a model that is guided, two requests speak one text. The host's scheduler for such
+models reserves all that both can take, so it is left alone: a no to one of the two
+would end the engine.
 """
 
 import logging
@@ -27,6 +31,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+from vllm_omni.core.sched.omni_cfg_ar_scheduler import OmniCFGARScheduler
 
 from vllm_tts_cache.model_executor.preemption import end_preempted, resume_by_replay
 from vllm_tts_cache.speaker.family import family_of_model
@@ -54,7 +59,8 @@ def install() -> None:
             resume_by_replay(self)
         else:
             end_preempted(self)
-            reserve_blocks(self, family.plausible_tokens)
+            if not isinstance(self, OmniCFGARScheduler):
+                reserve_blocks(self, family.plausible_tokens)
 
     setattr(init, _MARK, True)
     OmniARScheduler.__init__ = init

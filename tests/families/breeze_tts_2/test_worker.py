@@ -1,0 +1,222 @@
+"""The host's own `preprocess_batch`, with codes where it would encode.
+
+Its talker runs on no CPU, so what it loads is stood in for: tables of random numbers
+for its text encoder and its codebooks. The codec is the host's, with its weights.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from vllm_omni.model_executor.models.breeze_tts_2 import modeling_breeze as host
+from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
+    CFG_UNCOND_SUFFIX,
+    build_breeze_prompt,
+)
+
+from tests.families.breeze_tts_2.host_codec import host_encoder
+from tests.in_process_workers import prepare, store_clip, worker_speakers
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.families.breeze_tts_2.encoders import load_reference_encoders
+from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
+from vllm_tts_cache.families.breeze_tts_2.prompt import by_address, silence
+from vllm_tts_cache.families.breeze_tts_2.worker import CachedBreezeTalker
+from vllm_tts_cache.model_executor.failed_requests import (
+    FailedRequests,
+    SuspectPrefixes,
+)
+from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.store.opening import open_store
+
+CPU = torch.device("cpu")
+HIDDEN, VOCAB, NUM_CODEBOOKS = 8, 2051, 16
+ABSENT = "0" * 64
+TEXT, SPOKEN = "Hello.", "What is said."
+
+
+class Texts:
+    """In the place of a captured text encoder."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def run_batch(self, prompts):
+        return [self._table(ids) for ids in prompts]
+
+
+@pytest.fixture(scope="module")
+def codec(breeze_checkpoint):
+    return host_encoder(breeze_checkpoint)
+
+
+@pytest.fixture
+def talker(breeze_checkpoint, codec, tmp_path):
+    talker = CachedBreezeTalker.__new__(CachedBreezeTalker)
+    nn.Module.__init__(talker)
+    generator = torch.Generator().manual_seed(0)
+    table = nn.Embedding(256, HIDDEN)
+    frames = nn.Embedding(NUM_CODEBOOKS * VOCAB, HIDDEN)
+    for each in (table, frames):
+        nn.init.normal_(each.weight, generator=generator)
+    texts = Texts(table)
+    talker._text_graphs = {  # pyright: ignore[reportAttributeAccessIssue]
+        (number, size): texts for number in range(1, 9) for size in (32, 64, 128)
+    }
+    talker.config = SimpleNamespace(codebook_eos_token_id=0, vocab_size=VOCAB + 1)
+    talker.num_codebooks, talker.codebook_size = NUM_CODEBOOKS, 2048
+    talker.depth_decoder = SimpleNamespace(embed_tokens=frames)
+    talker.offsets = torch.arange(NUM_CODEBOOKS) * VOCAB
+    talker.reference_encoder = codec
+    talker._failed_requests = FailedRequests(FAMILY.failure_id)
+    talker._suspect_prefixes = SuspectPrefixes()
+    encoders = load_reference_encoders(breeze_checkpoint, CPU)
+    speakers = worker_speakers(tmp_path, encoders.values())
+    talker.tts_cache_speakers = speakers
+    talker._give_known_codes()
+    yield talker
+    codec.__dict__.pop("encode_batch", None)
+    speakers.close()
+
+
+@pytest.fixture
+def clips(talker, tmp_path):
+    """Registered and encoded, of different lengths; with what names each."""
+    store = open_store(Settings(samples_dir=tmp_path))
+    clips = []
+    for seed, num_samples in enumerate([24_000, 30_001]):
+        noise = np.random.default_rng(seed).standard_normal(num_samples)
+        audio = ReferenceAudio.of((0.1 * noise).astype(np.float32), 24_000)
+        ref = store_clip(store, audio)
+        prepare(talker.tts_cache_speakers, ref, FAMILY.encoders)
+        clips.append((audio, ref))
+    store.close()
+    return clips
+
+
+def hosts_info(tokenizer, request_id, audio, **options):
+    made = build_breeze_prompt(
+        tokenizer, TEXT, ref_audio=(audio.samples, 24_000), ref_text=SPOKEN, **options
+    )
+    return {**made["additional_information"], "global_request_id": [request_id]}
+
+
+def our_info(tokenizer, request_id, audio, ref, **changed):
+    made = build_breeze_prompt(
+        tokenizer,
+        TEXT,
+        ref_audio=silence(audio.num_samples, audio.sample_rate_hz),
+        ref_text=SPOKEN,
+    )
+    told = by_address(made, ref)["additional_information"]  # pyright: ignore
+    return {**told, "global_request_id": [request_id], **changed}
+
+
+def prepared(talker, infos, *, by=CachedBreezeTalker):
+    by.preprocess_batch(
+        talker, req_ids=list(infos), model_intermediate_buffer=infos, device=CPU
+    )
+    return [info["breeze_prepared"]["embeds"] for info in infos.values()]
+
+
+def as_the_host(talker, infos):
+    return prepared(talker, infos, by=host.BreezeForConditionalGeneration)
+
+
+def test_what_requests_begin_with_is_the_hosts(talker, tokenizer, clips):
+    ours = {f"r{n}": our_info(tokenizer, f"r{n}", *c) for n, c in enumerate(clips)}
+    hosts = {
+        f"r{n}": hosts_info(tokenizer, f"r{n}", audio)
+        for n, (audio, _) in enumerate(clips)
+    }
+    pairs = zip(prepared(talker, ours), as_the_host(talker, hosts), strict=True)
+    for (mine, expected), info in zip(pairs, ours.values(), strict=True):
+        assert torch.equal(mine, expected)
+        assert "reference_waveform" not in info
+
+
+def test_a_waveform_is_still_the_hosts_to_encode(talker, tokenizer, clips):
+    (first, ref), (second, _) = clips
+    mixed = {
+        "r0": hosts_info(tokenizer, "r0", second),
+        "r1": our_info(tokenizer, "r1", first, ref),
+        "r2": {
+            **build_breeze_prompt(tokenizer, TEXT)["additional_information"],
+            "global_request_id": ["r2"],
+        },
+    }
+    alone = [
+        as_the_host(talker, {"r": hosts_info(tokenizer, "r", audio)})[0]
+        for audio in (second, first)
+    ]
+    made = prepared(talker, mixed)
+    assert torch.equal(made[0], alone[0])
+    assert torch.equal(made[1], alone[1])
+    assert len(made[2]) == len(mixed["r2"]["breeze_prompt"]["target_ids"])
+
+
+def test_both_branches_of_a_guided_request_have_the_voice(talker, tokenizer, clips):
+    (audio, ref), _ = clips
+    branch = "r" + CFG_UNCOND_SUFFIX
+    both = {
+        "r": our_info(tokenizer, "r", audio, ref),
+        branch: our_info(tokenizer, branch, audio, ref),
+    }
+    both[branch]["breeze_prompt"]["role"] = "uncond"
+    one, other = prepared(talker, both)
+    assert torch.equal(one, other)
+    expected = as_the_host(talker, {"r": hosts_info(tokenizer, "r", audio)})
+    assert torch.equal(one, expected[0])
+
+
+def test_a_request_that_goes_on_is_left_alone(talker, tokenizer, clips):
+    (audio, ref), _ = clips
+    info = our_info(tokenizer, "r", audio, ref, breeze_state={})
+    CachedBreezeTalker.preprocess_batch(
+        talker, req_ids=["r"], model_intermediate_buffer={"r": info}, device=CPU
+    )
+    assert "breeze_prepared" not in info
+
+
+@pytest.mark.parametrize("wrong", ["unknown", "of another length", "out of range"])
+def test_one_request_fails_alone(talker, tokenizer, clips, monkeypatch, wrong):
+    (audio, ref), (other, other_ref) = clips
+    infos = {
+        "r": our_info(tokenizer, "r", audio, ref),
+        "neighbour": our_info(tokenizer, "neighbour", other, other_ref),
+    }
+    if wrong == "unknown":
+        infos["r"][FIELD] = [ABSENT, "registered"]
+    elif wrong == "of another length":
+        infos["r"][FIELD] = other_ref.to_wire()
+    else:
+        monkeypatch.setattr(talker, "codebook_size", 2048)
+        found = talker._encodings
+
+        def spoilt(named, names):
+            encodings = found(named, names)
+            if named.audio_sha256 != ref.audio_sha256:
+                return encodings
+            codes = encodings["codec"]["codes"].copy()
+            codes[3, 5] = 2048
+            return {"codec": {"codes": codes}}
+
+        monkeypatch.setattr(talker, "_encodings", spoilt)
+    made = prepared(talker, infos)
+    assert list(map(len, made)) == [
+        len(i["breeze_prompt"]["reference_ids"])
+        + len(i["breeze_prompt"]["target_ids"])
+        + i["breeze_prompt"]["reference_frames"]
+        + 1
+        for i in infos.values()
+    ]
+    expected = as_the_host(talker, {"n": hosts_info(tokenizer, "n", other)})
+    assert torch.equal(made[1], expected[0])
+    assert "r" in talker._failed_requests
+    assert "neighbour" not in talker._failed_requests
+    logits = torch.zeros(2, VOCAB + 1)
+    talker._failed_requests.end(logits, ["r", "neighbour"])
+    assert int(logits[0].argmax()) == FAMILY.failure_id
+    assert torch.equal(logits[1], torch.zeros(VOCAB + 1))

@@ -1,0 +1,1 @@
+"""Breeze-TTS-2: a transcript and Qwen3's codec's codes before the text."""

@@ -1,0 +1,39 @@
+"""The reference encoder of Breeze-TTS-2: Qwen3's codec, in a folder of its own."""
+
+from pathlib import Path
+
+import torch
+
+from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.families.breeze_tts_2.family import CODEC, CODEC_FOLDER
+from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
+from vllm_tts_cache.families.networks.qwen3_codec.frames import (
+    CODEC_RATE_HZ,
+    SAMPLES_PER_FRAME,
+)
+from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+
+
+def load_reference_encoders(
+    model_dir: Path, device: torch.device
+) -> dict[str, ReferenceEncoder]:
+    """The codec's encode side, in float32 and in memory of its own.
+
+    Args:
+        model_dir: The checkpoint in its released layout.
+        device: Where it computes.
+
+    Returns:
+        By name: ``codec``.
+
+    Raises:
+        CheckpointError: Its weights or its settings are not what it needs.
+    """
+    folder = model_dir / CODEC_FOLDER
+    encoder = load_codec_encoder(folder, device)
+    found = encoder.sample_rate_hz, encoder.samples_per_frame
+    if found != (CODEC_RATE_HZ, SAMPLES_PER_FRAME):
+        rate_hz, samples_per_frame = found
+        reason = f"a frame of it is {samples_per_frame} samples at {rate_hz} Hz"
+        raise CheckpointError(str(folder), f"{reason}; the talker takes another")
+    return {CODEC: encoder}

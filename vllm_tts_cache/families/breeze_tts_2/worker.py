@@ -1,0 +1,140 @@
+"""The Breeze-TTS-2 talker, taking its reference codes by content address."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm_omni.model_executor.models.breeze_tts_2 import modeling_breeze as host
+
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
+from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
+from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.store.encoding import Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownCodes:
+    """What stands in a request where the host has a waveform.
+
+    Attributes:
+        codes: ``(num_frames, num_codebooks)`` int64, where the talker computes.
+    """
+
+    codes: torch.Tensor
+
+
+class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
+    """The host's talker; only the codes of a reference are ours.
+
+    Two requests speak a text with guidance, one of them without the instruction. Each
+    names the speaker, and each is given the codes.
+    """
+
+    tts_cache_family = FAMILY
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self._give_known_codes()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the talker, then our own encoder: no request pays for it."""
+        loaded = super().load_weights(weights)
+        self._load_speakers(self.vllm_config)
+        return loaded
+
+    @torch.inference_mode()
+    def preprocess_batch(
+        self,
+        *,
+        req_ids: list[str],
+        model_intermediate_buffer: dict[str, dict[str, Any]],
+        device: torch.device,
+    ) -> None:
+        """Build what requests begin with as the host does, from codes that are stored.
+
+        Never raises for a request that names a speaker: it fails alone instead.
+        """
+        beginning = [
+            (request_id, info)
+            for request_id in req_ids
+            if FIELD in (info := model_intermediate_buffer[request_id])
+            and "breeze_state" not in info
+        ]
+        for request_id, info in beginning:
+            info[WAVEFORM] = self._reference({**info, "request_id": request_id})
+        try:
+            super().preprocess_batch(
+                req_ids=req_ids,
+                model_intermediate_buffer=model_intermediate_buffer,
+                device=device,
+            )
+        finally:
+            for _, info in beginning:
+                info.pop(WAVEFORM, None)
+
+    def _give_known_codes(self) -> None:
+        """Have the host's encoder pass on what is known, and encode only the rest."""
+        encoder: Any = self.reference_encoder
+        encoder.encode_batch = passing_on_known_codes(encoder.encode_batch)
+
+    def _reference(self, info: Mapping[str, Any]) -> KnownCodes:
+        num_frames = info[CONDITIONING]["reference_frames"]
+        codes: torch.Tensor | None = None
+        if not self._has_failed(info):
+            try:
+                codes = torch.tensor(self._codes(info, num_frames), dtype=torch.long)
+                self._count_prompt()
+            except Exception as exc:  # noqa: BLE001  raising would end the engine
+                self._fail(info, exc)
+        if codes is None:  # harmless: the request ends with the id that is forced
+            codes = torch.zeros(num_frames, self.num_codebooks, dtype=torch.long)
+        return KnownCodes(on_device(codes.numpy(), self.offsets.device))
+
+    def _codes(self, info: Mapping[str, Any], num_frames: int) -> Array:
+        """``(num_frames, num_codebooks)``, each inside its codebook.
+
+        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
+        """
+        if (ref := SpeakerRef.from_info(info)) is None:
+            raise TTSCacheError("it names nobody")
+        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
+        expected = (num_frames, self.num_codebooks)
+        if codes.shape != expected:
+            raise TTSCacheError(
+                f"its codes are {codes.shape}, and its prompt was made for {expected}"
+            )
+        if codes.min() < 0 or codes.max() >= self.codebook_size:
+            # On a GPU an index out of range would end the process.
+            raise TTSCacheError("a code of it is outside of its codebook")
+        return codes
+
+
+Encode = Callable[[list[torch.Tensor], list[int]], list[torch.Tensor]]
+
+
+def passing_on_known_codes(
+    encode: Encode,
+) -> Callable[[Sequence[torch.Tensor | KnownCodes], Sequence[int]], list[torch.Tensor]]:
+    """Return the host's ``encode_batch`` for a batch that has known codes in it."""
+
+    def encode_batch(
+        given: Sequence[torch.Tensor | KnownCodes], frame_counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        unknown = [
+            (waveform, num_frames)
+            for waveform, num_frames in zip(given, frame_counts, strict=True)
+            if not isinstance(waveform, KnownCodes)
+        ]
+        encoded = iter(())
+        if unknown:
+            waveforms, counts = map(list, zip(*unknown, strict=True))
+            encoded = iter(encode(waveforms, counts))
+        return [
+            each.codes if isinstance(each, KnownCodes) else next(encoded)
+            for each in given
+        ]
+
+    return encode_batch
