@@ -102,13 +102,13 @@ async def test_a_prompt_is_the_hosts_without_the_audio(server, fields):
         assert FIELD in mine.prompt["additional_information"]
 
 
-async def test_a_label_is_still_one_and_an_unknown_voice_is_a_404(server):
+async def test_a_label_is_still_one_and_an_unknown_voice_is_refused(server):
     assert (await server.speak(voice="S1")).status_code == 200
     (made,) = server.engine.prompts
     assert FIELD not in made["additional_information"]
     expected = hosts_prompt(server, voice="S1")
     assert made["additional_information"] == expected["additional_information"]
-    assert (await server.speak(voice="Nobody")).status_code == 404
+    assert "Nobody" in message(await server.speak(voice="Nobody"))
 
 
 async def test_text_without_a_voice_is_the_hosts(server):
