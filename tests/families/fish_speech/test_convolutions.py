@@ -20,12 +20,12 @@ from vllm_tts_cache.families.fish_speech.codec_convolutions import (
     SlicedEncoder,
     Snake,
 )
-from vllm_tts_cache.families.fish_speech.codec_file import read_codec_file
 from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
-    fix_weight_norms,
 )
 from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
+from vllm_tts_cache.families.networks.dac.file import read_codec_file
+from vllm_tts_cache.families.networks.dac.norms import fix_weight_norms
 
 SAMPLES_PER_FRAME = 2_048
 # One slice to its last frame; two, the second as short and as long as it may be; many.

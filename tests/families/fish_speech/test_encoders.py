@@ -19,7 +19,6 @@ from tests.families.fish_speech.written import write_fish_speech_checkpoint
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.families.fish_speech import resample
 from vllm_tts_cache.families.fish_speech.codec import (
     RELEASED,
     build_sized_codec,
@@ -29,6 +28,7 @@ from vllm_tts_cache.families.fish_speech.codec_encoder import CodecEncoder
 from vllm_tts_cache.families.fish_speech.encoders import load_reference_encoders
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
+from vllm_tts_cache.families.networks.dac import resample
 
 CPU = torch.device("cpu")
 

@@ -26,8 +26,8 @@ from vllm_tts_cache.families.higgs_audio_v2.prompt import (
     num_reference_rows,
 )
 from vllm_tts_cache.families.higgs_audio_v2.worker import CachedHiggsAudioV2Talker
-from vllm_tts_cache.families.networks.higgs_tokenizer import rows as reference_rows
-from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.families.networks import rows as reference_rows
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.opening import open_store
 

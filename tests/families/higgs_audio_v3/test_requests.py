@@ -16,9 +16,9 @@ from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
 from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v3.prompt import FILLER_ID
-from vllm_tts_cache.families.networks.higgs_tokenizer import rows
+from vllm_tts_cache.families.networks import rows
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import num_clip_frames
-from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.encoding import Encoding
 

@@ -30,7 +30,7 @@ from vllm_tts_cache.families.higgs_audio_v3.prompt import (
     num_reference_rows,
 )
 from vllm_tts_cache.families.higgs_audio_v3.worker import CachedHiggsAudioV3Talker
-from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.opening import open_store
 

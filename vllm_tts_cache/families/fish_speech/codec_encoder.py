@@ -21,13 +21,13 @@ from vllm_tts_cache.families.fish_speech.codec import (
     read_sizes,
 )
 from vllm_tts_cache.families.fish_speech.codec_convolutions import SlicedEncoder
-from vllm_tts_cache.families.fish_speech.codec_file import read_codec_file
 from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
-    fix_weight_norms,
 )
 from vllm_tts_cache.families.fish_speech.family import CODEC
-from vllm_tts_cache.families.fish_speech.resample import RESAMPLER, resample
+from vllm_tts_cache.families.networks.dac.file import read_codec_file
+from vllm_tts_cache.families.networks.dac.norms import fix_weight_norms
+from vllm_tts_cache.families.networks.dac.resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.checkpoint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed

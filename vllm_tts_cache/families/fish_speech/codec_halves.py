@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import remove_weight_norm
-from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from vllm_omni.model_executor.models.fish_speech.dac_modules import DAC
 from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import (
     Transformer,
@@ -14,7 +12,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
 )
 
 from vllm_tts_cache.families.fish_speech.codec import CodecSizes, build_codec
-from vllm_tts_cache.families.fish_speech.codec_file import in_the_spelling_of
+from vllm_tts_cache.families.networks.dac.file import in_the_spelling_of
 from vllm_tts_cache.speaker.checkpoint import assign_float32, pick_tensors
 
 _ROTARY, _MASK = "freqs_cis", "causal_mask"
@@ -100,14 +98,3 @@ def _take_computed_buffers(
                 )
             rotary[name] = state.get(name, computed).to(computed.dtype)
     return rotary
-
-
-def fix_weight_norms(codec: nn.Module) -> None:
-    """Multiply them out once; on the device, because the host does it there."""
-    with torch.no_grad():
-        for module in codec.modules():
-            if is_parametrized(module, "weight"):
-                remove_parametrizations(module, "weight", leave_parametrized=True)
-            elif hasattr(module, "weight_g"):
-                remove_weight_norm(module)
-    codec.requires_grad_(False)

@@ -13,12 +13,12 @@ from vllm_omni.model_executor.models.higgs_audio_v2 import (
 
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.higgs_audio_v2.family import CODEC
-from vllm_tts_cache.families.networks.higgs_tokenizer import rows
+from vllm_tts_cache.families.networks import rows
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     NUM_CODEBOOKS,
     num_clip_frames,
 )
-from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
 # Each codebook's codes begin one row later than those of the one before; the host has

@@ -13,8 +13,8 @@ from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer imp
 
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v2.prompt import NUM_ADDED_ROWS
-from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
 from vllm_tts_cache.families.networks.higgs_tokenizer.talker import HiggsTalker
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.model_executor.talker import on_device
 
 _CODES = "tts_cache_delayed_codes"

@@ -16,12 +16,12 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
 
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC
-from vllm_tts_cache.families.networks.higgs_tokenizer import rows
+from vllm_tts_cache.families.networks import rows
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     NUM_CODEBOOKS,
     num_clip_frames,
 )
-from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
 # Each codebook's codes begin one row later than those of the one before.

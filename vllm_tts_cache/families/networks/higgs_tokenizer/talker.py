@@ -17,7 +17,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     CODEBOOK_SIZE,
     NUM_CODEBOOKS,
 )
-from vllm_tts_cache.families.networks.higgs_tokenizer.rows import ReferenceRows
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array

@@ -1,7 +1,7 @@
-"""Where a reference stands in a prompt of Higgs Audio: in rows, one position each.
+"""Where a reference stands in a prompt: in rows, one position each.
 
-A row has a code of each codebook, each codebook's codes one row later than those of
-the one before.
+On Higgs Audio a row has a code of each codebook, each codebook's one row later than
+those of the one before; on Audio8 TTS a row is a frame.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,170 @@
+"""The reference encoder of Audio8 TTS: its codec's encode half, the host's network."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from vllm_omni.model_executor.models.audio8_tts.codec import (
+    ArkttsCodec,
+    ArkttsCodecWindowTransformer,
+    build_arktts_codec,
+)
+
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.audio8_tts.family import CODEC
+from vllm_tts_cache.families.networks.dac.file import (
+    in_the_spelling_of,
+    read_codec_file,
+)
+from vllm_tts_cache.families.networks.dac.norms import fix_weight_norms
+from vllm_tts_cache.families.networks.dac.resample import RESAMPLER, resample
+from vllm_tts_cache.speaker.checkpoint import (
+    assign_float32,
+    encoder_fingerprint,
+    pick_tensors,
+)
+from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.precision import exact_float32
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.store.encoding import Encoding
+
+# Raise it with any change here that changes what the encoder computes.
+REVISION = 1
+
+SAMPLE_RATE_HZ = ArkttsCodec.sample_rate
+SAMPLES_PER_FRAME = ArkttsCodec.frame_length
+NUM_CODEBOOKS = 10
+
+# Only the decode half has sizes that a checkpoint's config says.
+_DECODER_SIZES = {
+    "post_n_layer": "codec_post_n_layer",
+    "post_n_head": "codec_post_n_head",
+    "post_n_local_heads": "codec_post_n_local_heads",
+    "post_intermediate_size": "codec_post_intermediate_size",
+}
+_COMPUTED = ("freqs_cis", "causal_mask")  # a file may have them or not
+
+# Not in slices: five activations of the first convolutions, 64 channels wide at
+# 44.1 kHz. Computed, and not measured.
+_NEED = MemoryNeed(
+    fixed_bytes=64 * 1024**2, bytes_per_second=5 * 64 * 4 * SAMPLE_RATE_HZ
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CodecEncoder:
+    """Gives ``codes``: ``(num_frames, 10)`` int16, the semantic codebook first."""
+
+    network: ArkttsCodec
+    device: torch.device
+    fingerprint: str
+    need: MemoryNeed = _NEED
+    name: str = CODEC
+
+    def encode(self, audio: ReferenceAudio) -> Encoding:
+        """Encode one audio; its last frame may be filled up with silence.
+
+        Raises:
+            EncodeError: The network failed on this audio.
+        """
+        try:
+            with torch.inference_mode(), exact_float32(self.device):
+                samples = resample(audio, SAMPLE_RATE_HZ, self.device)
+                codes = self._codes(samples).cpu().numpy()
+        except (RuntimeError, ValueError) as exc:
+            raise EncodeError(f"codec encoder: {exc}") from exc
+        finally:
+            self._forget_masks()
+        return Encoding({"codes": codes.T.astype(np.int16)})
+
+    def _codes(self, samples: Tensor) -> Tensor:
+        """``(10, num_frames)``; what the host computes only to drop it is left out."""
+        num_frames = math.ceil(samples.numel() / SAMPLES_PER_FRAME)
+        missing = num_frames * SAMPLES_PER_FRAME - samples.numel()
+        latents = self.network.encoder(pad(samples, (0, missing)).view(1, 1, -1))
+        quantizer: Any = self.network.quantizer
+        latents = quantizer.pre_module(quantizer.downsample(latents))
+        semantic, semantic_codes = quantizer.semantic_quantizer(latents)
+        _, residual_codes = quantizer.quantizer(latents - semantic)
+        return torch.cat([semantic_codes, residual_codes], dim=1)[0]
+
+    def _forget_masks(self) -> None:
+        """The host's network keeps a mask for each length that it has seen."""
+        for module in self.network.modules():
+            if isinstance(module, ArkttsCodecWindowTransformer):
+                module._mask_cache.clear()
+                module._rope_cache.clear()
+
+
+def load_reference_encoders(
+    model_dir: Path, device: torch.device
+) -> dict[str, ReferenceEncoder]:
+    """The codec's encoder, in float32 and in memory of its own.
+
+    Args:
+        model_dir: The checkpoint in its released layout.
+        device: Where it computes.
+
+    Returns:
+        By name: ``codec``.
+
+    Raises:
+        CheckpointError: ``codec.pth`` cannot be read, or a tensor of the codec is
+            missing or of another shape; the message names them.
+    """
+    path = model_dir / "codec.pth"
+    sizes = _decoder_sizes(read_json(model_dir / "config.json"), model_dir)
+    network, weights = _build(sizes, read_codec_file(path), path=str(path))
+    network.to(device)
+    fix_weight_norms(network)
+    fingerprint = encoder_fingerprint(
+        network="audio8 dac",
+        revision=REVISION,
+        resampler=RESAMPLER,
+        weights=weights,
+        settings={
+            "sample_rate_hz": SAMPLE_RATE_HZ,
+            "samples_per_frame": SAMPLES_PER_FRAME,
+            "num_codebooks": NUM_CODEBOOKS,
+        },
+    )
+    encoder = CodecEncoder(network=network, device=device, fingerprint=fingerprint)
+    return {CODEC: encoder}
+
+
+def _decoder_sizes(config: Mapping[str, Any], model_dir: Path) -> dict[str, int]:
+    sizes = {ours: config.get(name) for ours, name in _DECODER_SIZES.items()}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if all(type(size) is int and size > 0 for size in given.values()):
+        return given
+    expected = ", ".join(_DECODER_SIZES.values())
+    raise CheckpointError(
+        str(model_dir / "config.json"), f"expected positive integers under {expected}"
+    )
+
+
+def _build(
+    decoder_sizes: dict[str, int], state: Mapping[str, Tensor], *, path: str
+) -> tuple[ArkttsCodec, dict[str, Tensor]]:
+    """The encode half in float32 on the CPU, and its tensors as the file has them.
+
+    On the meta device, because the constructor draws random weights.
+    """
+    with torch.device("meta"):
+        codec = build_arktts_codec(**decoder_sizes)
+    whole = codec.state_dict()
+    stored = {n: t for n, t in state.items() if not n.endswith(_COMPUTED)}
+    stored = in_the_spelling_of(whole, stored)
+    # The other half is compared too: a file that was cut off is no codec.
+    pick_tensors(whole, stored, path=path)
+    quantizer: Any = codec.quantizer
+    del codec.decoder, quantizer.post_module, quantizer.upsample
+    half = {name: stored[name] for name in codec.state_dict()}
+    return codec, assign_float32(codec, half, path=path)

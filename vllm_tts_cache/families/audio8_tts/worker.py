@@ -1,0 +1,141 @@
+"""The Audio8 TTS slow AR, taking its reference codes by content address."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from vllm_omni.model_executor.models.audio8_tts import audio8_tts_slow_ar as host
+
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.audio8_tts.family import CODEC, FAMILY
+from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.store.encoding import Array
+
+# Of a request whose waveform is to be encoded by the host; our adapter sends none.
+_HOSTS_OWN_CLONE = "audio8_structured_voice_clone"
+
+
+class CachedAudio8SlowAR(CachedTalker, host.Audio8TTSSlowARForConditionalGeneration):
+    """The host's slow AR; only the rows that a prefill starts from are ours.
+
+    Prompts hold real token ids, so the rows of any span of a prompt follow from the
+    span's ids and the reference's codes, and nothing is kept from one chunk to the
+    next. The host keeps a prompt's rows in pinned memory, which a CPU has not.
+    """
+
+    tts_cache_family = FAMILY
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the slow AR, then our own encoder: no request pays for it."""
+        loaded = super().load_weights(weights)
+        self._load_speakers(self.vllm_config)
+        return loaded
+
+    def preprocess(
+        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Build a span of a prefill; decoding is the host's.
+
+        Never raises for a request that names a speaker: it fails alone instead.
+        """
+        # Not by the span's length alone: the last chunk of a prefill may be one token.
+        is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
+        if not is_prefill or info.get(_HOSTS_OWN_CLONE):
+            return super().preprocess(input_ids, input_embeds, **info)
+        rows = self.embed_input_ids(input_ids).to(torch.bfloat16)
+        self._add_reference_or_fail(rows, info)
+        codes = torch.zeros(
+            (len(input_ids), self._num_codebooks),
+            device=input_ids.device,
+            dtype=torch.long,
+        )
+        padding = torch.full_like(input_ids, self._pad_token_id)
+        return padding, rows, {"codes": {"audio": codes}}
+
+    def compute_logits(
+        self, hidden_states: Any, sampling_metadata: Any = None
+    ) -> torch.Tensor | None:
+        """As the host; how a failed request ends is for `sample` to say.
+
+        The host samples out of the ids that it speaks with: where none of them is
+        left, it would fail for all requests.
+        """
+        self._suspect_prefixes.end_step()  # all of its prefills were built
+        hosts: Any = super(CachedTalker, self)
+        return hosts.compute_logits(hidden_states, sampling_metadata)
+
+    def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """Sample as the host does, but for the id that ends a failed request."""
+        output = super().sample(logits, sampling_metadata)
+        if output is None:  # vLLM samples next, by the logits
+            if logits is not None:
+                self._failed_requests.end(logits, self._requests_of_rows)
+            return None
+        self._failed_requests.force(output.sampled_token_ids, self._requests_of_rows)
+        return output
+
+    def _add_reference_or_fail(
+        self, rows: torch.Tensor, info: Mapping[str, Any]
+    ) -> None:
+        if FIELD not in info or self._has_failed(info):
+            return
+        try:
+            if (ref := SpeakerRef.from_info(info)) is None:
+                raise TTSCacheError("it names nobody")
+            self._add_reference(rows, info, ref)
+        except Exception as exc:  # noqa: BLE001  raising here would end the engine
+            self._fail(info, exc)
+
+    def _add_reference(
+        self, rows: torch.Tensor, info: Mapping[str, Any], ref: SpeakerRef
+    ) -> None:
+        """Add the codes' embeddings where the span holds frames of the reference."""
+        where = ReferenceRows.from_info(info)
+        begin = int(info.get("_omni_num_computed_tokens", 0))
+        if begin > where.start:
+            self._refuse_suspect(ref.audio_sha256, info)
+        first = max(where.start, begin)
+        last = min(where.start + where.num_rows, begin + len(rows))
+        if first < last:  # else it is in the prefix cache, or in another chunk
+            codes = self._codes_or_suspect(ref, where)
+            part = codes[first - where.start : last - where.start]
+            summed = self._codebook_sums(part).to(rows.dtype)
+            rows[first - begin : last - begin] += summed
+            if first == where.start:
+                self._suspect_prefixes.clear(ref.audio_sha256)
+        end = begin + len(rows)
+        if end >= int(info.get("_omni_prompt_len", end)):
+            self._count_prompt()
+
+    def _codes_or_suspect(self, ref: SpeakerRef, where: ReferenceRows) -> Array:
+        try:
+            return self._codes(ref, where.num_rows)
+        except Exception:
+            self._suspect(ref.audio_sha256)
+            raise
+
+    def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
+        """``(num_frames, num_codebooks)``, each inside its codebook.
+
+        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
+        """
+        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
+        expected = (num_frames, self._num_codebooks)
+        if codes.shape != expected:
+            raise TTSCacheError(
+                f"its codes are {codes.shape}, and its prompt was made for {expected}"
+            )
+        if codes.min() < 0 or codes.max() >= self._codebook_size:
+            # On a GPU an index out of range would end the process.
+            raise TTSCacheError("a code of it is outside of its codebook")
+        return codes
+
+    def _codebook_sums(self, codes: Array) -> torch.Tensor:
+        """``(num_frames, hidden_size)``; one gather for all codebooks."""
+        starts = np.arange(self._num_codebooks) * self._codebook_size
+        rows = codes.astype(np.int64) + starts
+        device = self.codebook_embeddings.weight.device
+        return self.codebook_embeddings(on_device(rows, device, torch.long)).sum(dim=1)
