@@ -56,6 +56,7 @@ def new_scheduler(
     architecture=None,
     block_size=BLOCK_SIZE,
     hooked=True,
+    kind=None,
 ):
     """A scheduler, by default with the hooks that are installed in this process."""
     if not hooked:
@@ -75,7 +76,8 @@ def new_scheduler(
     config.scheduler_config.async_scheduling = asynchronous
     config.scheduler_config.policy = policy
     config.model_config.model_arch = architecture or config.model_config.model_arch
-    return (OmniARAsyncScheduler if asynchronous else OmniARScheduler)(
+    kind = kind or (OmniARAsyncScheduler if asynchronous else OmniARScheduler)
+    return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=num_blocks,

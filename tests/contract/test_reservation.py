@@ -293,6 +293,17 @@ def test_a_model_that_resumes_or_is_not_ours_reserves_nothing(stage_config, fami
         assert not reserves(new_scheduler(stage_config))
 
 
+def test_where_two_requests_speak_one_text_the_host_reserves(stage_config, installed):
+    """Its scheduler admits both of them or none; a no of ours to one is its end."""
+
+    class Pairs(OmniCFGARScheduler):
+        def __init__(self, *args, **kwargs):  # without what it asks of the settings
+            OmniARScheduler.__init__(self, *args, **kwargs)
+
+    assert reserves(new_scheduler(stage_config))
+    assert not reserves(new_scheduler(stage_config, kind=Pairs))
+
+
 def test_each_family_says_whether_it_resumes(stage_config):
     """As the list has it, by the architecture that vLLM's configuration names."""
     with pytest.MonkeyPatch.context() as patch:

@@ -85,7 +85,7 @@ class Voice:
         prepare(talker.tts_cache_speakers, ref, FAMILY.encoders)
         found = talker.tts_cache_speakers.prompt(ref, FAMILY.encoders)
         self.codes = found["codec"]["codes"]
-        key = EncodingKey(ref.audio_sha256, "f" * 64)
+        key = EncodingKey(audio_sha256=ref.audio_sha256, encoder_fingerprint="f" * 64)
         builder = PromptBuilder(tokenizer=tokenizer, first_semantic_id=FIRST)
         semantic = SemanticCodes.of(key, self.codes)
         made = builder.clone(TEXT, SPOKEN, ref=ref, semantic=semantic)
