@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARAsyncScheduler, OmniARScheduler
+from vllm_omni.core.sched.omni_cfg_ar_scheduler import OmniCFGARScheduler
 from vllm_omni.engine.serialization import serialize_additional_information
 
 from tests.families.cases import cases, default_case

@@ -10,7 +10,8 @@ from vllm_omni.model_executor.models.audio8_tts import audio8_tts_slow_ar as hos
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.audio8_tts.family import CODEC, FAMILY
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
+from vllm_tts_cache.model_executor.sampling_talker import SamplingTalker
+from vllm_tts_cache.model_executor.talker import on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
@@ -18,7 +19,7 @@ from vllm_tts_cache.store.encoding import Array
 _HOSTS_OWN_CLONE = "audio8_structured_voice_clone"
 
 
-class CachedAudio8SlowAR(CachedTalker, host.Audio8TTSSlowARForConditionalGeneration):
+class CachedAudio8SlowAR(SamplingTalker, host.Audio8TTSSlowARForConditionalGeneration):
     """The host's slow AR; only the rows that a prefill starts from are ours.
 
     Prompts hold real token ids, so the rows of any span of a prompt follow from the
@@ -54,28 +55,6 @@ class CachedAudio8SlowAR(CachedTalker, host.Audio8TTSSlowARForConditionalGenerat
         )
         padding = torch.full_like(input_ids, self._pad_token_id)
         return padding, rows, {"codes": {"audio": codes}}
-
-    def compute_logits(
-        self, hidden_states: Any, sampling_metadata: Any = None
-    ) -> torch.Tensor | None:
-        """As the host; how a failed request ends is for `sample` to say.
-
-        The host samples out of the ids that it speaks with: where none of them is
-        left, it would fail for all requests.
-        """
-        self._suspect_prefixes.end_step()  # all of its prefills were built
-        hosts: Any = super(CachedTalker, self)
-        return hosts.compute_logits(hidden_states, sampling_metadata)
-
-    def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Sample as the host does, but for the id that ends a failed request."""
-        output = super().sample(logits, sampling_metadata)
-        if output is None:  # vLLM samples next, by the logits
-            if logits is not None:
-                self._failed_requests.end(logits, self._requests_of_rows)
-            return None
-        self._failed_requests.force(output.sampled_token_ids, self._requests_of_rows)
-        return output
 
     def _add_reference_or_fail(
         self, rows: torch.Tensor, info: Mapping[str, Any]

@@ -2,7 +2,7 @@
 
 The host has no ``preprocess`` for them: it puts codes in where it computes a step. So
 what a request needs is given to it as its first step begins, and stays with it until
-the request ends. It also samples by itself, whatever the logits say.
+the request ends.
 """
 
 from abc import abstractmethod
@@ -18,12 +18,12 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     NUM_CODEBOOKS,
 )
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.model_executor.talker import CachedTalker
+from vllm_tts_cache.model_executor.sampling_talker import SamplingTalker
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
 
-class HiggsTalker(CachedTalker):
+class HiggsTalker(SamplingTalker):
     """Gives requests their references, and lets one fail alone.
 
     Attributes:
@@ -66,21 +66,6 @@ class HiggsTalker(CachedTalker):
         if hosts is not None:
             others["omni_query_start_loc"] = omni_query_start_loc
             hosts(req_ids=None if req_ids is None else list(req_ids), **others)
-
-    def compute_logits(
-        self, hidden_states: Any, sampling_metadata: Any = None
-    ) -> torch.Tensor | None:
-        """As the host; what it samples is not for the logits to say, see `sample`."""
-        self._suspect_prefixes.end_step()  # all of its prefills were built
-        hosts: Any = super(CachedTalker, self)
-        return hosts.compute_logits(hidden_states, sampling_metadata)
-
-    def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Sample as the host does, but for the id that ends a failed request."""
-        host: Any = super()
-        output = host.sample(logits, sampling_metadata)
-        self._failed_requests.force(output.sampled_token_ids, self._requests_of_rows)
-        return output
 
     @abstractmethod
     def _reference(self, rows: ReferenceRows, codes: torch.Tensor) -> dict[str, Any]:
