@@ -8,6 +8,9 @@ import torch
 from torch.nn import functional
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
+from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_talker import (
+    HiggsFusedMultiTextHead,
+)
 
 from vllm_tts_cache.platforms import cpu_isa
 from vllm_tts_cache.platforms.cpu_rows import (
@@ -80,6 +83,22 @@ def test_a_weight_that_is_multiplied_without_a_layer_is_separated_as_well():
         assert torch.equal(torch.cat(parts), whole)
     plain = functional.linear(rows.float(), weight.float())
     assert torch.allclose(whole.float(), plain, atol=1.0, rtol=0.02)
+
+
+def test_so_is_a_head_of_several_codebooks():
+    head = HiggsFusedMultiTextHead(num_codebooks=8, vocab_size=1_026, hidden_size=256)
+    torch.nn.init.normal_(head.weight)
+    head.to(torch.bfloat16).requires_grad_(False)
+    rows = torch.randn(9, 256).bfloat16()
+    expected = head.generate(rows)
+    separate_rows(head)
+    separate_rows(head)
+    whole = head.generate(rows)
+    assert whole.shape == expected.shape == (9, 8, 1_026)
+    assert torch.allclose(whole.float(), expected.float(), atol=1.0, rtol=0.02)
+    for size in (1, 4):
+        parts = [head.generate(part) for part in rows.split(size)]
+        assert torch.equal(torch.cat(parts), whole)
 
 
 def test_rows_go_alone_where_their_place_matters():

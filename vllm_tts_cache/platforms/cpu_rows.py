@@ -26,6 +26,8 @@ BLOCK_SIZES = (8, 16, 32, 64)
 # are rounded to bfloat16.
 _NUM_OUTPUTS_TRIED = 1 << 17
 _FUSED = "_fused_qkv_weight"
+# Higgs Audio v3's host has all codebooks' heads in one, which is no layer of torch's.
+_HEADS = frozenset({"HiggsFusedMultiTextHead"})
 
 
 def separate_rows(model: nn.Module) -> None:
@@ -40,6 +42,8 @@ def separate_rows(model: nn.Module) -> None:
             _replace(module, "forward", SeparateRows)
         elif hasattr(module, "cpu_linear"):  # the kernel that vLLM chose for a layer
             _replace(module, "cpu_linear", SeparateRows)
+        elif type(module).__name__ in _HEADS:
+            _replace(module, "generate", SeparateRows)
     for module in model.modules():
         # VoxCPM2's host puts weights together that it multiplies without a layer.
         fuse: Any = getattr(module, "precompute_fused_qkv", None)
@@ -83,7 +87,10 @@ class SeparateRows:
         self._block_size: int | None = None
 
     def __call__(self, inputs: torch.Tensor, *others: Any) -> torch.Tensor:
-        """Multiply ``(..., num_inputs)``; the bits of a row depend on it alone."""
+        """Multiply ``(..., num_inputs)``; the bits of a row depend on it alone.
+
+        What comes of a row may have several dimensions.
+        """
 
         def multiply(block: torch.Tensor) -> torch.Tensor:
             return self._multiply(block, *others)
@@ -92,7 +99,7 @@ class SeparateRows:
         if self._block_size is None:
             self._block_size = choose_block_size(multiply, rows)
         outputs = in_blocks(multiply, rows, self._block_size)
-        return outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
+        return outputs.reshape(*inputs.shape[:-1], *outputs.shape[1:])
 
 
 class SeparateWeight(torch.Tensor):
@@ -158,5 +165,5 @@ def _place_matters(multiply: Multiply, size: int, like: torch.Tensor) -> bool:
         outputs = multiply(row.repeat(size, 1))
         if not torch.equal(outputs, outputs[:1].expand_as(outputs)):
             return True
-        num_tried += outputs.shape[1]
+        num_tried += outputs[0].numel()
     return False
