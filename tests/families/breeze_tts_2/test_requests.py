@@ -109,6 +109,7 @@ async def test_a_label_is_still_one_and_an_unknown_voice_is_refused(server):
     expected = hosts_prompt(server, voice="S1")
     assert made["additional_information"] == expected["additional_information"]
     assert "Nobody" in message(await server.speak(voice="Nobody"))
+    assert "S1" in message(await server.register("S1", wav(), ref_text=SPOKEN))
 
 
 async def test_text_without_a_voice_is_the_hosts(server):

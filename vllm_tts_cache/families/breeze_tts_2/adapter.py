@@ -1,7 +1,6 @@
 """A clone request on Breeze-TTS-2 becomes text and a content address."""
 
 import asyncio
-from collections.abc import Container
 from functools import cached_property
 from typing import Any
 
@@ -19,14 +18,14 @@ from vllm_tts_cache.families.breeze_tts_2.prompt import (
 )
 
 # What the host takes a voice for: who speaks, in the words of the prompt.
-_LABELS = frozenset(f"s{number}" for number in range(10))
+_LABELS = tuple(f"s{number}" for number in range(10))
 
 
 class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
     """The host's adapter; a clone's prompt names its codes.
 
     The host reads no registered voice: to it a voice is a label. Here ``S0`` to ``S9``
-    still are.
+    still are, and are listed as the model's own.
     """
 
     tts_cache_family = FAMILY
@@ -55,9 +54,8 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
             prompt=by_address(prompt, clip.ref), model_type=FAMILY.name
         )
 
-    @property
-    def _presets(self) -> Container[str]:
-        return _LABELS
+    def _load_supported_speakers(self) -> list[str]:
+        return list(_LABELS)
 
     @cached_property
     def _control_tokens(self) -> list[str]:
