@@ -106,7 +106,7 @@ async def test_what_the_model_would_read_as_something_else_is_refused(server, ba
         await server.speak(ref_audio=data_url(), ref_text=SPOKEN, input=bad),
     ]
     for answer in answers:
-        assert "AUDIO_OUT" in message(answer) or "SPEAKER1" in message(answer)
+        assert "AUDIO_OUT" in (text := message(answer)) or "[SPEAKER" in text
     assert server.engine.prompts == []
 
 

@@ -124,7 +124,7 @@ def expected_rows(talker, voice):
         rows = talker.embed_tokens(voice.ids).clone()
         offsets = talker.audio_tokens_offsets
         summed = talker.audio_codebook_embeddings(delayed + offsets).sum(dim=-2)
-    rows[where.start : where.start + where.num_rows] = summed.to(rows.dtype)
+        rows[where.start : where.start + where.num_rows] = summed.to(rows.dtype)
     return rows
 
 
