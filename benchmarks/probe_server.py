@@ -9,6 +9,7 @@ import asyncio
 import functools
 import json
 import os
+import pickle
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,8 @@ class Sight:
         cpu_ms: CPU time of the whole API process meanwhile.
         stall_ms: The most that a ticker of 1 ms on the event loop came late, until
             the request was handed to the engine.
-        engine_bytes: Size of the message that went to stage 0.
+        engine_bytes: Size of the message that went to stage 0; of a diffusion model, of
+            the prompt as it goes to the worker.
     """
 
     began: float = field(default_factory=time.perf_counter)
@@ -48,6 +50,11 @@ class Sight:
         with path.open("a") as file:
             file.write(json.dumps(shown) + "\n")
 
+    def prepared(self, cpu_began: float) -> None:
+        """Take note that the engine is called now."""
+        self.cpu_ms = 1e3 * (time.process_time() - cpu_began)
+        self.prepare_ms = 1e3 * (time.perf_counter() - self.began)
+
 
 _SHOWN = ("prepare_ms", "cpu_ms", "stall_ms", "engine_bytes")
 
@@ -58,14 +65,17 @@ class Probe:
     def __init__(self, path: Path):
         self._path = path
         self._sight: Sight | None = None
+        self._cpu_began = 0.0
         self._ticker: asyncio.Task[None] | None = None  # the loop keeps it weakly
 
     def install(self) -> None:
         from vllm.v1.serial_utils import MsgpackEncoder
+        from vllm_omni.entrypoints.async_omni import AsyncOmni
         from vllm_omni.entrypoints.openai import serving_speech
 
         serving = serving_speech.OmniOpenAIServingSpeech
         construct, encode = serving.__init__, MsgpackEncoder.encode
+        for_diffusion, generate = serving.for_diffusion.__func__, AsyncOmni.generate
 
         @functools.wraps(construct)
         def constructed(server: Any, *args: Any, **kwargs: Any) -> None:
@@ -80,23 +90,58 @@ class Probe:
             self._see_message(message, buffers)
             return buffers
 
+        @functools.wraps(for_diffusion)
+        def diffusing(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            server = for_diffusion(kind, *args, **kwargs)
+            speak = server._create_diffusion_speech
+            server._create_diffusion_speech = self._begun(speak)
+            return server
+
+        @functools.wraps(generate)
+        def submitted(engine: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+            self._see_prompt(engine, prompt)
+            return generate(engine, prompt, *args, **kwargs)
+
         serving.__init__ = constructed
         MsgpackEncoder.encode = counted
+        serving.for_diffusion = classmethod(diffusing)
+        AsyncOmni.generate = submitted
 
     def _timed(self, prepare: Any) -> Any:
         @functools.wraps(prepare)
         async def timed(*args: Any, **kwargs: Any) -> Any:
             if not self._path.exists():
                 return await prepare(*args, **kwargs)
-            sight = self._sight = Sight()
-            self._ticker = asyncio.create_task(sight.tick_until_sent(self._path))
-            cpu_began = time.process_time()
+            sight, cpu_began = self._begin()
             result = await prepare(*args, **kwargs)
-            sight.cpu_ms = 1e3 * (time.process_time() - cpu_began)
-            sight.prepare_ms = 1e3 * (time.perf_counter() - sight.began)
+            sight.prepared(cpu_began)
             return result
 
         return timed
+
+    def _begun(self, speak: Any) -> Any:
+        """A diffusion model's, which prepares and submits in one."""
+
+        @functools.wraps(speak)
+        async def begun(*args: Any, **kwargs: Any) -> Any:
+            if self._path.exists():
+                _, self._cpu_began = self._begin()
+            return await speak(*args, **kwargs)
+
+        return begun
+
+    def _begin(self) -> tuple[Sight, float]:
+        sight = self._sight = Sight()
+        self._ticker = asyncio.create_task(sight.tick_until_sent(self._path))
+        return sight, time.process_time()
+
+    def _see_prompt(self, engine: Any, prompt: Any) -> None:
+        is_diffusion = engine.engine.stage_configs[0].stage_type == "diffusion"
+        if self._sight is None or not is_diffusion:
+            return
+        self._sight.prepared(self._cpu_began)
+        self._sight.engine_bytes = len(pickle.dumps(prompt))
+        self._sight = None
 
     def _see_message(self, message: Any, buffers: Any) -> None:
         is_request = getattr(message, "prompt_token_ids", None) is not None

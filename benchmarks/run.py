@@ -25,6 +25,7 @@ from benchmarks.scenarios import (
     bulk_registration,
     churn,
     cold_bystander,
+    cold_neighbour,
     concurrent_cold,
     core,
     first_request,
@@ -80,6 +81,13 @@ SCENARIOS = (
     Scenario(ttfa.run, full=(30, 80), quick=(5, 6)),
     Scenario(concurrent_cold.run, full=(40, 72), quick=(5, 8)),
     Scenario(cold_bystander.run, full=(30, 86), quick=(8, 14)),
+    # As long as it was guessed to be: it was never run.
+    Scenario(
+        cold_neighbour.run,
+        full=(40, 110),
+        quick=(15, 30),
+        is_in_quick=False,
+    ),
     Scenario(
         inline_flood.run,
         full=(30, 60),

@@ -27,10 +27,12 @@ $pip install --progress-bar on -q -c constraints.txt \
   msgspec sqlalchemy deptry hypothesis import-linter 'pyright[nodejs]' pytest pytest-asyncio pytest-xdist ruff websockets \
   matplotlib xxhash
 
-# VoxCPM2 runs by its official package, and that by librosa. Without their dependencies:
+# VoxCPM2 runs by its official package, and that by librosa; OmniVoice's, which cuts
+# silence by pydub, is what its encodings are compared with. Without their dependencies:
 # most are for a web page and for training.
 step "installing the official packages of model families"
-$pip install -q --no-deps -c constraints.txt voxcpm librosa audioread decorator pooch
+$pip install -q --no-deps -c constraints.txt voxcpm librosa audioread decorator pooch \
+  omnivoice pydub
 
 step "checking the audio and vision wheels against this torch"
 "$venv/bin/python" scripts/fix_cpu_wheels.py

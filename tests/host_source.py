@@ -67,3 +67,10 @@ def parameters(function):
 
 def source(path, class_name, name):
     return ast.unparse(method_in(path, class_name, name))
+
+
+def calls_in(path, class_name, name, called):
+    """The calls of something within a method, as Python spells what is called."""
+    body = ast.walk(method_in(path, class_name, name))
+    calls = [node for node in body if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func) == called]

@@ -27,7 +27,7 @@ from tests.in_process_workers import (
     worker_with,
 )
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker.ref import REQUEST_FIELD, SpeakerRef
 
 
 class PrefillEngine(InProcessEngine):
@@ -66,19 +66,19 @@ class PrefillEngine(InProcessEngine):
         self.prompts = []
 
     async def generate(self, *, prompt, request_id, **_):
-        from vllm.v1.engine.exceptions import EngineGenerateError
-
         self.prompts.append({**prompt})
         internal_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
         await asyncio.sleep(0)
         if self.before_prefill:
             self.before_prefill.pop(0)()
         try:
-            self._prefill(prompt.get("additional_information", {}))
+            self._prefill(self._info(prompt))
         except EncodeError as exc:
+            # A diffusion model is told what the API process calls the request.
+            failed = prompt.get(REQUEST_FIELD, internal_id)
             for each in self.speakers:
-                each.remember_failed_prompt(internal_id, str(exc))
-            raise EngineGenerateError("the request ended as an error") from exc
+                each.remember_failed_prompt(failed, str(exc))
+            raise self.error("the request ended as an error") from exc
         for _ in range(2):
             yield SimpleNamespace(
                 multimodal_output={"audio": torch.zeros(2_400), "sr": 24_000},
@@ -87,6 +87,16 @@ class PrefillEngine(InProcessEngine):
                 outputs=[],
             )
 
+    @property
+    def error(self):
+        """What the host raises of a request that the engine has ended."""
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        return EngineGenerateError
+
+    def _info(self, prompt):
+        return prompt.get("additional_information", {})
+
     def _prefill(self, info):
         if (ref := SpeakerRef.from_info(info)) is not None:
             for each in self.speakers:
@@ -94,6 +104,32 @@ class PrefillEngine(InProcessEngine):
 
     async def abort(self, request_id):
         pass
+
+
+class DiffusionEngine(PrefillEngine):
+    """The same of a diffusion model, which has no configuration of a language model."""
+
+    error = RuntimeError  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, checkpoint, *speakers, family, **config):
+        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+        super().__init__(checkpoint, *speakers, family=family, **config)
+        self.model, self.model_config = str(checkpoint), None
+        self.default_sampling_params_list = [OmniDiffusionSamplingParams()]
+        self.architecture = self.case.stage["model_arch"]
+        self.params = []
+
+    def get_diffusion_od_config(self):
+        return SimpleNamespace(model_class_name=self.architecture)
+
+    async def generate(self, *, prompt, request_id, sampling_params_list, **_):
+        self.params.append(sampling_params_list[0])
+        async for output in super().generate(prompt=prompt, request_id=request_id):
+            yield output
+
+    def _info(self, prompt):
+        return prompt
 
 
 class Server:
@@ -105,7 +141,8 @@ class Server:
         family = config.get("family") or default_case().family
         self.encoders = encoders or [SpectrumEncoder(n) for n in family.encoders]
         self.speakers = worker_speakers(directory, self.encoders)
-        self.engine = PrefillEngine(checkpoint, self.speakers, **config)
+        engine = DiffusionEngine if family.pipelines else PrefillEngine
+        self.engine = engine(checkpoint, self.speakers, **config)
         self.app = FastAPI()
         self.handler: Any = None
 
@@ -121,10 +158,12 @@ class Server:
         from vllm_tts_cache.entrypoints.attach import attach
 
         attach()
-        models = SimpleNamespace(is_base_model=lambda name: True, lora_requests={})
-        self.handler = api_server.OmniOpenAIServingSpeech(
-            self.engine, models, request_logger=None
-        )
+        serving = api_server.OmniOpenAIServingSpeech
+        if isinstance(self.engine, DiffusionEngine):
+            self.handler = serving.for_diffusion(self.engine, "m")
+        else:
+            models = SimpleNamespace(is_base_model=lambda name: True, lora_requests={})
+            self.handler = serving(self.engine, models, request_logger=None)
         # The host's own connection outlives an event loop, and knows but one.
         self.connection = HTTPConnection()
         self.handler._media_connector = MediaConnector(connection=self.connection)
@@ -135,9 +174,10 @@ class Server:
         state.args = SimpleNamespace(log_error_stack=False)
         state.engine_client, state.server = self.engine, None
         state.openai_serving_speech = self.handler
-        state.openai_streaming_speech = api_server.OmniStreamingSpeechHandler(
-            speech_service=self.handler
-        )
+        if not isinstance(self.engine, DiffusionEngine):  # as the host's server
+            state.openai_streaming_speech = api_server.OmniStreamingSpeechHandler(
+                speech_service=self.handler
+            )
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(
             transport=transport, base_url="http://server", timeout=60

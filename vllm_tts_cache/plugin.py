@@ -70,6 +70,7 @@ def cpu_platform() -> str | None:
 
 
 def _replace_models() -> None:
+    from vllm_omni.diffusion.registry import register_diffusion_model
     from vllm_omni.model_executor.models.registry import OmniModelRegistry
 
     from vllm_tts_cache.speaker.family import families
@@ -77,6 +78,9 @@ def _replace_models() -> None:
     for family in families():
         for architecture, ours in family.models.items():
             OmniModelRegistry.register_model(architecture, ours)
+        for architecture, ours in family.pipelines.items():
+            module, _, name = ours.partition(":")
+            register_diffusion_model(architecture, module, name)
 
 
 def _is_enabled() -> bool:

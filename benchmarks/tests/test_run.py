@@ -23,6 +23,7 @@ from vllm_tts_cache.testing.client import SpeechClient
 FIRST = models()[0]
 SMALL = next(m for m in models() if "bulk_registration" in m.scenarios)
 SHARING = next(m for m in models() if m.shares_kv)
+WHOLE = next(m for m in models() if "cold_neighbour" in m.scenarios)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +67,7 @@ def test_the_servers_find_their_plugins_and_no_other_process_does(tmp_path):
         for plugin in (*model.server_plugins, *model.stock.server_plugins)
     ]
     plugins = list(dict.fromkeys(plugins))
-    assert len(plugins) == 3
+    assert len(plugins) == 5
     server_plugins.announce(tmp_path, plugins)
     program = (
         "import sys; from importlib.metadata import entry_points;"
@@ -97,7 +98,7 @@ def test_a_module_is_announced_by_its_register(tmp_path):
 
 def test_scenarios_have_names_of_their_own():
     names = [scenario.name for scenario in SCENARIOS]
-    assert len(set(names)) == len(names) == 11
+    assert len(set(names)) == len(names) == 12
 
 
 def test_a_scenario_runs_only_where_it_says_something():
@@ -107,6 +108,9 @@ def test_a_scenario_runs_only_where_it_says_something():
     assert set(first) - set(sharing) == only_first
     assert {"kv_prefix"} == set(sharing) - set(first)
     assert served[SMALL.name] == ["bulk_registration"]
+    # Answers of the one come in chunks, of the other whole.
+    assert "cold_neighbour" not in first
+    assert "cold_bystander" not in served[WHOLE.name]
     # It leaves ours with another setting.
     assert first[-1] == sharing[-1] == "first_request"
 
@@ -127,7 +131,11 @@ def test_a_quick_run_is_meant_to_take_less_than_five_minutes():
 
 @pytest.mark.parametrize(
     ("name", "model"),
-    [("bulk_registration", SMALL), ("kv_prefix", SHARING)],
+    [
+        ("bulk_registration", SMALL),
+        ("kv_prefix", SHARING),
+        ("cold_neighbour", WHOLE),
+    ],
 )
 def test_a_quick_run_has_what_it_would_leave_out_where_that_is_named(name, model):
     assert beside(plan_of("--quick", "--only", name)) == {model.name: [name]}

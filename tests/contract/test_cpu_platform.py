@@ -1,5 +1,9 @@
 """What our CPU platform changes in torch, and where it does not."""
 
+import queue
+import threading
+from typing import Any
+
 import pytest
 import torch
 
@@ -51,3 +55,83 @@ def test_a_build_with_cuda_answers_for_itself(hosts_question, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     say_that_nothing_is_captured()
     assert torch.cuda.is_current_stream_capturing is hosts_question
+
+
+# Diffusion stages
+
+
+def test_a_diffusion_workers_questions_about_memory_have_answers():
+    from vllm_tts_cache.platforms.cpu import CPUOmniPlatform as Platform
+
+    Platform.empty_cache()
+    Platform.reset_peak_memory_stats()
+    assert Platform.max_memory_reserved() == Platform.max_memory_allocated() == 0
+    assert Platform.memory_reserved() == Platform.memory_allocated() == 0
+
+
+def test_diffusion_attention_runs_on_a_platform_that_the_host_does_not_ship(
+    monkeypatch,
+):
+    from vllm_omni.diffusion.attention.backends import sdpa
+    from vllm_omni.diffusion.attention.backends.abstract import AttentionImpl
+
+    from vllm_tts_cache.platforms import cpu_diffusion
+
+    monkeypatch.setattr(sdpa.SDPAImpl, "forward", AttentionImpl.forward)
+    attention = sdpa.SDPAImpl(num_heads=2, head_size=8, softmax_scale=1.0)
+    rows = torch.randn(1, 5, 2, 8, generator=torch.Generator())
+    with pytest.raises(NotImplementedError):
+        attention.forward(rows, rows, rows)
+    cpu_diffusion.use_torch_attention()
+    assert attention.forward(rows, rows, rows).shape == rows.shape
+
+
+@pytest.fixture
+def handed_on(monkeypatch):
+    """What a diffusion worker in a process of its own hands on, without a device."""
+    from vllm_omni.diffusion.worker.diffusion_worker import WorkerProc
+
+    from vllm_tts_cache.platforms import cpu_diffusion
+
+    # Put back afterwards, as others may look at the host's own.
+    monkeypatch.setattr(WorkerProc, "_async_output_loop", WorkerProc._async_output_loop)
+    cpu_diffusion.pack_outputs_here()
+
+    def hand_on(*outputs):
+        process: Any = object.__new__(WorkerProc)
+        process._async_output_queue = queue.Queue()
+        process._async_output_done = threading.Condition()
+        process._async_output_pending = len(outputs)
+        told = []
+        process._enqueue_result = told.append
+        for number, output in enumerate(outputs):
+            process._async_output_queue.put((output, str(number), None))
+        process._async_output_queue.put(None)
+        process._async_output_loop()
+        assert process._async_output_pending == 0
+        return told
+
+    return hand_on
+
+
+def test_a_worker_of_its_own_process_hands_outputs_on_without_a_stream(handed_on):
+    from vllm_omni.diffusion.data import AsyncOutputKind, DiffusionOutput
+
+    spoken = DiffusionOutput(output=torch.ones(1, 1, 960))
+    failed = DiffusionOutput(error="no speaker prompt")
+    one, other = handed_on(spoken, failed)
+    assert (one.async_output_id, other.async_output_id) == ("0", "1")
+    assert {one.kind, other.kind} == {AsyncOutputKind.OUTPUT_READY}
+    assert torch.equal(one.output.output, torch.ones(1, 1, 960))
+    assert other.output.error == "no speaker prompt" and other.error is None
+
+
+def test_what_cannot_be_handed_on_is_an_error_of_that_output(handed_on, monkeypatch):
+    from vllm_tts_cache.platforms import cpu_diffusion
+
+    def fail(_output):
+        raise OSError("no shared memory")
+
+    monkeypatch.setattr(cpu_diffusion, "pack_diffusion_output_shm", fail)
+    (told,) = handed_on(object())
+    assert told.output is None and "no shared memory" in told.error

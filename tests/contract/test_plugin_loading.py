@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 FINGERPRINT = """
 import json, logging
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+from vllm_omni.diffusion.registry import DiffusionModelRegistry
 from vllm_omni.entrypoints.openai import api_server, tts_adapters
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
 from vllm_omni.worker.mixins import OmniWorkerMixin
@@ -30,6 +31,8 @@ def fingerprint():
     return {
         "models": [OmniModelRegistry.models[name].module_name
             for family in families() for name in family.models],
+        "pipelines": [DiffusionModelRegistry.models[name].module_name
+            for family in families() for name in family.pipelines],
         "mixin": sorted(n for n in vars(OmniWorkerMixin) if "tts_cache" in n),
         "scheduler": "_update_request_with_output" in vars(OmniARScheduler),
         "serving": api_server.OmniOpenAIServingSpeech.__module__,
@@ -175,7 +178,7 @@ def test_switched_off_everything_is_stocks(fingerprints):
     stock = fingerprints["stock"]
     assert fingerprints["switched off"] == stock
     assert (stock["mixin"], stock["scheduler"]) == ([], False)
-    modules = [*stock["models"], *stock["routes"]]
+    modules = [*stock["models"], *stock["pipelines"], *stock["routes"]]
     modules += [stock["serving"], stock["stream"], *stock["adapters"]]
     assert all(module.startswith("vllm_omni.") for module in modules), modules
 
@@ -183,8 +186,14 @@ def test_switched_off_everything_is_stocks(fingerprints):
 def test_registering_puts_our_parts_in_place(fingerprints):
     once = fingerprints["once"]
     adapters = [m for m in once["adapters"] if not m.startswith("vllm_omni.")]
-    assert len(adapters) == len(families())
-    ours = [*once["models"], once["serving"], once["stream"], *adapters]
+    assert len(adapters) == sum(not family.pipelines for family in families())
+    ours = [
+        *once["models"],
+        *once["pipelines"],
+        once["serving"],
+        once["stream"],
+        *adapters,
+    ]
     assert all(module.startswith("vllm_tts_cache.") for module in ours), ours
     assert len(once["mixin"]) == 6
     assert once["scheduler"] is True

@@ -396,8 +396,11 @@ async def test_a_diffusion_model_deletes_without_an_error(
 
     async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
         server.handler.shutdown()
+        monkeypatch.setattr(
+            server.engine, "get_diffusion_od_config", lambda: None, raising=False
+        )
         server.handler = api_server.OmniOpenAIServingSpeech.for_diffusion(
-            server.engine, "omnivoice"
+            server.engine, "m"
         )
         server.app.state.openai_serving_speech = server.handler
         assert (await server.register("Ann", wav())).status_code == 200

@@ -1,13 +1,15 @@
 """Says what a server's processes do, a line of JSON each: a plugin of the server.
 
 Kinds: ``open`` (a file, a directory or a database, by Python's audit events), ``rpc``
-(the host's call of its workers) and ``message`` (bytes of a request to stage 0).
+(the host's call of its workers) and ``message`` (bytes of a request to stage 0; of a
+diffusion model, those of its prompt as they go to the worker).
 """
 
 import functools
 import json
 import multiprocessing
 import os
+import pickle
 import sys
 
 VARIABLE = "WARM_REQUEST_PROBE_LOG"
@@ -32,6 +34,7 @@ def register():
     if is_api:
         _see_rpcs(say)
         _see_messages(say)
+        _see_prompts(say)
 
 
 def _see_opened(say, event, arguments):
@@ -66,3 +69,17 @@ def _see_messages(say):
         return buffers
 
     MsgpackEncoder.encode = seen
+
+
+def _see_prompts(say):
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    generate = AsyncOmni.generate
+
+    @functools.wraps(generate)
+    def seen(self, prompt, *args, **kwargs):
+        if self.engine.stage_configs[0].stage_type == "diffusion":
+            say("message", len(pickle.dumps(prompt)))
+        return generate(self, prompt, *args, **kwargs)
+
+    AsyncOmni.generate = seen

@@ -68,7 +68,7 @@ def ours():
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_every_part_that_it_names_is_there(family):
-    names = [family.adapter, *family.models.values()]
+    names = [family.adapter, *family.models.values(), *family.pipelines.values()]
     names += family.encoders_part, family.offline_part, family.tiny_part
     for name in filter(None, names):
         assert pkgutil.resolve_name(name) is not None
@@ -126,9 +126,11 @@ def test_speakers_are_told_apart_and_one_is_the_same_twice(case, encoders):
     one, other = audio(24_000, 48_000), audio(24_000, 48_000, pitch_hz=330.0)
     for encoder in encoders(case).values():
         first, again = encoder.encode(one).arrays, encoder.encode(one).arrays
+        others = encoder.encode(other).arrays
         for name, array in first.items():
             assert array.tobytes() == again[name].tobytes()
-            assert not np.array_equal(array, encoder.encode(other).arrays[name])
+        # In some of it: two speakers may be equally loud.
+        assert any(not np.array_equal(first[name], others[name]) for name in first)
 
 
 @every_case

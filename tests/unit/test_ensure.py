@@ -15,7 +15,6 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
-from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import poller
@@ -28,7 +27,11 @@ from vllm_tts_cache.errors import (
     ServerBusyError,
     WorkerRPCError,
 )
-from vllm_tts_cache.speaker.rpc_client import AsyncWorkers, UnsupportedModelError
+from vllm_tts_cache.speaker.rpc_client import (
+    WANT,
+    AsyncWorkers,
+    UnsupportedModelError,
+)
 from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
@@ -524,6 +527,28 @@ async def test_what_is_shut_down_asks_no_more_and_whoever_waits_hears_so(rig):
     await asyncio.sleep(0.5)
     assert rig.engine.calls == []
     assert rig.ensurer.num_flights == 0
+
+
+async def test_who_waits_hears_of_an_encoding_before_a_busy_worker_answers(
+    rig, monkeypatch
+):
+    """A diffusion model's worker answers between two batches."""
+    call, is_idle = rig.engine.collective_rpc, asyncio.Event()
+
+    async def busy(method, **given):
+        answers = await call(method, **given)
+        if method == WANT.name:
+            await is_idle.wait()
+        return answers
+
+    monkeypatch.setattr(rig.engine, "collective_rpc", busy)
+    assert await asyncio.wait_for(rig.ensurer.ensure(rig.need()), 10) is False
+    other = asyncio.create_task(rig.ensurer.ensure(rig.need(1)))
+    await asyncio.sleep(0.1)
+    assert not other.done()  # it is not told of yet
+    is_idle.set()
+    assert await asyncio.wait_for(other, 10) is False
+    assert rig.encodes == {"speaker": 2, "codec": 2}
 
 
 async def test_waiting_leaves_the_event_loop_free(rig):

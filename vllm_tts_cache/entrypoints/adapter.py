@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
@@ -81,8 +82,7 @@ class CachedAdapter:
         run elsewhere, and they refuse for themselves.
         """
         try:
-            model_dir = local_checkpoint(self.ctx.engine_client.model_config)
-            return self.tts_cache_family.clones(model_dir)
+            return self.tts_cache_family.clones(self._checkpoint())
         except CheckpointError as exc:
             logger.warning("Whether this model clones voices is not known: %s", exc)
             return None
@@ -160,6 +160,10 @@ class CachedAdapter:
 
         Raises: InvalidSpeakerError.
         """
+
+    def _checkpoint(self) -> Path:
+        """Return the folder of the checkpoint. Raises: CheckpointError."""
+        return local_checkpoint(self.ctx.engine_client.model_config)
 
     @property
     def _service(self) -> SpeakerService:

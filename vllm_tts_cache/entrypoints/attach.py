@@ -27,8 +27,9 @@ def attach() -> None:
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for family in families():
-        adapter = family.part("adapter")
-        adapters[adapter.name] = adapter
+        if not family.pipelines:  # those have none of the host's, see `diffusion`
+            adapter = family.part("adapter")
+            adapters[adapter.name] = adapter
     routers = voices.router, speech_routes.speech_router, speech_routes.batch_router
     for router in routers:
         for route in filter(_is_api_route, router.routes):

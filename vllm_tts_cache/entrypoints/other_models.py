@@ -69,7 +69,6 @@ OTHER_MODELS: Mapping[str, OtherModel] = {
         takes_clips=lambda adapter: adapter._moss_variant not in _MOSS_WITHOUT_CLIPS,
     ),
     "moss_tts_nano": OtherModel(title="MOSS-TTS-Nano"),
-    "omnivoice": OtherModel(title="OmniVoice"),
     "step_audio2": OtherModel(title="Step-Audio2", takes_clips=_never),
 }
 _UNKNOWN = OtherModel(title="This model", takes_embeddings=True)

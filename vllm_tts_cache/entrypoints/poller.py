@@ -68,7 +68,8 @@ class EncodePoller:
         self._task: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._last_id = _NO_NUMBER
-        self._asked_at = 0.0
+        self._asked_at = 0.0  # when the last answer came
+        self._answer_seconds = 0.0  # how long it took
         self._num_stored_since = 0  # since the workers were asked
         self._has_news = False  # likewise: somebody came, or came forward
         self._num_finished = -1
@@ -136,7 +137,7 @@ class EncodePoller:
             try:
                 await self._look()
                 if self._is_due(time.monotonic()):
-                    await self._ask()
+                    await self._ask_and_look()
             except TTSCacheError as exc:
                 self._wants.fail_all(exc)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -195,18 +196,42 @@ class EncodePoller:
         arriving = self._num_stored_since and 2 * num_told >= len(first)
         return quiet_seconds >= (RENEW_SECONDS if arriving else ASK_SECONDS)
 
+    async def _ask_and_look(self) -> None:
+        """Ask the workers, and go on looking into the catalogue until they answer.
+
+        A diffusion model's does between two batches, and what was encoded during one is
+        to be spoken with in the next.
+
+        Raises: WorkerRPCError, StorageError.
+        """
+        asking = asyncio.create_task(self._ask())
+        try:
+            while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
+                await self._look()
+            await asking
+        finally:
+            asking.cancel()
+
     async def _ask(self) -> None:
         """Tell the workers what is wanted, and take in how far they are.
 
         Raises: WorkerRPCError.
         """
         told = [(w, w.to_wire()) for w in self._wants.first(MAX_OUTSTANDING)]
-        self._asked_at, self._num_stored_since = time.monotonic(), 0
+        self._num_stored_since = 0
         self._has_news = False
         for want, _ in told:
             want.is_told = True
-        call = WantCall(wants=[w for _, w in told], lease_seconds=LEASE_SECONDS)
-        answers = await self._workers.call(WANT, call)
+        # The next answer may take as long, and a lease is to last until then.
+        lease_seconds = LEASE_SECONDS + self._answer_seconds
+        call = WantCall(wants=[w for _, w in told], lease_seconds=lease_seconds)
+        began_at = time.monotonic()
+        try:
+            answers = await self._workers.call(WANT, call)
+        finally:
+            # From here on: what the host is asked meanwhile waits behind this call.
+            self._asked_at = time.monotonic()
+            self._answer_seconds = self._asked_at - began_at
         self._note_progress(answers)
         reports = reports_of(answers)
         for want, as_told in told:

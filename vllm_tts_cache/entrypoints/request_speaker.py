@@ -75,6 +75,17 @@ def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
     return request.model_copy(update=changed)
 
 
+def without_speaker(request: Any) -> Any:
+    """Return a copy that names no speaker and no mode, whatever it is spoken with."""
+    changed = {
+        "voice": None,
+        "ref_audio": None,
+        "ref_text": None,
+        "extra_params": _without_mode(request.extra_params),
+    }
+    return request.model_copy(update=changed)
+
+
 def speak_by_embedding(request: Any, mode: Mode) -> None:
     """Say of a request with a raw embedding what it left out, as the host infers it."""
     for field, value in mode.stand_in.items():

@@ -4,19 +4,26 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.multimodal.media import MediaConnector
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
+from vllm_omni.errors import OmniClientError
 
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints import host_speakers
+from vllm_tts_cache.entrypoints import diffusion, host_speakers
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter
+from vllm_tts_cache.entrypoints.diffusion import DiffusionAdapter
 from vllm_tts_cache.entrypoints.host_speakers import HostView, NoMemo, SpeakerNames
 from vllm_tts_cache.entrypoints.other_models import OtherModel, of_model
-from vllm_tts_cache.entrypoints.request_speaker import refuse_embedding, report_error
+from vllm_tts_cache.entrypoints.request_speaker import (
+    refuse_embedding,
+    report_error,
+    without_speaker,
+)
+from vllm_tts_cache.entrypoints.routing import status_of
 from vllm_tts_cache.entrypoints.service import (
     CannotCloneError,
     Upload,
@@ -25,6 +32,7 @@ from vllm_tts_cache.entrypoints.service import (
 from vllm_tts_cache.errors import (
     EncodeError,
     InvalidSpeakerError,
+    SpeakerRequestError,
     StorageError,
     TTSCacheError,
 )
@@ -34,6 +42,7 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
+T = TypeVar("T")
 Prepared = tuple[str, Any, dict[str, Any]]
 
 
@@ -45,9 +54,23 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     """Speech requests whose speakers come from the catalogue, by content address."""
 
     _is_started = False
+    _diffusion_adapter: DiffusionAdapter | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self._start()
+
+    @classmethod
+    def for_diffusion(cls, *args: Any, **kwargs: Any) -> "CachedServingSpeech":
+        """As the host, which leaves `__init__` out for a diffusion model."""
+        speech: Any = super().for_diffusion(*args, **kwargs)
+        engine = speech._diffusion_engine
+        speech._diffusion_adapter = diffusion.adapter_of(speech, engine)
+        speech._diffusion_engine = diffusion.PromptingEngine(engine)
+        speech._start()
+        return speech
+
+    def _start(self) -> None:
         self._is_started = True
         if self.served_family is not None or self.refusal is not None:
             # Registered voices are found where the prompt is built: the host, which
@@ -58,11 +81,10 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     def _restore_uploaded_speakers(self) -> None:
         """Open the storage; stock opens every stored file here."""
-        # A pure diffusion model has no engine client, and no worker RPC.
-        engine_client = getattr(self, "engine_client", None)
+        engine = self._diffusion_engine if self._diffusion_mode else self.engine_client
         self.speakers = open_service(
             load_settings(),
-            engine_client,
+            engine,
             family=lambda: self.served_family,
             refusal=lambda: self.refusal,
             note=lambda: self.other_model.note(self._get_tts_adapter()),
@@ -138,7 +160,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     @property
     def _cached_adapter(self) -> CachedAdapter | None:
         if self._diffusion_mode:
-            return None
+            return self._diffusion_adapter
         adapter = self._get_tts_adapter()
         return adapter if isinstance(adapter, CachedAdapter) else None
 
@@ -228,6 +250,34 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         return request_id, self._twice_at_most(request_id, outputs, again), params
 
+    async def _create_diffusion_speech(self, request: Any) -> Any:
+        """As the host, with a speaker that the prompt names by content address."""
+        host = super()._create_diffusion_speech
+        if (adapter := self._diffusion_adapter) is None:
+            return await host(request)
+        build = functools.partial(
+            adapter.build, request, [], request.ref_audio is not None
+        )
+        try:
+            if (problem := adapter.validate(request)) is not None:
+                raise SpeakerRequestError(problem)
+            named = (await build()).prompt
+        except TTSCacheError as exc:
+            report_error(exc)
+            return self._diffusion_error_response(str(exc), status_of(exc))
+        if (ref := SpeakerRef.from_info(named)) is None:
+            return await host(request)
+
+        def speak(request_id: str, submit: diffusion.Submit) -> AsyncIterator[Any]:
+            async def again() -> AsyncIterator[Any]:
+                self.speakers.ensurer.doubt(ref.audio_sha256)
+                return submit((await _told(build())).prompt)
+
+            return self._twice_at_most(request_id, submit(named), again)
+
+        with diffusion.spoken_by(speak):
+            return await host(without_speaker(request))
+
     async def _twice_at_most(
         self,
         request_id: str,
@@ -245,7 +295,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
                     has_begun = True
                     yield output
                 return
-            except (EngineGenerateError, RuntimeError) as exc:
+            # The last is a diffusion model's that computes a step at a time.
+            except (EngineGenerateError, RuntimeError, OmniClientError) as exc:
                 cause = None
                 if not has_begun:
                     cause = await self.speakers.ensurer.cause_of_failure(request_id)
@@ -260,7 +311,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             outputs = await again()
 
 
-async def _told(prepared: Awaitable[Prepared]) -> Prepared:
+async def _told(prepared: Awaitable[T]) -> T:
     try:
         return await prepared
     except TTSCacheError as exc:

@@ -34,24 +34,35 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 _WARM_UP_TIMEOUT_SECONDS = 120.0
 
 
-def why_it_clones_nothing(vllm_config: Any, family: Family) -> str | None:
+def why_it_clones_nothing(
+    vllm_config: Any, family: Family, ranks: Ranks | None = None
+) -> str | None:
     """Say why the checkpoint clones no voices; None if it does. All ranks say the same.
+
+    Args:
+        vllm_config: Where the checkpoint lies.
+        family: Of the checkpoint.
+        ranks: The processes that run the model together; a talker's if None.
 
     Raises: TTSCacheError if its configs cannot be read.
     """
     model_config = vllm_config.model_config
-    return tensor_parallel_ranks().first_says(
+    return (ranks or tensor_parallel_ranks()).first_says(
         lambda: family.clones(local_checkpoint(model_config))
     )
 
 
-def load_worker_speakers(vllm_config: Any, family: Family) -> WorkerSpeakers:
+def load_worker_speakers(
+    vllm_config: Any, family: Family, ranks: Ranks | None = None
+) -> WorkerSpeakers:
     """Open the store and load the checkpoint's reference encoders.
+
+    Args: as `why_it_clones_nothing`.
 
     Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
     """
     device = _own_device(vllm_config.device_config.device)
-    ranks = tensor_parallel_ranks()
+    ranks = ranks or tensor_parallel_ranks()
     speakers = build_worker_speakers({}, load_settings(), device, ranks=ranks)
     try:
         load_encoders(speakers, vllm_config, family)

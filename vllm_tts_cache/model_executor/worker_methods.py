@@ -1,11 +1,11 @@
-"""Methods that every worker of the host's gets from us.
+"""Methods that the host's workers get from us, of talkers and of diffusion pipelines.
 
 Those of the RPC are reached by ``collective_rpc(name, stage_ids=[0])``. An RPC runs
-between two decode steps and every running stream waits for it, so each of these returns
-at once. One struct of `speaker.wire` goes in and one comes out, as bytes, because the
-host mangles what it does not know. Nothing is raised, because the host would make a
-value of it: a worker without a speaker side answers `Unsupported`, and what goes wrong
-otherwise is `Failed`.
+between two decode steps, or two batches of a diffusion pipeline, and whatever runs
+waits for it, so each of these returns at once. One struct of `speaker.wire` goes in and
+one comes out, as bytes, because the host mangles what it does not know. Nothing is
+raised, because the host would make a value of it: a worker without a speaker side
+answers `Unsupported`, and what goes wrong otherwise is `Failed`.
 
 ``sleep`` and ``wake_up`` stand before the host's own, and keep the encode thread still
 while vLLM's sleep mode has the GPU's memory. The encoders' own memory is none of what
@@ -123,36 +123,67 @@ def _refusal(worker: Any) -> str:
 
 def _model(worker: Any) -> Any:
     runner = getattr(worker, "model_runner", None)
-    return getattr(runner, "model", None)
+    # A diffusion worker's runner calls it otherwise; none has both.
+    return getattr(runner, "model", getattr(runner, "pipeline", None))
 
 
 def install() -> None:
-    """Add the methods of the RPC, and put ours before those of every worker."""
+    """Add the methods of the RPC, and put ours before those of every LLM worker."""
     from vllm_omni.worker.mixins import OmniWorkerMixin
+
+    # Every such worker inherits this mixin, so neither a deploy file nor the user's
+    # own --worker-extension-cls has to name us.
+    _install_on(OmniWorkerMixin)
+
+
+def install_on_diffusion() -> None:
+    """Do the same for the host's diffusion workers, which have no mixin.
+
+    Called where one of our pipelines is built, so no other process imports them.
+    """
+    from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
+
+    _install_on(DiffusionWorker)
+
+
+def _install_on(workers: Any) -> None:
+    """Add the methods to a class of the host's, once.
+
+    Args:
+        workers: What it has of ``sleep`` and ``wake_up`` itself is called by ours; of
+            what it has not, that of the classes behind it.
+    """
+    if METHODS[0].__name__ in vars(workers):
+        return
+    hosts = {name: vars(workers).get(name) for name in ("sleep", "wake_up")}
+
+    def host(worker: Any, name: str) -> Callable[..., Any]:
+        own = hosts[name]
+        return (
+            getattr(super(workers, worker), name)
+            if own is None
+            else own.__get__(worker)
+        )
 
     def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Go to sleep as the host does, once nothing is encoded."""
-        host: Any = super(OmniWorkerMixin, self)
         if (speakers := speakers_of(self)) is None:
-            return host.sleep(*args, **kwargs)
+            return host(self, "sleep")(*args, **kwargs)
         speakers.sleep()
         try:
-            return host.sleep(*args, **kwargs)
+            return host(self, "sleep")(*args, **kwargs)
         except BaseException:
             speakers.wake_up()
             raise
 
     def wake_up(self: Any, tags: list[str] | None = None) -> Any:
         """Wake up as the host does; encode once it has all of its memory again."""
-        host: Any = super(OmniWorkerMixin, self)
-        answer = host.wake_up(tags)
+        answer = host(self, "wake_up")(tags)
         speakers = speakers_of(self)
         # Weights may be woken alone, to be loaded anew; the rest is woken after them.
         if speakers is not None and (tags is None or "kv_cache" in tags):
             speakers.wake_up()
         return answer
 
-    # Every vLLM-Omni worker inherits this mixin, so neither a deploy file nor the
-    # user's own --worker-extension-cls has to name us.
     for method in (*METHODS, sleep, wake_up):
-        setattr(OmniWorkerMixin, method.__name__, method)
+        setattr(workers, method.__name__, method)

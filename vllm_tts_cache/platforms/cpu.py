@@ -53,6 +53,11 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         return "vllm_tts_cache.platforms.cpu_worker.CPUGenerationWorker"
 
     @classmethod
+    def get_diffusion_worker_cls(cls) -> str:
+        """Return the worker of diffusion stages."""
+        return "vllm_tts_cache.platforms.cpu_diffusion.CPUDiffusionWorker"
+
+    @classmethod
     def get_default_stage_config_path(cls) -> str:
         """Return where vLLM-Omni keeps its own deploy files."""
         return "vllm_omni/deploy"
@@ -114,3 +119,28 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         """Return free and total main memory, in bytes."""
         memory = psutil.virtual_memory()
         return memory.available, memory.total
+
+    # What diffusion workers ask an allocator, of which there is none here.
+
+    @classmethod
+    def empty_cache(cls) -> None:
+        """Do nothing: memory that is free is the system's."""
+
+    @classmethod
+    def reset_peak_memory_stats(cls) -> None:
+        """Do nothing: nobody counts."""
+
+    @classmethod
+    def max_memory_reserved(cls) -> int:
+        """Return 0: nobody counts."""
+        return 0
+
+    @classmethod
+    def max_memory_allocated(cls) -> int:
+        """Return 0: nobody counts."""
+        return 0
+
+    @classmethod
+    def memory_allocated(cls) -> int:
+        """Return 0: nobody counts."""
+        return 0

@@ -64,7 +64,9 @@ class Family:
         clones: Says why a checkpoint of it clones no voices and what to do instead;
             None if it does.
         models: Architecture of the host -> our class in its place.
-        adapter: Our class in place of the host's adapter of the same name.
+        pipelines: The same of its diffusion pipelines: a family has one of the two.
+        adapter: Our class in place of the host's adapter of the same name; of a
+            diffusion model it stands alone, as the host has none for it.
         encoders_part: ``load(model_dir, device) -> {name: ReferenceEncoder}``.
         offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
         tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.
@@ -74,7 +76,7 @@ class Family:
             Of a revision beside main nobody else fetches them.
         sample_rate_hz: Of what it speaks.
         failure_id: A token id that the model never samples; it ends a request whose
-            speaker prompt is missing.
+            speaker prompt is missing. A diffusion pipeline returns an error instead.
         resumes: Whether a preempted request goes on as it would have. Without, room
             for all of a request is waited for before it starts.
         plausible_tokens: Of one that does not, how many tokens it plausibly takes to
@@ -97,6 +99,7 @@ class Family:
     recognises: Callable[[Path], bool]
     clones: Callable[[Path], str | None] = lambda _model_dir: None
     models: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
+    pipelines: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
     adapter: str
     encoders_part: str = ""
     offline_part: str = ""
@@ -195,6 +198,19 @@ def family_of_model(*architectures: str) -> Family | None:
     """
     for family in families():
         if not family.models.keys().isdisjoint(architectures):
+            return family
+    return None
+
+
+@cache
+def family_of_pipeline(architecture: str | None) -> Family | None:
+    """Return the family that puts a class in the place of this pipeline; None if none.
+
+    Args:
+        architecture: As the host's diffusion configuration has it.
+    """
+    for family in families():
+        if architecture in family.pipelines:
             return family
     return None
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from vllm_tts_cache.catalogue.record import Segment
 
-FIELD = "tts_cache_speaker"  # in the host's additional_information
+# In the host's additional_information; of a diffusion model, in the prompt itself.
+FIELD = "tts_cache_speaker"
+# There too: as the API process calls the request. Such a model is not told otherwise.
+REQUEST_FIELD = "tts_cache_request"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

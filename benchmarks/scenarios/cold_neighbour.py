@@ -1,0 +1,158 @@
+"""New references arrive beside answers that come whole: how long these take.
+
+`cold_bystander` for models whose answers have no chunks to hold up.
+"""
+
+import threading
+import time
+from collections import defaultdict
+
+from benchmarks.bench import Bench, clip
+from benchmarks.measure import Row, Summary, percentile
+from benchmarks.sides import Side
+from vllm_tts_cache.testing.client import data_url
+
+NAME = "cold_neighbour"
+NUM_NEIGHBOURS = 2
+QUICK_COLD_SECONDS = 6
+QUIET, DISTURBED = "quiet", "while cold references arrive"
+
+_SETTLE_SECONDS = 0.5
+_SENTENCES = 4
+
+Samples = dict[tuple[str, str], list[float]]
+Interval = tuple[float, float]
+
+
+class Neighbours:
+    """Requests for known voices, one after another on each thread, until closed.
+
+    Use as a context manager; a request that fails is raised when it ends.
+    """
+
+    def __init__(self, bench: Bench, side: Side):
+        self._bench, self._side = bench, side
+        self._stop = threading.Event()
+        self._answers: list[Interval] = []
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(_voice(number),))
+            for number in range(NUM_NEIGHBOURS)
+        ]
+
+    def answers_ms(self, began: float, ended: float) -> list[float]:
+        """How long those took that came in the interval, once it is over."""
+        return [1e3 * (b - a) for a, b in self._answers if began < b <= ended]
+
+    def __enter__(self) -> "Neighbours":
+        for thread in self._threads:
+            thread.start()
+        time.sleep(_SETTLE_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def _run(self, voice: str) -> None:
+        try:
+            while not self._stop.is_set():
+                began = time.perf_counter()
+                self._side.speak(self._bench.text(_SENTENCES), voice=voice)
+                self._answers.append((began, time.perf_counter()))
+        except Exception as exc:  # noqa: BLE001  raised again where the thread is joined
+            self._errors.append(exc)
+
+
+def run(bench: Bench) -> list[Row]:
+    bench.step(f"{NAME}: warming up")
+    bench.sides.both(lambda side: _register(bench, side))
+    for side in bench.sides:
+        _speak_cold(bench, side)  # a server's first encode is slower
+    every: Samples = defaultdict(list)
+    p99: Samples = defaultdict(list)
+    cold: Samples = defaultdict(list)
+    for number, side in bench.sides.in_turns(bench.num_rounds):
+        bench.step(f"{NAME}: round {number + 1}, {side.name}")
+        cold[side.name, "alone"].append(_speak_cold(bench, side))
+        for state, taken in _beside(bench, side, cold[side.name, "beside"]).items():
+            if not taken:
+                raise RuntimeError(f"{side.name}: no answer came whole, {state}")
+            every[side.name, state] += taken
+            p99[side.name, state].append(percentile(taken, 99))
+    return [*_neighbour_rows(every, p99), *_newcomer_rows(cold)]
+
+
+def _beside(bench: Bench, side: Side, cold: list[float]) -> dict[str, list[float]]:
+    """How long the neighbours' answers took, in ms; the newcomers' go to ``cold``."""
+    with Neighbours(bench, side) as neighbours:
+        began = time.perf_counter()
+        time.sleep(bench.pick(full=10.0, quick=4.0))
+        disturbed = time.perf_counter()
+        for _ in range(bench.pick(full=4, quick=2)):
+            cold.append(_speak_cold(bench, side))
+    # With those that came after the last newcomer's: they may have waited the longest.
+    return {
+        QUIET: neighbours.answers_ms(began, disturbed),
+        DISTURBED: neighbours.answers_ms(disturbed, float("inf")),
+    }
+
+
+def _neighbour_rows(every: Samples, p99: Samples) -> list[Row]:
+    rows = [
+        Row(
+            f"a neighbour's answer, {state}, {what}",
+            "ms",
+            Summary.of(samples["ours", state]),
+            Summary.of(samples["stock", state]),
+        )
+        for state in (QUIET, DISTURBED)
+        for what, samples in (("every one", every), ("p99", p99))
+    ]
+    against = Row(
+        f"p99 of a neighbour's answer, {DISTURBED}, against quiet",
+        "ms",
+        Summary.of(p99["ours", DISTURBED]),
+        Summary.of(p99["ours", QUIET]),
+        versus="ours, quiet",
+        note="it waits for the newcomers' answers too",
+    )
+    return [*rows, against]
+
+
+def _newcomer_rows(cold: Samples) -> list[Row]:
+    wheres = (("alone", "alone"), ("beside", f"beside {NUM_NEIGHBOURS} neighbours"))
+    return [
+        Row(
+            f"the cold request, {told}",
+            "s",
+            Summary.of(cold["ours", where]),
+            Summary.of(cold["stock", where]),
+        )
+        for where, told in wheres
+    ]
+
+
+def _register(bench: Bench, side: Side) -> None:
+    """Make the neighbours' voices known and warm."""
+    fields = bench.model.modes[bench.model.cheapest_mode]
+    for number in range(NUM_NEIGHBOURS):
+        side.register(_voice(number), clip(3, bench.number()), **fields)
+        side.precompute(_voice(number))
+        side.speak(bench.short_text(), voice=_voice(number))
+
+
+def _speak_cold(bench: Bench, side: Side) -> float:
+    """Seconds of one request whose reference nobody has seen."""
+    seconds = bench.pick(full=bench.model.cold_seconds, quick=QUICK_COLD_SECONDS)
+    reference = data_url(clip(seconds, bench.number()))
+    began = time.perf_counter()
+    side.speak(bench.short_text(), ref_audio=reference, **bench.model.inline)
+    return time.perf_counter() - began
+
+
+def _voice(number: int) -> str:
+    return f"neighbour-{number}"

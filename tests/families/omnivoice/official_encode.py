@@ -1,0 +1,71 @@
+"""Run by test_official.py: what the official omnivoice makes of clips and transcripts.
+
+usage: python official_encode.py CHECKPOINT TEXTS.json OUT.safetensors CLIP...
+
+In a process of its own: the package gives transformers names that the host gives it as
+well, and the second one is an error. Everything from the file to the codes is the
+package's: decoding, downmixing, resampling, loudness, silence, cutting.
+
+It writes ``<clip stem>/samples`` (what is encoded), ``codes`` and ``rms``, and prints
+the transcripts as they are after it.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from omnivoice.models.omnivoice import (  # pyright: ignore[reportMissingImports]
+    OmniVoice,
+    _combine_text,
+)
+from omnivoice.utils.text import (  # pyright: ignore[reportMissingImports]
+    add_punctuation,
+)
+from safetensors.torch import save_file
+from transformers import HiggsAudioV2TokenizerModel
+
+
+def main(checkpoint: str, texts: str, out: str, *clips: str) -> None:
+    torch.set_num_threads(1)
+    directory = Path(checkpoint) / "audio_tokenizer"
+    tokenizer = HiggsAudioV2TokenizerModel.from_pretrained(directory).eval()
+    seen = SeenTokenizer(tokenizer)
+    # All that it asks of the model: no language model is needed.
+    model = SimpleNamespace(
+        audio_tokenizer=seen,
+        sampling_rate=tokenizer.config.sample_rate,
+        _asr_pipe=None,
+    )
+    tensors: dict[str, torch.Tensor] = {}
+    for clip in clips:
+        with torch.inference_mode():
+            prompt = OmniVoice.create_voice_clone_prompt(model, clip, ref_text="words")
+        stem = Path(clip).stem
+        tensors[f"{stem}/samples"] = seen.samples.flatten().clone()
+        tensors[f"{stem}/codes"] = prompt.ref_audio_tokens.contiguous().clone()
+        tensors[f"{stem}/rms"] = torch.tensor([prompt.ref_rms], dtype=torch.float64)
+    save_file(tensors, out)
+    given = json.loads(Path(texts).read_text())
+    ended = [add_punctuation(text) for text in given]
+    combined = [_combine_text("What is said.", text) for text in ended]
+    sys.stdout.write(json.dumps({"ended": ended, "combined": combined}) + "\n")
+
+
+class SeenTokenizer:
+    """A tokenizer that keeps what it was given last."""
+
+    samples: torch.Tensor
+
+    def __init__(self, tokenizer: HiggsAudioV2TokenizerModel):
+        self._tokenizer = tokenizer
+        self.config, self.device = tokenizer.config, tokenizer.device
+
+    def encode(self, samples: torch.Tensor):
+        self.samples = samples
+        return self._tokenizer.encode(samples)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

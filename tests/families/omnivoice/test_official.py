@@ -1,0 +1,256 @@
+"""Our codes are those of omnivoice 0.2.1, and so is what is done to a clip before."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file
+
+from vllm_tts_cache.audio.decode import decode_path
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.families.networks import torchaudio_resample
+from vllm_tts_cache.families.omnivoice import encoders as ours
+from vllm_tts_cache.families.omnivoice import preparation, silence
+from vllm_tts_cache.families.omnivoice.texts import with_full_stop
+from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
+
+CPU = torch.device("cpu")
+HERE = Path(__file__).parent
+SAMPLES_PER_FRAME = 960
+LOUD, QUIET, FAINT = 0.3, 0.02, 0.002
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Gliding harmonics, with pauses.
+
+    Attributes:
+        level: Of the voice.
+        pauses: Where the voice is silent, in seconds.
+        floor: Of the noise, in the pauses too.
+    """
+
+    rate_hz: int
+    num_samples: int
+    level: float = LOUD
+    pauses: tuple[tuple[float, float], ...] = ()
+    floor: float = 0.0
+    num_channels: int = 1
+    subtype: str = "PCM_16"
+
+    @property
+    def stem(self) -> str:
+        pauses = "_".join(f"{start}-{end}" for start, end in self.pauses)
+        kind = f"{self.num_channels}-{self.subtype}-{self.level}-{self.floor}"
+        return f"{self.rate_hz}-{self.num_samples}-{kind}-{pauses}"
+
+    def write(self, directory: Path) -> Path:
+        rng = np.random.default_rng([self.rate_hz, self.num_samples])
+        seconds = np.arange(self.num_samples) / self.rate_hz
+        pitch_hz = rng.uniform(90, 220) + 15 * np.sin(2 * np.pi * 0.7 * seconds)
+        phase = 2 * np.pi * np.cumsum(pitch_hz) / self.rate_hz
+        voice = sum(np.sin(k * phase) / k for k in range(1, 9)) * self.level
+        for start, end in self.pauses:
+            voice[round(start * self.rate_hz) : round(end * self.rate_hz)] = 0.0
+        shape = (self.num_samples, self.num_channels)
+        noise = rng.standard_normal(shape) * self.floor
+        path = directory / f"{self.stem}.wav"
+        samples = (np.asarray(voice)[:, None] + noise).clip(-0.99, 0.99)
+        soundfile.write(path, samples, self.rate_hz, subtype=self.subtype)
+        return path
+
+
+# Loud, quiet and faint ones; with pauses around all that counts: 200 ms within a clip,
+# 100 before it and 200 behind it, found every 10 ms. With noise in them about as loud
+# as silence may be, 0.0032, before and after a clip is made louder. Lengths: the
+# shortest allowed, whole frames and milliseconds and one sample more or less, primes.
+CLIPS = (
+    Clip(24_000, 24_000),
+    Clip(24_000, 72_000, QUIET),
+    Clip(24_000, 72_011, FAINT, subtype="FLOAT"),
+    Clip(24_000, 72_013, pauses=((0.8, 1.8),)),
+    Clip(24_000, 96_000, QUIET, pauses=((0.8, 1.8), (2.5, 2.71))),
+    Clip(24_000, 96_012, pauses=((1.0, 1.19), (2.0, 2.2), (3.0, 3.21))),
+    Clip(24_000, 72_007, pauses=((1.01, 1.215),)),
+    Clip(24_000, 95_988, pauses=((1.0, 1.4), (1.5, 1.9), (2.0, 2.401))),
+    Clip(24_000, 96_001, pauses=((0.0, 0.09),)),
+    Clip(24_000, 95_999, pauses=((0.0, 0.5), (3.5, 4.0))),
+    Clip(24_000, 84_001, pauses=((0.0, 0.11), (3.29, 3.5))),
+    Clip(24_000, 84_000, floor=0.003, pauses=((1.0, 2.0),)),
+    Clip(24_000, 84_000, floor=0.0034, pauses=((1.0, 2.0),)),
+    Clip(24_000, 84_000, QUIET, floor=0.0006, pauses=((1.0, 2.0),)),
+    Clip(24_000, 240_007, pauses=tuple((s + 0.3, s + 0.8) for s in range(9))),
+    Clip(24_000, 719_999, pauses=((5.0, 9.0), (20.0, 20.5))),
+    Clip(8_000, 8_000),
+    Clip(8_000, 24_413, QUIET, num_channels=2, pauses=((1.0, 1.7),)),
+    Clip(11_025, 55_127, subtype="PCM_24", pauses=((2.0, 2.5),)),
+    Clip(16_000, 48_001, QUIET, subtype="FLOAT"),
+    Clip(16_000, 479_999, pauses=((3.0, 4.0),)),
+    Clip(22_050, 66_150, pauses=((0.0, 0.3), (1.0, 1.5)), num_channels=2),
+    Clip(32_000, 96_017, FAINT, subtype="PCM_24"),
+    Clip(44_100, 132_301, pauses=((0.8, 1.8),)),
+    Clip(44_100, 132_300, QUIET, num_channels=2, subtype="PCM_24"),
+    Clip(48_000, 144_017, QUIET, subtype="FLOAT", pauses=((1.5, 2.0),)),
+    Clip(48_000, 48_000, num_channels=2),
+    Clip(96_000, 191_999, subtype="PCM_24", pauses=((0.5, 1.2),)),
+)
+SPOKEN = (SPEECH.path, OTHER_SPEECH.path)
+TEXTS = (
+    "Hello there",
+    " Hello there. ",
+    "Is it?",
+    "(aside)",
+    "[laughter]",
+    'quoted"',
+    "a list,",
+    "你好",
+    "你好 there",
+    "你好\uff01",
+    "Grüße…",
+    "and a dash -",
+    "two\nlines",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """As the encode thread has, and the official process here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    return {clip.stem: clip.write(folder) for clip in CLIPS}
+
+
+@pytest.fixture(scope="module")
+def official(omnivoice_checkpoint, paths, tmp_path_factory):
+    """What the official package makes of all clips, and of the texts."""
+    folder = tmp_path_factory.mktemp("official")
+    texts, out = folder / "texts.json", folder / "out.safetensors"
+    texts.write_text(json.dumps(TEXTS))
+    done = subprocess.run(
+        (
+            *(sys.executable, str(HERE / "official_encode.py")),
+            *(str(omnivoice_checkpoint), str(texts), str(out)),
+            *map(str, (*paths.values(), *SPOKEN)),
+        ),
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    return load_file(out) | json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def encoder(omnivoice_checkpoint, one_thread):
+    return ours.load_reference_encoders(omnivoice_checkpoint, CPU)["codec"]
+
+
+def assert_same(encoder, path, official):
+    audio, stem = decode_path(path).audio, path.stem
+    prepared = preparation.prepare(audio, SAMPLES_PER_FRAME)
+    assert np.array_equal(prepared.samples, official[f"{stem}/samples"].numpy())
+    encoding = encoder.encode(audio)
+    assert encoding["rms"].astype(np.float64) == official[f"{stem}/rms"].numpy()
+    codes = encoding["codes"]
+    assert codes.dtype == np.int16
+    assert np.array_equal(codes.T, official[f"{stem}/codes"].numpy())
+    return codes
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: clip.stem)
+def test_codes_and_loudness_equal_the_official_ones(clip, paths, official, encoder):
+    codes = assert_same(encoder, paths[clip.stem], official)
+    assert len(np.unique(codes)) > len(codes)  # no network that gives one for all
+
+
+@pytest.mark.parametrize("path", SPOKEN, ids=lambda path: path.stem)
+def test_codes_of_speech_equal_the_official_ones(path, official, encoder):
+    """Of a FLAC file, which the official package reads as well."""
+    assert_same(encoder, path, official)
+
+
+def test_transcripts_end_as_the_official_ones_do(official):
+    assert [with_full_stop(text) for text in TEXTS] == official["ended"]
+
+
+def test_the_host_joins_transcript_and_text_as_the_official_package_does(official):
+    from vllm_omni.diffusion.models.omnivoice import pipeline_omnivoice as host
+
+    joined = [
+        host._combine_text(text="What is said.", ref_text=text)
+        for text in official["ended"]
+    ]
+    assert joined == official["combined"]
+
+
+# What the comparison is worth
+
+
+CHANGES = {
+    "no loudness": (preparation, "LOUDNESS", 0.0),
+    "no silence within": (silence, "LONGEST_MS", 10_000),
+    "more silence before": (silence, "LEADING_MS", 200),
+    "less silence behind": (silence, "TRAILING_MS", 100),
+    "another silence": (silence, "SILENCE_DB", -60),
+    "coarser looks": (silence, "STEP_MS", 20),
+    "coarser looks at the ends": (silence, "EDGE_STEP_MS", 30),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_preparation_would_be_noticed(change, paths, official, monkeypatch):
+    monkeypatch.setattr(*CHANGES[change])
+    found = [
+        np.array_equal(
+            preparation.prepare(decode_path(path).audio, SAMPLES_PER_FRAME).samples,
+            official[f"{stem}/samples"].numpy(),
+        )
+        for stem, path in paths.items()
+    ]
+    assert not all(found)
+
+
+def test_another_resampler_would_be_noticed(paths, official, encoder, monkeypatch):
+    monkeypatch.setattr(torchaudio_resample, "_FILTER_MAX_ENTRIES", 0)  # soxr, then
+    for stem, path in paths.items():
+        audio = decode_path(path).audio
+        prepared = preparation.prepare(audio, SAMPLES_PER_FRAME).samples
+        is_same = np.array_equal(prepared, official[f"{stem}/samples"].numpy())
+        assert is_same is (audio.sample_rate_hz == 24_000), stem
+
+
+# What the official package fails on
+
+
+def test_a_rate_that_nobody_records_at_takes_no_gigabytes(tmp_path, encoder):
+    path = Clip(44_101, 88_202).write(tmp_path)
+    encoding = encoder.encode(decode_path(path).audio)
+    assert encoding["codes"].shape == (50, 8)
+
+
+@pytest.mark.parametrize("num_samples", [936, 240])
+def test_less_than_a_frame_is_an_error_that_says_so(num_samples, encoder):
+    samples = np.full(num_samples, 0.5, np.float32)
+    with pytest.raises(EncodeError, match="nothing is left"):
+        encoder.encode(ReferenceAudio.of(samples, 24_000))
+
+
+def test_all_silence_is_an_error_that_says_so(encoder):
+    with pytest.raises(EncodeError, match="nothing is left"):
+        encoder.encode(ReferenceAudio.of(np.zeros(48_000, np.float32), 24_000))

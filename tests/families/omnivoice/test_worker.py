@@ -1,0 +1,305 @@
+"""Speech of OmniVoice by content address is the host's by waveform, bit for bit.
+
+Both run on the real pipeline of a tiny checkpoint. The host's side is its own route for
+a clip, with one that the official package encodes as it is: how others get there is
+tested with the encoder.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import OmniVoicePipeline
+from vllm_omni.errors import OmniClientError
+
+from tests.audio_clips import voiced
+from tests.families.omnivoice.case import CASE
+from tests.in_process_workers import prepare, ref_of, store_clip
+from tests.real_pipeline import batch, loaded_pipeline, one_step_at_a_time
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.families.omnivoice.family import FAMILY
+from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
+from vllm_tts_cache.families.omnivoice.worker import CachedOmniVoicePipeline
+from vllm_tts_cache.model_executor import worker_methods
+from vllm_tts_cache.model_executor.scheduler import REASON
+from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.speaker.ref import FIELD, REQUEST_FIELD
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey
+from vllm_tts_cache.store.opening import open_store
+
+RATE_HZ = 24_000
+TEXT = "The keeper counts the ships."
+TRANSCRIPT = "What is said in it."
+ABSENT = "0" * 64
+
+
+@pytest.fixture(scope="module")
+def pipeline(omnivoice_checkpoint, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        samples = tmp_path_factory.mktemp("pipeline") / "samples"
+        patch.setenv("SPEAKER_SAMPLES_DIR", str(samples))
+        arch = CASE.stage["model_arch"]
+        with loaded_pipeline(
+            CachedOmniVoicePipeline, arch, omnivoice_checkpoint
+        ) as loaded:
+            yield loaded
+
+
+class Voice:
+    """A clip whose encodings are in the worker's memory."""
+
+    def __init__(self, pipeline, samples):
+        self.audio = ReferenceAudio.of(samples, RATE_HZ)
+        self.ref = ref_of(self.audio)
+        self.speakers = pipeline.tts_cache_speakers
+        store = open_store(load_settings())
+        store_clip(store, self.audio)
+        store.close()
+        prepare(self.speakers, self.ref, FAMILY.encoders)
+
+    @property
+    def encoding(self):
+        return self.speakers.prompt(self.ref, FAMILY.encoders)["codec"]
+
+    def remember(self, **arrays):
+        """Have the worker's memory hold this instead."""
+        key = EncodingKey(
+            audio_sha256=self.ref.audio_sha256,
+            encoder_fingerprint=self.speakers.fingerprints["codec"],
+        )
+        self.speakers.forget([self.ref.audio_sha256])
+        memory = self.speakers._cache._memory
+        encoding, since = Encoding(arrays), memory.num_forgets
+        memory.put(key, encoding, Segment.REGISTERED, since=since)
+
+
+def samples_of(pitch_hz=220.0, peak=0.5, num_frames=50):
+    """Of 16 bits, of whole frames and without silence; its RMS is half its peak."""
+    samples = voiced(RATE_HZ, num_frames / 25, peak=peak, pitch_hz=pitch_hz)[:, 0]
+    return np.round(samples * 32_767).astype(np.float32) / 32_768
+
+
+@pytest.fixture
+def voice(pipeline):
+    return Voice(pipeline, samples_of())
+
+
+def ours(voice, text=TEXT, **more):
+    named = {FIELD: voice.ref.to_wire(), "ref_text": TRANSCRIPT}
+    return {"input": text, **named, **more}
+
+
+def hosts(voice, text=TEXT, **more):
+    clip = voice.audio.samples.copy(), RATE_HZ
+    return {"input": text, "ref_audio": clip, "ref_text": TRANSCRIPT, **more}
+
+
+def absent(**more):
+    named = {FIELD: [ABSENT, "registered"], "ref_text": TRANSCRIPT}
+    return {"input": TEXT, **named, **more}
+
+
+@torch.inference_mode()
+def spoken(pipeline, *prompts, **params):
+    return pipeline.forward(batch(*prompts, **params))
+
+
+def audio(pipeline, prompt):
+    (output,) = spoken(pipeline, prompt)
+    assert output.error is None
+    return output.output
+
+
+def stats(pipeline):
+    return pipeline.tts_cache_speakers.stats()
+
+
+# By address as by waveform
+
+
+@pytest.mark.parametrize("more", [{}, {"lang": "en"}, {"instruct": "male, low pitch"}])
+def test_speech_by_address_is_the_hosts_by_waveform(pipeline, voice, more):
+    mine, theirs = ours(voice, **more), hosts(voice, **more)
+    extra = {"seed": 7}
+    with torch.inference_mode():
+        one = pipeline._prepare_request_input(mine, extra)
+        other = pipeline._prepare_request_input(theirs, extra)
+    assert torch.equal(one.input_ids, other.input_ids)
+    assert torch.equal(one.audio_mask, other.audio_mask)
+    assert (one.cond_len, one.target_len) == (other.cond_len, other.target_len)
+    assert torch.equal(audio(pipeline, mine), audio(pipeline, theirs))
+
+
+def test_every_voice_text_and_instruction_is_heard(pipeline, voice):
+    other = Voice(pipeline, samples_of(330.0))
+    prompts = [
+        ours(voice),
+        ours(other),
+        ours(voice, "Another text is spoken."),
+        ours(voice, instruct="male"),
+        {"input": TEXT},
+    ]
+    heard = [audio(pipeline, prompt) for prompt in prompts]
+    for number, one in enumerate(heard):
+        for two in heard[number + 1 :]:
+            assert one.shape != two.shape or not torch.equal(one, two)
+
+
+def test_the_hosts_own_memory_of_names_is_out_of_play(pipeline, voice):
+    other = Voice(pipeline, samples_of(330.0))
+    named = {"voice_name": "ann", "voice_created_at": 1}
+    for each in (voice, other):
+        assert torch.equal(
+            audio(pipeline, ours(each, **named)), audio(pipeline, ours(each))
+        )
+
+
+# How long, and how loud
+
+
+def test_an_answer_is_as_long_as_the_hosts_whatever_the_reference(pipeline, voice):
+    """A transcript that is too short for its clip would otherwise make it endless."""
+    plain, clone = audio(pipeline, {"input": TEXT}), audio(pipeline, ours(voice))
+    brief = audio(pipeline, ours(voice, ref_text="a."))
+    assert plain.shape == clone.shape == brief.shape
+
+
+@pytest.mark.parametrize("peak", [0.01, 0.1, 0.19])
+def test_an_answer_is_as_quiet_as_its_reference(pipeline, peak):
+    quiet = Voice(pipeline, samples_of(peak=peak))
+    rms = float(quiet.encoding["rms"][0])
+    assert 0 < rms < LOUDNESS
+    with torch.inference_mode():
+        (loud,) = OmniVoicePipeline.forward(pipeline, batch(ours(quiet)))
+    assert torch.equal(audio(pipeline, ours(quiet)), loud.output * rms / LOUDNESS)
+
+
+def test_in_a_batch_each_is_as_loud_as_its_own_reference(pipeline, voice):
+    quiet = Voice(pipeline, samples_of(peak=0.02))
+    prompts = [ours(voice), absent(), {"input": TEXT}, ours(quiet)]
+    with torch.inference_mode():
+        plain = OmniVoicePipeline.forward(pipeline, batch(*prompts))
+    heard = spoken(pipeline, *prompts)
+    gain = float(quiet.encoding["rms"][0]) / LOUDNESS
+    for number, factor in ((0, 1.0), (2, 1.0), (3, gain)):
+        expected = plain[number].output * factor
+        assert torch.allclose(heard[number].output, expected, rtol=1e-5, atol=0)
+
+
+# What fails alone
+
+
+def test_of_a_batch_only_the_request_fails_whose_reference_cannot_be_had(
+    pipeline, voice
+):
+    before = stats(pipeline)
+    alone = audio(pipeline, ours(voice))
+    failed, well = spoken(pipeline, absent(**{REQUEST_FIELD: "speech-1"}), ours(voice))
+    assert (failed.output, failed.error) == (None, REASON)
+    assert well.error is None and torch.equal(well.output, alone)
+    after = stats(pipeline)
+    assert after["failed_prompts"] == before["failed_prompts"] + 1
+    assert after["prompts"] == before["prompts"] + 2
+    causes = pipeline.tts_cache_speakers.failed(["speech-1", "speech-2"])
+    assert causes == {"speech-1": "its codec encoding is not stored"}
+
+
+BROKEN = {
+    "no address": {FIELD: ["x", "registered"]},
+    "no segment": {FIELD: [ABSENT, "nobody's"]},
+    "no list": {FIELD: 7},
+    "no waveform": {"ref_audio": ("nonsense",)},
+    "no audio": {"ref_audio": 5},
+    "no rate": {"ref_audio": (np.zeros(9_600, np.float32), "fast")},
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_request_that_is_broken_fails_alone(pipeline, voice, what):
+    """An exception here failed stock's whole batch."""
+    failed, well = spoken(pipeline, {"input": TEXT, **BROKEN[what]}, ours(voice))
+    assert failed.error and failed.output is None
+    assert well.error is None and well.output is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "code"),
+    [((50, 4), 0), ((50,), 0), ((0, 8, 1), 0), ((50, 8), 1024), ((50, 8), -1)],
+)
+def test_codes_of_another_model_fail_one_request(pipeline, voice, shape, code):
+    codes = np.full(shape, code, np.int16)
+    voice.remember(codes=codes, rms=np.array([0.2], np.float32))
+    failed, well = spoken(pipeline, ours(voice), {"input": TEXT})
+    assert failed.error == REASON
+    assert well.error is None
+
+
+def test_all_may_fail(pipeline):
+    assert [output.error for output in spoken(pipeline, absent(), absent())] == [
+        REASON,
+        REASON,
+    ]
+
+
+def test_too_little_memory_on_one_rank_of_several_is_no_error_of_one_request(
+    pipeline, voice, monkeypatch
+):
+    """The others know nothing of it, and would go on with the request."""
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(pipeline.tts_cache_speakers, "prompt", fail)
+    (failed,) = spoken(pipeline, ours(voice))
+    assert failed.error == REASON
+    monkeypatch.setattr(
+        pipeline.tts_cache_speakers, "ranks", SimpleNamespace(are_several=True)
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        spoken(pipeline, ours(voice))
+
+
+# A step at a time
+
+
+@torch.inference_mode()
+def test_a_step_at_a_time_the_same_is_prepared_and_as_loud(pipeline):
+    quiet = Voice(pipeline, samples_of(peak=0.02))
+    state = pipeline.prepare_encode(one_step_at_a_time(ours(quiet)))
+    whole = pipeline._prepare_request_input(ours(quiet), {"seed": 7})
+    assert torch.equal(state.latents, whole.input_ids)
+    state.extra["tokens"] = torch.zeros_like(state.extra["tokens"])
+    loud = OmniVoicePipeline.post_decode(pipeline, state).output
+    rms = float(quiet.encoding["rms"][0])
+    heard = pipeline.post_decode(state).output
+    assert torch.equal(heard, loud * rms / LOUDNESS)
+
+
+def test_a_step_at_a_time_a_request_without_its_prompt_is_refused(pipeline, voice):
+    with pytest.raises(OmniClientError, match="speaker prompt"):
+        pipeline.prepare_encode(one_step_at_a_time(absent()))
+    state = pipeline.prepare_encode(one_step_at_a_time(ours(voice)))
+    assert state.extra["cond_len"] > state.extra["target_len"]
+
+
+# Of the worker
+
+
+def test_a_worker_answers_for_the_pipeline(pipeline):
+    worker = SimpleNamespace(rank=0, model_runner=SimpleNamespace(pipeline=pipeline))
+    answer = worker_methods.tts_cache_describe(worker)
+    described = wire.decode_answer(wire.Described, answer)
+    assert described.fingerprints == pipeline.tts_cache_speakers.fingerprints
+
+
+def test_weights_that_are_loaded_again_load_no_encoder_again(pipeline):
+    speakers, fingerprints = (
+        pipeline.tts_cache_speakers,
+        pipeline.tts_cache_speakers.fingerprints,
+    )
+    pipeline.load_weights(())
+    assert pipeline.tts_cache_speakers is speakers
+    assert speakers.fingerprints is fingerprints

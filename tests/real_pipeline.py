@@ -1,0 +1,51 @@
+"""The host's diffusion pipelines on the CPU in this process, as a worker has them."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
+
+
+@contextmanager
+def loaded_pipeline(pipeline_class, architecture, checkpoint):
+    """One of ours, with its weights and its speakers."""
+    from vllm_omni.diffusion.config import set_current_diffusion_config
+    from vllm_omni.diffusion.data import OmniDiffusionConfig
+
+    from vllm_tts_cache.platforms.cpu_diffusion import use_torch_attention
+
+    use_torch_attention()
+    config = OmniDiffusionConfig(
+        model=str(checkpoint), model_class_name=architecture, dtype=torch.float32
+    )
+    num_threads = torch.get_num_threads()
+    with set_current_diffusion_config(config):
+        pipeline = pipeline_class(od_config=config)
+    pipeline.load_weights(())
+    try:
+        yield pipeline
+    finally:
+        pipeline._close_speakers()
+        torch.set_num_threads(num_threads)
+
+
+def batch(*prompts, seed=7, **params):
+    """What the host's runner gives a pipeline: a request of each prompt."""
+    given = {"num_inference_steps": None, "guidance_scale": None, **params}
+    return SimpleNamespace(
+        requests=[
+            SimpleNamespace(
+                prompt=prompt,
+                sampling_params=SimpleNamespace(extra_args={"seed": seed}, **given),
+            )
+            for prompt in prompts
+        ]
+    )
+
+
+def one_step_at_a_time(prompt, seed=7, num_steps=4):
+    """A request's state, where the host computes a step at a time."""
+    sampling = SimpleNamespace(
+        extra_args={"seed": seed}, num_inference_steps=num_steps, guidance_scale=None
+    )
+    return SimpleNamespace(prompt=prompt, sampling=sampling, extra={}, step_index=0)

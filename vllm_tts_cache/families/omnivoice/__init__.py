@@ -1,0 +1,1 @@
+"""OmniVoice; what the generic parts need of it is in ``family``."""

@@ -1,0 +1,81 @@
+"""OmniVoice's reference encoder: a clip to the codes that its prompt is made of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
+    HiggsTokenizer,
+    load_higgs_tokenizer,
+)
+from vllm_tts_cache.families.networks.torchaudio_resample import RESAMPLER
+from vllm_tts_cache.families.omnivoice import preparation, silence
+from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, TOKENIZER
+from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.store.encoding import Encoding
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OmniVoiceEncoder:
+    """Gives ``codes``, ``(num_frames, 8)`` int16, and ``rms``, ``(1,)`` float32."""
+
+    tokenizer: HiggsTokenizer
+    name: str = CODEC_ENCODER
+
+    @property
+    def fingerprint(self) -> str:
+        """The tokenizer's, which holds the preparation too."""
+        return self.tokenizer.fingerprint
+
+    @property
+    def need(self) -> MemoryNeed:
+        """The tokenizer's: what is before it is done in main memory."""
+        return self.tokenizer.need
+
+    def encode(self, audio: ReferenceAudio) -> Encoding:
+        """Encode one audio.
+
+        Raises:
+            EncodeError: Nothing is left of it without its silence, or the network
+                failed on it.
+        """
+        clip = preparation.prepare(audio, self.tokenizer.sizes.samples_per_frame)
+        if not clip.samples.size:
+            raise EncodeError("without its silence nothing is left of the clip")
+        try:
+            codes = self.tokenizer.codes(clip.samples)
+        except (RuntimeError, ValueError) as exc:
+            raise EncodeError(f"audio tokenizer: {exc}") from exc
+        return Encoding({"codes": codes, "rms": np.array([clip.rms], np.float32)})
+
+
+def load_reference_encoders(
+    model_dir: Path, device: torch.device
+) -> dict[str, ReferenceEncoder]:
+    """The encode side of ``audio_tokenizer``, in float32 and in memory of its own.
+
+    Args:
+        model_dir: The checkpoint in its released layout.
+        device: Where it computes.
+
+    Raises:
+        CheckpointError: It is not this tokenizer, not one of 24 kHz, or a tensor is
+            missing or of another shape; the message names it.
+    """
+    directory = model_dir / TOKENIZER
+    tokenizer = load_higgs_tokenizer(
+        directory,
+        device,
+        resampler=RESAMPLER,
+        preparation=preparation.settings(),
+    )
+    if (rate_hz := tokenizer.sizes.sample_rate) != silence.RATE_HZ:
+        raise CheckpointError(
+            str(directory / "config.json"),
+            f"voices are cloned at {silence.RATE_HZ} Hz only, and it has {rate_hz} Hz",
+        )
+    return {CODEC_ENCODER: OmniVoiceEncoder(tokenizer=tokenizer)}

@@ -1,0 +1,45 @@
+"""What the generic parts need to know of OmniVoice."""
+
+from vllm_tts_cache import stage_configs
+from vllm_tts_cache.speaker.checkpoint_files import config_says
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.modes import Mode, Transcript
+
+CODEC_ENCODER = "codec"
+TOKENIZER = "audio_tokenizer"  # its folder in a checkpoint
+
+MODEL_TYPE = "omnivoice"
+# Without a transcript the official package has Whisper write one, which no checkpoint
+# of OmniVoice brings along; the host then leaves it out, of which nobody says that the
+# model has learnt it.
+IN_CONTEXT = Mode(
+    name="in_context",
+    encoders=(CODEC_ENCODER,),
+    transcript=Transcript.REQUIRED,
+)
+_HERE = "vllm_tts_cache.families.omnivoice"
+_PIPELINE = f"{_HERE}.worker:CachedOmniVoicePipeline"
+
+FAMILY = Family(
+    name="omnivoice",
+    short_name="omnivoice",
+    title="OmniVoice",
+    modes=(IN_CONTEXT,),
+    recognises=lambda model_dir: config_says(model_dir, "model_type", MODEL_TYPE),
+    # The second is what a checkpoint's config.json calls it.
+    pipelines={"OmniVoicePipeline": _PIPELINE, "OmniVoice": _PIPELINE},
+    adapter=f"{_HERE}.adapter:CachedOmniVoiceAdapter",
+    encoders_part=f"{_HERE}.encoders:load_reference_encoders",
+    offline_part=f"{_HERE}.offline:OmniVoicePrompts",
+    tiny_part=f"{_HERE}.tiny:TINY",
+    deploy_file=stage_configs.FOLDER / "omnivoice_cpu.yaml",
+    side_files=(
+        "config.json",
+        f"{TOKENIZER}/config.json",
+        f"{TOKENIZER}/model.safetensors",
+    ),
+    sample_rate_hz=24_000,
+    resumes=True,  # nothing is preempted where there is no KV
+    official="omnivoice 0.2.1",
+    never_run="a released checkpoint, a GPU",
+)

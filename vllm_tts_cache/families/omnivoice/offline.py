@@ -1,0 +1,31 @@
+"""Prompts for OmniVoice in an ``Omni`` engine: a text, and whose voice it is."""
+
+from typing import Any
+
+from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
+from vllm_tts_cache.offline.ensure import PreparedSpeaker
+from vllm_tts_cache.speaker.ref import FIELD
+
+
+class OmniVoicePrompts:
+    """Builds the prompts of one checkpoint."""
+
+    def __init__(self, _model: str, _config: object, _encoding: object):
+        # The worker has the tokenizer, and makes the ids.
+        pass
+
+    def prompt(
+        self, speaker: PreparedSpeaker, text: str, language: str
+    ) -> dict[str, Any]:
+        """Return the prompt that speaks ``text``; ``Auto`` leaves the language open.
+
+        Raises: InvalidSpeakerError.
+        """
+        check_text("text", text)
+        prompt: dict[str, Any] = {"input": text, FIELD: speaker.ref.to_wire()}
+        if speaker.ref_text is not None:
+            check_text("ref_text", speaker.ref_text)
+            prompt["ref_text"] = with_full_stop(speaker.ref_text)
+        if language != "Auto":
+            prompt["lang"] = language
+        return prompt

@@ -1,0 +1,134 @@
+"""The OmniVoice pipeline, taking a reference's codes by content address."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import (
+    OmniVoicePipeline,
+    get_omnivoice_post_process_func,
+)
+from vllm_omni.model_executor.models.omnivoice import omnivoice_generator
+
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY
+from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
+from vllm_tts_cache.model_executor.pipeline import CachedPipeline
+from vllm_tts_cache.model_executor.talker import on_device
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+
+# The host looks the second up in the module of the first.
+__all__ = ["CachedOmniVoicePipeline", "get_omnivoice_post_process_func"]
+
+_RMS = "tts_cache_rms"  # in a request's state, where a step is computed at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownCodes:
+    """What the host would encode, in the place of the audio that it would encode.
+
+    Attributes:
+        codes: ``(num_codebooks, num_frames)`` int64, on the pipeline's device.
+    """
+
+    codes: torch.Tensor
+
+
+class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
+    """The host's pipeline; where a reference's codes come from is ours.
+
+    So is how loud an answer is: a quiet reference is encoded as if it were louder, and
+    what is spoken from it is made as quiet again, as the official package does both.
+    """
+
+    tts_cache_family = FAMILY
+
+    def __init__(self, *, od_config: Any, prefix: str = ""):
+        super().__init__(od_config=od_config, prefix=prefix)
+        # How loud the references were of the requests that are being prepared.
+        self._rms: list[float | None] = []
+        if self.device.type == "cpu":
+            # The host takes Triton wherever it can be imported, on any device.
+            omnivoice_generator._TRITON_AVAILABLE = False
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the pipeline, then our own encoder: no request pays for it."""
+        loaded = super().load_weights(weights)
+        self._load_speakers_of(self.model_path, self.device, self.od_config.dtype)
+        return loaded
+
+    def forward(self, req: Any) -> list[DiffusionOutput]:
+        """Speak a batch as the host does, each request as loud as its reference."""
+        self._rms.clear()
+        outputs = super().forward(req)
+        return [
+            as_loud(output, rms) for output, rms in zip(outputs, self._rms, strict=True)
+        ]
+
+    def prepare_encode(self, state: Any) -> Any:
+        """Prepare one request as the host does, where it computes a step at a time."""
+        self._rms.clear()
+        state = super().prepare_encode(state)
+        state.extra[_RMS] = self._rms.pop()
+        return state
+
+    def post_decode(self, state: Any, **kwargs: Any) -> DiffusionOutput:
+        """As `forward`, of one request."""
+        return as_loud(super().post_decode(state, **kwargs), state.extra.get(_RMS))
+
+    def _prepare_request_input(self, prompt: Any, extra: dict[str, Any]) -> Any:
+        """Build a request's input as the host does, from codes that are stored.
+
+        Never raises but for one rank of several: of one request, stock would fail the
+        whole batch.
+        """
+        given, rms = prompt, None
+        try:
+            if isinstance(prompt, Mapping) and FIELD in prompt:
+                given, rms = self._with_codes(prompt)
+            return super()._prepare_request_input(given, extra)
+        except Exception as exc:  # noqa: BLE001  its neighbours are in the batch
+            return self._error(prompt, exc)
+        finally:
+            self._rms.append(rms)
+
+    def _encode_ref_audio(self, audio_signal: Any, sr: int) -> torch.Tensor:
+        if isinstance(audio_signal, KnownCodes):
+            return audio_signal.codes
+        return super()._encode_ref_audio(audio_signal, sr)
+
+    def _with_codes(self, prompt: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+        """Return the prompt with its reference, and how loud that was.
+
+        Raises: TTSCacheError, ValueError: it cannot be had, or is not such.
+        """
+        if (ref := SpeakerRef.from_info(prompt)) is None:
+            raise TTSCacheError("it names nobody")
+        encoding = self._encodings(ref, FAMILY.encoders)[CODEC_ENCODER]
+        codes, known = encoding["codes"], self.config.num_audio_codebook
+        if codes.shape[1:] != (known,):
+            raise TTSCacheError(
+                f"its codes are {codes.shape}, and the model takes {known} a frame"
+            )
+        if codes.min() < 0 or codes.max() >= self.config.audio_mask_id:
+            # On a GPU an index out of range would end the process.
+            raise TTSCacheError("a code of it is none that the model has learnt")
+        self._count_prompt()
+        on_hand = KnownCodes(codes=on_device(codes.T, self.device, torch.long))
+        # No rate, and no name: by that the host would remember what it encodes.
+        given = {**prompt, "ref_audio": (on_hand, 0), "voice_name": None}
+        return given, float(encoding["rms"][0])
+
+
+def as_loud(output: DiffusionOutput, rms: float | None) -> DiffusionOutput:
+    """Make an output as quiet as its reference was, if that was made louder.
+
+    Args:
+        output: Of one request; one without audio is left as it is.
+        rms: Of the reference; None without one.
+    """
+    if isinstance(output.output, torch.Tensor) and rms is not None and rms < LOUDNESS:
+        output.output = output.output * rms / LOUDNESS
+    return output

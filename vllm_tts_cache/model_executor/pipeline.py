@@ -1,0 +1,102 @@
+"""What every diffusion pipeline of ours shares; mixed in before the host's.
+
+Such a model has no tokens to sample and no scheduler that could end a request by one:
+a pipeline returns an error in the place of what a request asked for. And it has no KV,
+so nothing of a failed request is found by another.
+"""
+
+import logging
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.distributed import parallel_state
+
+from vllm_tts_cache.model_executor import worker_methods
+from vllm_tts_cache.model_executor.agreement import (
+    ALONE,
+    Ranks,
+    tensor_parallel_ranks,
+)
+from vllm_tts_cache.model_executor.scheduler import REASON
+from vllm_tts_cache.model_executor.speaker_side import SpeakerSide
+from vllm_tts_cache.speaker.ref import FIELD, REQUEST_FIELD
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+
+class CachedPipeline(SpeakerSide):
+    """Takes speaker prompts by content address, and lets a request fail alone."""
+
+    def __init__(self, *, od_config: Any, prefix: str = ""):
+        super().__init__(od_config=od_config, prefix=prefix)  # type: ignore[call-arg]
+        worker_methods.install_on_diffusion()
+
+    def _load_speakers_of(
+        self, model_dir: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Load the reference encoders of a checkpoint, once its weights are loaded.
+
+        Args:
+            model_dir: Where the pipeline itself has loaded it from.
+            device: Where it computes.
+            dtype: In which.
+        """
+        self._load_speakers(_vllm_config(model_dir, device, dtype))
+
+    def _ranks(self) -> Ranks:
+        return replica_ranks()
+
+    def _error(self, prompt: object, cause: Exception) -> DiffusionOutput:
+        """Return what a request ends with, in the place of what it asked for.
+
+        Args:
+            prompt: The request's.
+            cause: Why it cannot be had.
+
+        Raises: OutOfMemoryError of one rank of several, which the others know nothing
+            of: they would wait for this one.
+        """
+        speakers = self.tts_cache_speakers
+        is_own = isinstance(cause, torch.OutOfMemoryError)
+        if is_own and speakers is not None and speakers.ranks.are_several:
+            raise cause
+        if not (isinstance(prompt, Mapping) and FIELD in prompt):
+            return DiffusionOutput(error=str(cause) or repr(cause))
+        request_id = str(prompt.get(REQUEST_FIELD, "of a batch job"))
+        message = "No speaker prompt for request %s: %s"
+        throttled.warn_of("no speaker prompt", message, request_id, cause)
+        if speakers is not None:
+            speakers.remember_failed_prompt(request_id, str(cause) or repr(cause))
+        return DiffusionOutput(error=REASON)
+
+
+def replica_ranks() -> Ranks:
+    """Return the processes that compute one request of a diffusion model together.
+
+    Of several replicas in one group each has requests of its own; then those of one
+    layer are all that is known to be together.
+    """
+    if not parallel_state.model_parallel_is_initialized():
+        return ALONE
+    if parallel_state.get_data_parallel_world_size() > 1:
+        return tensor_parallel_ranks()
+    group = parallel_state.get_world_group()
+    return ALONE if group.world_size == 1 else Ranks(group.cpu_group)
+
+
+def _vllm_config(model_dir: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """As much of vLLM's configuration as loading reads; the host's names it otherwise.
+
+    The pipeline has fetched its checkpoint by now, whole: so it is a folder.
+    """
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            model=model_dir, revision=None, dtype=dtype, hf_token=None
+        ),
+        load_config=SimpleNamespace(download_dir=None),
+        device_config=SimpleNamespace(device=device),
+    )
