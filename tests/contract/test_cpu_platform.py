@@ -69,21 +69,19 @@ def test_a_diffusion_workers_questions_about_memory_have_answers():
     assert Platform.memory_reserved() == Platform.memory_allocated() == 0
 
 
-def test_diffusion_attention_runs_on_a_platform_that_the_host_does_not_ship(
-    monkeypatch,
-):
-    from vllm_omni.diffusion.attention.backends import sdpa
-    from vllm_omni.diffusion.attention.backends.abstract import AttentionImpl
+def test_diffusion_attention_runs_on_a_platform_that_the_host_does_not_ship():
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
 
-    from vllm_tts_cache.platforms import cpu_diffusion
+    from vllm_tts_cache.platforms.cpu import CPUOmniPlatform as Platform
 
-    monkeypatch.setattr(sdpa.SDPAImpl, "forward", AttentionImpl.forward)
-    attention = sdpa.SDPAImpl(num_heads=2, head_size=8, softmax_scale=1.0)
+    backend = resolve_obj_by_qualname(Platform.get_diffusion_attn_backend_cls(None, 8))
+    options = {"num_heads": 2, "head_size": 8, "softmax_scale": 1.0}
     rows = torch.randn(1, 5, 2, 8, generator=torch.Generator())
     with pytest.raises(NotImplementedError):
-        attention.forward(rows, rows, rows)
-    cpu_diffusion.use_torch_attention()
-    assert attention.forward(rows, rows, rows).shape == rows.shape
+        SDPAImpl(**options).forward(rows, rows, rows)
+    answer = backend.get_impl_cls()(**options).forward(rows, rows, rows)
+    assert answer.shape == rows.shape
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def speak_as_ada(client, family):
 
 def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
     server, client, samples_dir = told.server, told.client, told.servers.samples_dir
-    # One encoding each: without a transcript where the family has such a mode.
+    # Of the cheapest mode: without a transcript where the family has such a one.
     is_needed = not possible_modes(family, has_transcript=False)
     fields = {"ref_text": SPOKEN} if is_needed else {}
     encoder = family.encoders[0]
@@ -122,13 +122,14 @@ def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
     speak_both()  # evicted from memory, reloaded from disk
     assert client.encodes()[encoder] == num_encodes
 
-    file = encoding_file(samples_dir, sha)
-    file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
+    for file in encoding_files(samples_dir, sha):
+        file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
     speak_both()  # quarantined, encoded again, and the request submitted once more
     assert client.encodes()[encoder] == num_encodes + 1
     assert list((samples_dir / "quarantine" / sha).iterdir())
 
-    encoding_file(samples_dir, sha).unlink()
+    for file in encoding_files(samples_dir, sha):
+        file.unlink()
     speak_both()
     assert client.encodes()[encoder] == num_encodes + 2
 
@@ -136,9 +137,9 @@ def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
     beside, done = [], threading.Event()
     stream = threading.Thread(target=keep_speaking, args=(server.url, beside, done))
     alone = client.speak(SLOW, voice="B")
-    file = encoding_file(samples_dir, sha)
-    file.write_bytes(b"garbage")
-    file.with_name("audio.safetensors").unlink()
+    for file in encoding_files(samples_dir, sha):
+        file.write_bytes(b"garbage")
+        file.with_name("audio.safetensors").unlink(missing_ok=True)
     stream.start()
     time.sleep(0.5)
     lost = client.http.post(
@@ -156,10 +157,12 @@ def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
     assert client.http.delete("/v1/audio/voices/A").status_code == 200
 
 
-def encoding_file(samples_dir, sha):
+def encoding_files(samples_dir, sha):
+    """One for each encoder of the mode that it was spoken in."""
     found = (samples_dir / "store" / sha[:2] / sha).glob("*.safetensors")
-    (file,) = (path for path in found if path.stem != "audio")
-    return file
+    files = [path for path in found if path.stem != "audio"]
+    assert files
+    return files
 
 
 def keep_speaking(url, spoken, done):

@@ -111,10 +111,12 @@ def test_a_request_may_name_any_mode_of_the_model_and_no_other(
     client, family, make_clip, speak_alone
 ):
     client.register("Mo", make_clip(), ref_text=SPOKEN)
-    heard = {
-        mode.name: speak_alone("Hi.", voice="Mo", extra_params={CLONE_MODE: mode.name})
-        for mode in family.modes
-    }
+
+    def speak_in(mode):
+        named = {CLONE_MODE: mode.name}
+        return speak_alone("Hi.", voice="Mo", extra_params=named, **mode.example)
+
+    heard = {mode.name: speak_in(mode) for mode in family.modes}
     assert len(set(heard.values())) == len(family.modes)
     assert speak_alone("Hi.", voice="Mo") in heard.values()
     refused = client.speak("Hi.", voice="Mo", extra_params={CLONE_MODE: "by ear"})

@@ -15,6 +15,7 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
+from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import poller

@@ -54,7 +54,6 @@ class OtherModel:
 OTHER_MODELS: Mapping[str, OtherModel] = {
     "audex": OtherModel(title="Audex", takes_clips=_never),
     "audex_tta": OtherModel(title="Audex TTA", takes_clips=_never),
-    "cosyvoice3": OtherModel(title="CosyVoice3"),
     "covo_audio": OtherModel(title="Covo-Audio", takes_clips=_never),
     "gepard": OtherModel(title="Gepard", takes_clips=_never),
     "glm_tts": OtherModel(title="GLM-TTS"),

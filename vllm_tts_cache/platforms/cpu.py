@@ -70,11 +70,7 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         allow_trtllm_default: bool = False,  # noqa: ARG003
     ) -> str:
         """Return torch's own attention: the only one that runs here."""
-        from vllm_omni.diffusion.attention.backends.registry import (
-            DiffusionAttentionBackendEnum,
-        )
-
-        return DiffusionAttentionBackendEnum.TORCH_SDPA.get_path()
+        return "vllm_tts_cache.platforms.cpu_diffusion_attention.CPUDiffusionBackend"
 
     @classmethod
     def supports_torch_inductor(cls) -> bool:

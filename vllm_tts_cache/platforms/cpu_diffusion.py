@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
 from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerProc
@@ -22,17 +21,8 @@ class CPUDiffusionWorker(DiffusionWorker):
         leave_out_matrices()
         ask_for_tiles()
         forgive_emptying_no_cache()
-        use_torch_attention()
         pack_outputs_here()
         super().init_device()
-
-
-def use_torch_attention() -> None:
-    """Have torch's own attention run here, which calls nothing of CUDA.
-
-    The host chooses by the kind of platform, and knows none that it does not ship.
-    """
-    SDPAImpl.forward = SDPAImpl.forward_cuda
 
 
 def pack_outputs_here() -> None:

@@ -34,6 +34,7 @@ class Mode:
         transcript: What it does with one.
         takes_embedding: Whether a raw speaker embedding can stand for the encodings.
         stand_in: Fields of the request by which the host's own adapter knows it.
+        example: Fields that a request of it needs beside the voice, with values.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Mode:
     transcript: Transcript
     takes_embedding: bool = False
     stand_in: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    example: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

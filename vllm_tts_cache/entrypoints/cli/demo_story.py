@@ -219,4 +219,5 @@ def acts_of(family: Family) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
 
 
 def _speak_in(mode: Mode) -> Callable[[SpeechClient], Answer]:
-    return _speak(voice=VOICE, extra_params={CLONE_MODE: mode.name})
+    named = {CLONE_MODE: mode.name}
+    return _speak(voice=VOICE, extra_params=named, **mode.example)

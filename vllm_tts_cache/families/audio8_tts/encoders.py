@@ -24,7 +24,7 @@ from vllm_tts_cache.families.networks.dac.file import (
     read_codec_file,
 )
 from vllm_tts_cache.families.networks.dac.norms import fix_weight_norms
-from vllm_tts_cache.families.networks.dac.resample import RESAMPLER, resample
+from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.checkpoint import (
     assign_float32,
     encoder_fingerprint,

@@ -19,9 +19,9 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.families.networks.mel import mel_filters
 from vllm_tts_cache.families.networks.resample import RESAMPLER, resample
 from vllm_tts_cache.families.qwen3_tts.family import SPEAKER
-from vllm_tts_cache.families.qwen3_tts.mel import mel_filters
 from vllm_tts_cache.speaker.checkpoint import (
     assign_float32,
     encoder_fingerprint,

@@ -6,7 +6,7 @@ official package's transformers and of the host's are not the same.
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes, text_tokenizer
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import TransformerSizes
-from vllm_tts_cache.families.qwen3_tts.tiny.text_tokenizer import TextTokenizer
+from vllm_tts_cache.testing.qwen_tokenizer import IM_END, IM_START, TextTokenizer
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
 
 Json = dict[str, object]
@@ -35,8 +35,8 @@ def model_config(text: TextTokenizer, encoders: EncoderSize) -> Json:
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": "0b6",
         "tts_model_type": "base",
-        "im_start_token_id": text.id_of(text_tokenizer.IM_START),
-        "im_end_token_id": text.id_of(text_tokenizer.IM_END),
+        "im_start_token_id": text.id_of(IM_START),
+        "im_end_token_id": text.id_of(IM_END),
         "tts_pad_token_id": text.id_of(text_tokenizer.TTS_PAD),
         "tts_bos_token_id": text.id_of(text_tokenizer.TTS_BOS),
         "tts_eos_token_id": text.id_of(text_tokenizer.TTS_EOS),

@@ -19,7 +19,10 @@ from vllm_tts_cache.families.qwen3_tts.tiny.speaker_encoder_weights import (
     add_speaker_encoder,
 )
 from vllm_tts_cache.families.qwen3_tts.tiny.talker_weights import add_talker
-from vllm_tts_cache.families.qwen3_tts.tiny.text_tokenizer import TextTokenizer
+from vllm_tts_cache.testing.qwen_tokenizer import (
+    TextTokenizer,
+    save_text_tokenizer,
+)
 from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
 
 
@@ -30,7 +33,7 @@ def write(
     gains = SENSITIVE if options.sensitive else PLAIN
     report("text tokenizer")
     text = text_tokenizer.train_text_tokenizer()
-    text_tokenizer.save_text_tokenizer(directory, text)
+    save_text_tokenizer(directory, text)
     report("talker and speaker encoder")
     _write_talker(directory, text, options, gains)
     report("speech tokenizer")

@@ -1,6 +1,6 @@
 import numpy as np
 
-from vllm_tts_cache.families.qwen3_tts.mel import mel_filters
+from vllm_tts_cache.families.networks.mel import mel_filters
 
 FILTERS = mel_filters(sample_rate_hz=24_000, num_fft=1024, num_mels=128, max_hz=12_000)
 BIN_HZ = 24_000 / 1024

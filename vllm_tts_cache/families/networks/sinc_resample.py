@@ -1,4 +1,7 @@
-"""Resampling exactly as the host does, where the host can."""
+"""Resampling by torchaudio's default sinc filter, where it can.
+
+It is what the host does for Fish Speech, and what the official CosyVoice3 does.
+"""
 
 import math
 from functools import lru_cache
@@ -15,7 +18,7 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 # 44,101 Hz it would take 15 GB.
 _KERNEL_MAX_ENTRIES = 2**22
 
-# Part of the encoder's fingerprint.
+# Part of the fingerprint of each encoder that resamples so.
 RESAMPLER = f"torchaudio_sinc_hann/soxr_hq_above_{_KERNEL_MAX_ENTRIES}"
 
 
@@ -43,6 +46,6 @@ def _num_kernel_entries(from_hz: int, to_hz: int) -> int:
 def _kernel(
     from_hz: int, to_hz: int, device: torch.device
 ) -> torchaudio.transforms.Resample:
-    # The host computes it on the CPU and in double precision, then moves it.
+    # It is computed on the CPU and in double precision, then moved, as by the host.
     with torch.device("cpu"):
         return torchaudio.transforms.Resample(from_hz, to_hz).to(device)

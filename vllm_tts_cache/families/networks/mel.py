@@ -1,4 +1,4 @@
-"""The mel filter bank of the speaker encoder's front end."""
+"""The mel filter bank that librosa makes, which official front ends use."""
 
 from functools import cache
 
@@ -20,7 +20,8 @@ def mel_filters(
 ) -> npt.NDArray[np.float32]:
     """Triangles of equal area from 0 to ``max_hz``: ``(num_mels, num_fft // 2 + 1)``.
 
-    The host computes them in float32, which moves an embedding by more than 1e-6.
+    The host computes its own in float32, which moves what is computed from them by
+    1e-6 and more.
 
     Source: M. Slaney, Auditory Toolbox, 1998; the rounding is librosa's.
     """

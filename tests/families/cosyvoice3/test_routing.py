@@ -1,0 +1,266 @@
+"""Each request speaks with its own voice in the second stage, whoever begins beside it.
+
+Between the stages everything is the host's: what its runner makes of a step's outputs
+for each request, what its scheduler hands to the sender, and what that sends. The same
+steps are taken with stock's own outputs, which swap the voices of two requests that
+begin beside a running one.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm_omni.data_entry_keys import flatten_payload, unflatten_payload
+from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
+from vllm_omni.model_executor.models.output_templates import OmniOutput
+from vllm_omni.model_executor.stage_input_processors import cosyvoice3 as host
+from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
+from vllm_omni.utils.mm_outputs import build_mm_cpu, partition_payload_list
+from vllm_omni.worker.gpu_ar_model_runner import _ensure_tensor_values
+from vllm_omni.worker.output.payload_build import build_omni_mm_payload
+
+from tests.families.cosyvoice3.case import CASE
+from tests.families.cosyvoice3.voices import Prompts, Request, Voice
+from tests.real_talker import loaded_talker
+from vllm_tts_cache.families.cosyvoice3.conditioning import handed_on
+from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, INSTRUCT, ZERO_SHOT
+from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.speaker.ref import FIELD
+
+CHUNK = 15
+CONNECTOR = SimpleNamespace(
+    config={"extra": {"codec_chunk_frames": CHUNK, "codec_vocab_size": 6_561}}
+)
+
+
+@pytest.fixture(scope="module")
+def talker(cosyvoice3_checkpoint, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("talker")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
+        with loaded_talker(
+            CASE, cosyvoice3_checkpoint, directory, enable_prefix_caching=False
+        ) as model:
+            yield model
+
+
+@pytest.fixture(scope="module")
+def voices(talker):
+    """Of three lengths: stock pads what it hands on."""
+    return [
+        Voice(talker, seconds, pitch_hz)
+        for seconds, pitch_hz in ((2.0, 220.0), (3.1, 330.0), (4.2, 440.0))
+    ]
+
+
+@pytest.fixture(scope="module")
+def ours(cosyvoice3_checkpoint):
+    config = CosyVoice3Config()
+    return Prompts(load_tokenizer(str(cosyvoice3_checkpoint), None, config))
+
+
+def outputs_of(talker, requests):
+    """What the runner is given for a step of these requests, in their order."""
+    num_rows = len(requests)
+    output = talker.make_omni_output(
+        torch.zeros(num_rows, 128),
+        model_intermediate_buffer=[request.info for request in requests],
+        request_token_spans=[(row, row + 1) for row in range(num_rows)],
+    )
+    assert isinstance(output, OmniOutput)
+    return output.multimodal_outputs
+
+
+def as_sent(multimodal_outputs, num_requests):
+    """What the runner makes of it for each request, and the scheduler hands on."""
+    whole = build_mm_cpu(flatten_payload(multimodal_outputs))
+    payloads: list[Any] = [
+        flatten_payload(
+            build_omni_mm_payload(
+                combined_multimodal_outputs=None,
+                mm_cpu=whole,
+                rid=f"{index}",
+                idx=index,
+                start=index,
+                end=index + 1,
+                audio_sparse_output=False,
+                sparse_mm_index={},
+                hidden_seq_len=num_requests,
+                scheduled_seq_len=num_requests,
+            )
+        )
+        for index in range(num_requests)
+    ]
+    between, to_clients = partition_payload_list(payloads)
+    assert to_clients is None
+    return [_ensure_tensor_values(payload or {}) for payload in between or payloads]
+
+
+class Sender:
+    """The host's, of stage 0; what it has sent of each request."""
+
+    def __init__(self):
+        self.connector = CONNECTOR
+        self.request_payload = {}
+        self.sent = {}
+
+    def step(self, name, payload, codes, *, is_finished=False):
+        request = SimpleNamespace(
+            external_req_id=name,
+            output_token_ids=list(codes),
+            additional_information=None,
+            is_finished=lambda: is_finished,
+        )
+        sent = host.talker2code2wav_async_chunk(
+            self, unflatten_payload(payload), request, is_finished
+        )
+        if sent is not None and sent.embed is not None:
+            assert name not in self.sent, "it is told once"
+            self.sent[name] = sent.embed
+        return sent
+
+
+def assert_is(told, voice):
+    expected = voice.used()
+    assert torch.equal(told.speech_token, expected["speech_token"])
+    assert torch.equal(told.speech_feat, expected["speech_feat"])
+    assert torch.equal(told.embedding, expected["embedding"])
+
+
+def is_voice(told, voice):
+    """Of as much as there is: stock cuts what is another's to this one's length."""
+    return torch.equal(told.embedding, voice.used()["embedding"])
+
+
+def test_two_that_begin_beside_a_running_one_keep_their_voices(talker, voices, ours):
+    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
+    running, *new = requests
+    sender = Sender()
+    running.step(talker)
+    (payload,) = as_sent(outputs_of(talker, [running]), 1)
+    sender.step("0", payload, [])
+    running.step(talker, ids=torch.tensor([5], dtype=torch.int32))
+    for request in new:
+        request.step(talker)
+    for name, payload in enumerate(as_sent(outputs_of(talker, requests), 3)):
+        sender.step(f"{name}", payload, [])
+    for name in range(3):
+        sender.step(f"{name}", {}, range(100))
+    assert sender.sent.keys() == {"0", "1", "2"}
+    for name, voice in enumerate(voices):
+        assert_is(sender.sent[f"{name}"], voice)
+
+
+@torch.inference_mode()
+def stocks_outputs(voices):
+    """What stock's `forward` gives: the new requests' only, as the runner has them."""
+    longest = max(v.num_tokens for v in voices)
+    tokens = torch.zeros((len(voices), longest), dtype=torch.int32)
+    frames = torch.zeros((len(voices), 2 * longest, 80))
+    for row, voice in enumerate(voices):
+        tokens[row, : voice.num_tokens] = voice.used()["speech_token"]
+        frames[row, : 2 * voice.num_tokens] = voice.used()["speech_feat"]
+    vectors = torch.cat([voice.used()["embedding"] for voice in voices])
+    lengths = torch.tensor([[voice.num_tokens] for voice in voices])
+    split = CosyVoice3Model._split_prompt_conditioning(tokens, frames, vectors, lengths)
+    names = ("speech_token", "speech_feat", "embedding", "speech_token_len")
+    return {"embed": dict(zip(names, split, strict=True))}
+
+
+def test_seam_stock_swaps_the_voices_of_two_that_begin_beside_a_running_one(voices):
+    """The same steps. When this fails, stock has mended it."""
+    sender = Sender()
+    (payload,) = as_sent(stocks_outputs(voices[:1]), 1)
+    sender.step("0", payload, [])
+    for name, payload in enumerate(as_sent(stocks_outputs(voices[1:]), 3)):
+        sender.step(f"{name}", payload, [])
+    for name in range(3):
+        sender.step(f"{name}", {}, range(100))
+    first, second, third = voices
+    assert is_voice(sender.sent["0"], first)
+    assert is_voice(sender.sent["1"], third)
+    assert is_voice(sender.sent["2"], second)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_so_it_is_in_any_order_and_in_any_chunks(talker, voices, ours, order):
+    """A new request may come before a running one, where another has just ended."""
+    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
+    sender = Sender()
+    running = requests[order[0]]
+    running.step(talker)
+    (payload,) = as_sent(outputs_of(talker, [running]), 1)
+    sender.step(running.name, payload, [])
+    steps = dict(zip(order[1:], (17, 40), strict=True))
+    while any(requests[n].num_computed < requests[n].num_tokens for n in steps):
+        running.step(talker, ids=torch.tensor([7], dtype=torch.int32))
+        for index, num_tokens in steps.items():
+            left = requests[index].num_tokens - requests[index].num_computed
+            if left:
+                requests[index].step(talker, min(num_tokens, left))
+        for index, payload in enumerate(as_sent(outputs_of(talker, requests), 3)):
+            sender.step(f"{index}", payload, [])
+    for name in range(3):
+        sender.step(f"{name}", {}, range(100))
+    for name, voice in enumerate(voices):
+        assert_is(sender.sent[f"{name}"], voice)
+
+
+@pytest.mark.parametrize("mode", [CROSS_LINGUAL, INSTRUCT], ids=lambda mode: mode.name)
+def test_a_mode_that_tells_the_talker_nothing_tells_the_decoder_all(
+    talker, voices, ours, mode
+):
+    requests = [Request(f"{n}", ours(v, mode)) for n, v in enumerate(voices)]
+    sender = Sender()
+    for request in requests:
+        request.step(talker)
+    for name, payload in enumerate(as_sent(outputs_of(talker, requests), 3)):
+        sender.step(f"{name}", payload, range(100))
+    for name, voice in enumerate(voices):
+        assert_is(sender.sent[f"{name}"], voice)
+
+
+def test_a_failed_request_is_told_nothing_and_its_neighbours_their_own(
+    talker, voices, ours
+):
+    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
+    requests[0].info[FIELD] = ["0" * 64, "registered"]
+    sender = Sender()
+    for request in requests:
+        request.step(talker)
+    talker._failed_requests._ids.clear()
+    for name, payload in enumerate(as_sent(outputs_of(talker, requests), 3)):
+        sender.step(f"{name}", payload, [], is_finished=name == 0)
+    for name in (1, 2):
+        sender.step(f"{name}", {}, range(100))
+        assert_is(sender.sent[f"{name}"], voices[name])
+    told = sender.sent["0"]
+    assert told.speech_token.numel() == told.speech_feat.numel() == 0
+    assert not told.embedding.any()
+
+
+def test_in_a_step_in_which_nobody_begins_nothing_is_handed_on(talker, voices, ours):
+    request = Request("0", ours(voices[0], ZERO_SHOT))
+    request.step(talker)
+    assert handed_on([request.info])
+    request.step(talker, ids=torch.tensor([5], dtype=torch.int32))
+    assert handed_on([request.info]) == {}
+    assert handed_on([]) == {}
+
+
+def test_without_chunks_the_decoder_is_told_the_same(talker, voices, ours):
+    """In the whole-payload mode stock has one request's replaced by another's."""
+    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
+    requests[0].step(talker)
+    as_sent(outputs_of(talker, requests[:1]), 1)
+    requests[0].step(talker, ids=torch.tensor([5], dtype=torch.int32))
+    for request in requests[1:]:
+        request.step(talker)
+    for index, payload in enumerate(as_sent(outputs_of(talker, requests), 3)):
+        made: Any = host.text2flow_full_payload(
+            None, payload, SimpleNamespace(external_req_id=f"{index}")
+        )
+        for name, tensor in voices[index].used().items():
+            assert np.array_equal(made["embed"][name], tensor)

@@ -1,0 +1,385 @@
+"""A prefill of CosyVoice3 by content address is the host's by waveform, bit for bit.
+
+Both sides run on the real talker of a tiny checkpoint. The host's side is what it makes
+of a batch of one; the other modes, which it lacks, are compared with the official code.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.model_executor.models import interfaces
+from vllm.model_executor.models.interfaces_base import is_text_generation_model
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
+from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
+
+from tests.families.cosyvoice3 import official
+from tests.families.cosyvoice3.case import CASE
+from tests.families.cosyvoice3.voices import Prompts, Request, Voice
+from tests.real_talker import loaded_talker
+from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
+from vllm_tts_cache.families.cosyvoice3 import worker
+from vllm_tts_cache.families.cosyvoice3.family import (
+    CROSS_LINGUAL,
+    FAMILY,
+    INSTRUCT,
+    ZERO_SHOT,
+)
+from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.families.cosyvoice3.worker import CachedCosyVoice3Model
+from vllm_tts_cache.speaker.ref import FIELD
+
+CHUNKS = (1, 7, 16, 64)
+ABSENT = "0" * 64
+MODES = pytest.mark.parametrize("mode", FAMILY.modes, ids=lambda mode: mode.name)
+
+
+@pytest.fixture(scope="module")
+def talker(cosyvoice3_checkpoint, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("talker")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
+        with loaded_talker(
+            CASE, cosyvoice3_checkpoint, directory, enable_prefix_caching=False
+        ) as model:
+            yield model
+
+
+@pytest.fixture(autouse=True)
+def nothing_happened_before(talker):
+    talker._failed_requests._ids.clear()
+
+
+@pytest.fixture(scope="module")
+def ours(cosyvoice3_checkpoint):
+    config = CosyVoice3Config()
+    return Prompts(load_tokenizer(str(cosyvoice3_checkpoint), None, config))
+
+
+@pytest.fixture(scope="module")
+def voice(talker):
+    return Voice(talker)
+
+
+def prefill(talker, prompt, *, chunk=None, name="request", **spoil: Any):
+    """The rows of a prefill, in chunks, and the request."""
+    request = Request(name, prompt)
+    request.info |= spoil
+    parts = []
+    while request.num_computed < request.num_tokens:
+        left = request.num_tokens - request.num_computed
+        parts.append(request.step(talker, min(chunk or left, left)))
+    return torch.cat(parts), request
+
+
+def num_failed(talker):
+    return talker.tts_cache_speakers.stats()["failed_prompts"]
+
+
+def test_the_registered_model_is_ours(talker):
+    assert type(talker) is CachedCosyVoice3Model
+    assert talker.has_preprocess
+    # By their signatures the host tells a model that generates text.
+    assert is_text_generation_model(CachedCosyVoice3Model)
+
+
+def test_it_takes_no_audio_so_the_api_process_makes_no_processor():
+    assert interfaces.supports_multimodal(CosyVoice3Model)
+    assert not interfaces.supports_multimodal(CachedCosyVoice3Model)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.02, 3.3, 9.99])
+def test_a_zero_shot_prefill_is_the_hosts_by_waveform(talker, ours, seconds):
+    voice = Voice(talker, seconds, pitch_hz=300.0)
+    prompt = ours(voice, ZERO_SHOT)
+    rows, _ = prefill(talker, prompt)
+    (ids,) = prompt["additional_information"][prompts.TEXT_IDS]
+    assert torch.equal(rows, hosts_rows(talker, ids, voice.used()["speech_token"]))
+
+
+@torch.inference_mode()
+def hosts_rows(talker, ids, tokens):
+    """As the runner asks stock: placeholders first, and where the audio's rows go."""
+    num_placeholders = 2 + tokens.shape[1]
+    embedded = talker.embed_multimodal(speech_token=tokens.long())
+    is_audio = torch.zeros(num_placeholders + len(ids), dtype=torch.bool)
+    is_audio[:num_placeholders] = True
+    return talker.embed_input_ids(
+        torch.tensor([1] * num_placeholders + list(ids)),
+        multimodal_embeddings=list(embedded),
+        is_multimodal=is_audio,
+    )
+
+
+@MODES
+def test_each_mode_is_the_official_codes(talker, voice, ours, mode):
+    rows, _ = prefill(talker, ours(voice, mode))
+    said = "The keeper counts the ships, and then counts them again."
+    spoken = "What is said in the reference. 你好"
+    manner = "Please speak as softly as you can."
+    texts = {
+        ZERO_SHOT: (said, f"You are a helpful assistant.<|endofprompt|>{spoken}"),
+        CROSS_LINGUAL: (f"You are a helpful assistant.<|endofprompt|>{said}", ""),
+        INSTRUCT: (said, f"You are a helpful assistant. {manner}<|endofprompt|>"),
+    }
+    text, prompt_text = texts[mode]
+    tokens, _ = official.used(voice.tokens, voice.mel)
+    told = official.model_input(
+        ours.tokenizer, mode.name, text, prompt_text, [int(t) for t in tokens]
+    )
+    with torch.inference_mode():
+        expected = official.talker_input(talker.talker, *told)
+    assert torch.equal(rows, expected)
+
+
+@MODES
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_so_it_is_in_chunks(talker, voice, ours, mode, chunk):
+    """Stock puts a chunk's rows where the whole prompt's would be."""
+    whole, _ = prefill(talker, ours(voice, mode), name="whole")
+    rows, request = prefill(talker, ours(voice, mode), chunk=chunk)
+    assert torch.equal(rows, whole)
+    assert not talker._failed_requests._ids
+    for name, tensor in voice.used().items():
+        assert torch.equal(request.info["embed"][name], tensor)
+
+
+@MODES
+def test_the_decoder_is_told_the_voice_in_every_mode(talker, voice, ours, mode):
+    """Also where the talker is told nothing of it."""
+    _, request = prefill(talker, ours(voice, mode))
+    told = request.info["embed"]
+    assert told.keys() == voice.used().keys()
+    for name, tensor in voice.used().items():
+        assert torch.equal(told[name], tensor)
+        assert told[name].device.type == "cpu"
+
+
+def test_voices_and_modes_are_told_apart(talker, voice, ours):
+    other = Voice(talker, pitch_hz=440.0)
+    rows = {mode: prefill(talker, ours(voice, mode))[0] for mode in FAMILY.modes}
+    again, _ = prefill(talker, ours(voice, ZERO_SHOT), name="again")
+    others, _ = prefill(talker, ours(other, ZERO_SHOT), name="other")
+    assert torch.equal(rows[ZERO_SHOT], again)
+    assert others.shape == again.shape and not torch.equal(others, again)
+    assert len({len(each) for each in rows.values()}) == len(rows)
+
+
+def test_a_decode_step_is_the_hosts(talker, voice, ours):
+    _, request = prefill(talker, ours(voice, ZERO_SHOT))
+    for code in (0, 17, 6_560):
+        ids = torch.tensor([code], dtype=torch.int32)
+        row = request.step(talker, ids=ids)
+        assert torch.equal(row, talker.embed_input_ids(ids.long()))
+
+
+@torch.inference_mode()
+def test_requests_that_decode_side_by_side_are_asked_for_at_once(talker, voice, ours):
+    """A failed one among them: what it computes is thrown away."""
+    lost: Any = {FIELD: [ABSENT, "registered"]}
+    requests = [
+        prefill(talker, ours(voice, ZERO_SHOT), name=f"{n}", **(lost if n == 1 else {}))
+        for n in range(3)
+    ]
+    ids = torch.tensor([17, FAMILY.failure_id, 6_560], dtype=torch.int32)
+    found, rows, updates = talker.preprocess_decode_batch(
+        input_ids=ids, req_infos=[request.info for _, request in requests]
+    )
+    assert torch.equal(found, ids) and updates == [{}, {}, {}]
+    assert torch.equal(rows, talker.embed_input_ids(ids.long()))
+
+
+@pytest.mark.parametrize("chunk", [3, 16, 1_000])
+def test_what_was_spoken_before_a_preemption_is_computed_as_it_was(
+    talker, voice, ours, chunk
+):
+    """Stock looks the codes up among the texts."""
+    spoken = torch.arange(40, 400, 9, dtype=torch.int32)
+    prompt = ours(voice, ZERO_SHOT)
+    rows, first = prefill(talker, prompt, name="first")
+    expected = [rows] + [first.step(talker, ids=code[None]) for code in spoken]
+    request = Request("request", prompt)
+    ids = torch.cat([torch.ones(request.num_tokens, dtype=torch.int32), spoken])
+    parts = [request.step(talker, ids=part) for part in ids.split(chunk)]
+    assert torch.equal(torch.cat(parts), torch.cat(expected))
+    assert not talker._failed_requests._ids
+
+
+def test_a_preempted_request_goes_on_though_its_voice_was_deleted(talker, ours):
+    voice = Voice(talker, pitch_hz=555.0)
+    rows, request = prefill(talker, ours(voice, ZERO_SHOT))
+    voice.speakers.forget([voice.ref.audio_sha256])
+    request.info[FIELD] = [ABSENT, "registered"]
+    request.num_computed = 0
+    assert torch.equal(request.step(talker), rows)
+
+
+def test_a_message_is_short(voice, ours):
+    def num_bytes(num_tokens):
+        prompt = ours(voice, ZERO_SHOT, num_tokens=num_tokens)
+        return len(repr(prompt["additional_information"]))
+
+    assert num_bytes(20) == num_bytes(750)
+    assert num_bytes(20) < 1_000
+
+
+# Requests that fail alone
+
+
+@torch.inference_mode()
+def forced(talker, *request_ids):
+    """Which of these requests can sample only the id that ends them as an error."""
+    talker.set_batch_req_ids(request_ids)
+    dtype = talker.talker.llm_decoder.weight.dtype
+    hidden = torch.randn(len(request_ids), 128).to(dtype)
+    logits = talker.compute_logits(hidden, sampling_metadata=None)
+    return [rid for rid, row in zip(request_ids, logits, strict=True) if ended(row)]
+
+
+def ended(row):
+    return row.isfinite().nonzero().flatten().tolist() == [FAMILY.failure_id]
+
+
+SPOILED = {
+    "no-encoding": {FIELD: [ABSENT, "registered"]},
+    "no-address": {FIELD: ["no address", "registered"]},
+    "no-speaker": {FIELD: None},
+    "no-mode": {prompts.MODE: None},
+    "other-mode": {prompts.MODE: "x_vector"},
+    "the-mode-of-another-length": {prompts.MODE: CROSS_LINGUAL.name},
+    "no-text": {prompts.TEXT_IDS: None},
+    "empty-text": {prompts.TEXT_IDS: [[]]},
+    "other-text": {prompts.TEXT_IDS: [[200, 201]]},
+    "no-ids": {prompts.TEXT_IDS: [["a", {}]]},
+    "ids-of-another-model": {prompts.TEXT_IDS: [[151_646] * 30]},
+    "negative-ids": {prompts.TEXT_IDS: [[-1] * 30]},
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_a_request_that_cannot_be_prefilled_fails_alone(
+    talker, voice, ours, spoil, chunk
+):
+    before = num_failed(talker)
+    prompt = ours(voice, ZERO_SHOT)
+    expected, _ = prefill(talker, prompt, name="alone")
+    rows, request = prefill(talker, prompt, chunk=chunk, **spoil)
+    assert not rows.any() and "embed" not in request.info
+    neighbours, _ = prefill(talker, prompt, chunk=chunk, name="neighbour")
+    assert torch.equal(neighbours, expected)
+    assert num_failed(talker) == before + 1
+    assert forced(talker, "neighbour", "request", "other") == ["request"]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        lambda v: {"speech_tokens": v.tokens[:-9]},
+        lambda v: {"speech_tokens": v.tokens[None]},
+        lambda v: {"speech_tokens": np.full_like(v.tokens, 6_561)},
+        lambda v: {"speech_tokens": np.full_like(v.tokens, -1)},
+        lambda v: {"mel": v.mel[:20]},
+        lambda v: {"mel": v.mel[:, :79]},
+        lambda v: {"mel": v.mel[0]},
+        lambda v: {"speaker": v.vector[:191]},
+        lambda v: {"speaker": v.vector[None]},
+    ],
+    ids=[
+        "fewer-tokens",
+        "a-row-of-tokens",
+        "no-codes",
+        "negative-codes",
+        "fewer-frames",
+        "narrower-frames",
+        "one-frame",
+        "a-shorter-vector",
+        "a-row-of-vectors",
+    ],
+)
+def test_encodings_that_do_not_fit_fail_their_request(talker, ours, arrays):
+    voice = Voice(talker, pitch_hz=777.0)
+    prompt = ours(voice, ZERO_SHOT)
+    voice.remember(**arrays(voice))
+    prefill(talker, prompt)
+    assert forced(talker, "neighbour", "request") == ["request"]
+
+
+def test_a_failed_request_is_computed_on_and_nothing_is_made_of_it(talker, voice, ours):
+    """Also in the step that asynchronous scheduling has planned already."""
+    lost: Any = {FIELD: [ABSENT, "registered"]}
+    _, request = prefill(talker, ours(voice, ZERO_SHOT), chunk=32, **lost)
+    last = torch.tensor([FAMILY.failure_id], dtype=torch.int32)
+    assert not request.step(talker, ids=last).any()
+    output = talker.make_omni_output(
+        torch.zeros(1, 128), model_intermediate_buffer=[request.info]
+    )
+    assert output.multimodal_outputs == {}
+
+
+@torch.inference_mode()
+def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours):
+    """It is not vLLM's: it looks back, and takes the likeliest few."""
+    lost: Any = {FIELD: [ABSENT, "registered"]}
+    prefill(talker, ours(voice, ZERO_SHOT), **lost)
+    talker.set_batch_req_ids(["neighbour", "request"])
+    dtype = talker.talker.llm_decoder.weight.dtype
+    hidden = torch.randn(2, 128).to(dtype)
+    logits = talker.compute_logits(hidden)
+    output = talker.sample(logits, sampling(2))
+    neighbours, failed = output.sampled_token_ids.flatten().tolist()
+    assert failed == FAMILY.failure_id
+    assert 0 <= neighbours < 6_561 or neighbours == 6_562
+
+
+def sampling(num_rows):
+    none = torch.zeros(num_rows)
+    return SamplingMetadata(
+        temperature=torch.ones(num_rows),
+        all_greedy=False,
+        all_random=True,
+        top_p=torch.full((num_rows,), 0.8),
+        top_k=torch.full((num_rows,), 25),
+        generators={},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=none,
+        presence_penalties=none,
+        repetition_penalties=torch.ones(num_rows),
+        output_token_ids=[[] for _ in range(num_rows)],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+
+
+@torch.inference_mode()
+def test_nothing_samples_the_failure_id_by_chance(talker):
+    dtype = talker.talker.llm_decoder.weight.dtype
+    logits = talker.compute_logits(torch.randn(64, 128).to(dtype))
+    finite = set(logits.isfinite().any(dim=0).nonzero().flatten().tolist())
+    assert finite == {*range(6_561), 6_562}
+    assert FAMILY.failure_id not in finite
+    # It has a row, should it be looked up in a step that was planned before.
+    assert FAMILY.failure_id < len(talker.talker.speech_embedding.weight)
+
+
+# What is said at the start
+
+
+def test_prefix_caching_is_refused_for_it_would_mix_up_voices(plugin_log):
+    def started(is_on):
+        cache = SimpleNamespace(enable_prefix_caching=is_on)
+        worker._check(SimpleNamespace(cache_config=cache))
+
+    with pytest.raises(ConfigError, match="enable_prefix_caching: false"):
+        started(True)
+    started(False)
+    (line,) = plugin_log.messages
+    assert "enable_prefix_caching" in line and "\n" not in line

@@ -1,0 +1,94 @@
+"""A clone request on CosyVoice3 becomes token ids and a content address."""
+
+import asyncio
+from functools import cached_property
+from typing import Any
+
+from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+from vllm_omni.entrypoints.openai.tts_adapters.cosyvoice3 import CosyVoice3Adapter
+
+from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.entrypoints.checked_texts import SHORT_CHARS
+from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
+from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
+from vllm_tts_cache.families.cosyvoice3.prompt import (
+    PromptBuilder,
+    mode_of_request,
+    spoken_text,
+    texts_of,
+)
+from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.speaker.modes import CLONE_MODE
+from vllm_tts_cache.speaker.ref import FIELD
+
+
+class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
+    """The host's adapter; a clone's prompt names its encodings."""
+
+    tts_cache_family = FAMILY
+    _tokenizer: Any  # the host makes it at the first request otherwise
+
+    async def warmup(self) -> None:
+        """Load the tokenizer, so that the first request does not."""
+        await asyncio.to_thread(lambda: self._builder)
+
+    async def build(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """As every family; instructions choose the mode that follows them.
+
+        Raises: SpeakerRequestError, ServerFaultError.
+        """
+        named = request.extra_params or {}
+        if (request.instructions or "").strip() and CLONE_MODE not in named:
+            request.extra_params = {**named, CLONE_MODE: INSTRUCT.name}
+        return await super().build(request, sampling_params_list, has_inline_ref_audio)
+
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Build a prompt of placeholder ids, as long as the worker will make it.
+
+        Raises: InvalidSpeakerError.
+        """
+        request, clip = speaker.request, speaker.clip
+        texts = texts_of(
+            speaker.mode,
+            request.input,
+            transcript=request.ref_text,
+            instructions=request.instructions,
+        )
+
+        def build() -> dict[str, Any]:
+            return self._builder.clone(
+                texts,
+                mode=speaker.mode,
+                ref=clip.ref,
+                num_tokens=num_used_tokens(clip.num_samples, clip.sample_rate_hz),
+            )
+
+        is_short = len(texts.prompt) + len(texts.spoken) <= SHORT_CHARS
+        prompt = build() if is_short else await asyncio.to_thread(build)
+        params = {FIELD: clip.ref.to_wire()}
+        return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
+
+    def apply_sampling_overrides(
+        self,
+        sampling_params_list: list[Any],
+        request: Any,
+        prompt: dict[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> list[Any]:
+        """As the host, which counts a text's tokens; here those of all that is said."""
+        told = (prompt or {}).get("additional_information", {})
+        said = spoken_text(mode_of_request(told), request.input)
+        counted = request.model_copy(update={"input": said})
+        host: Any = super()
+        return host.apply_sampling_overrides(
+            sampling_params_list, counted, prompt, request_id
+        )
+
+    @cached_property
+    def _builder(self) -> PromptBuilder:
+        engine_client: Any = self.ctx.engine_client
+        model = engine_client.model_config
+        self._tokenizer = load_tokenizer(model.model, model.revision, model.hf_config)
+        return PromptBuilder(self._tokenizer)

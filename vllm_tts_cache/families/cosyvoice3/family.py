@@ -1,0 +1,75 @@
+"""What the generic parts need to know of CosyVoice3."""
+
+from pathlib import Path
+
+from vllm_tts_cache import stage_configs
+from vllm_tts_cache.speaker.checkpoint_files import config_says
+from vllm_tts_cache.speaker.family import ClipLimits, Family
+from vllm_tts_cache.speaker.modes import Mode, Transcript
+
+# The decoder is told all three in every mode; modes differ in what the talker is told.
+TOKENS = "speech_tokens"
+MEL = "mel"
+SPEAKER = "speaker"
+ENCODERS = (TOKENS, MEL, SPEAKER)
+
+MODEL_TYPE = "cosyvoice3"
+# Files of a released checkpoint that no other model has.
+OWN_FILES = ("cosyvoice3.yaml", "speech_tokenizer_v3.onnx")
+# The host has zero-shot clones only, and wants a transcript of each.
+_NO_TRANSCRIPT = "-"
+
+CROSS_LINGUAL = Mode(
+    name="cross_lingual",
+    encoders=ENCODERS,
+    transcript=Transcript.UNUSED,
+    stand_in={"ref_text": _NO_TRANSCRIPT},
+)
+ZERO_SHOT = Mode(
+    name="zero_shot",
+    encoders=ENCODERS,
+    transcript=Transcript.REQUIRED,
+)
+INSTRUCT = Mode(
+    name="instruct",
+    encoders=ENCODERS,
+    transcript=Transcript.UNUSED,
+    stand_in={"ref_text": _NO_TRANSCRIPT},
+    example={"instructions": "Please speak as fast as possible."},
+)
+_HERE = "vllm_tts_cache.families.cosyvoice3"
+
+
+def is_cosyvoice3(model_dir: Path) -> bool:
+    """Tell whether a checkpoint directory is of it.
+
+    Its ``config.json`` is empty, and the host goes by the directory's name.
+    """
+    named = config_says(model_dir, "model_type", MODEL_TYPE)
+    return named or any((model_dir / name).is_file() for name in OWN_FILES)
+
+
+FAMILY = Family(
+    name="cosyvoice3",
+    short_name="cosyvoice3",
+    title="CosyVoice3",
+    modes=(CROSS_LINGUAL, ZERO_SHOT, INSTRUCT),
+    recognises=is_cosyvoice3,
+    # Of both stages; each is told which one it is.
+    models={"CosyVoice3Model": f"{_HERE}.worker:CachedCosyVoice3Model"},
+    adapter=f"{_HERE}.adapter:CachedCosyVoice3Adapter",
+    encoders_part=f"{_HERE}.encoders:load_reference_encoders",
+    offline_part=f"{_HERE}.offline:CosyVoice3Prompts",
+    tiny_part=f"{_HERE}.tiny:TINY",
+    deploy_file=stage_configs.FOLDER / "cosyvoice3_cpu.yaml",
+    side_files=("speech_tokenizer_v3.onnx", "campplus.onnx"),
+    sample_rate_hz=24_000,
+    # The last of the talker's own ids. Codes are 0 to 6,560; of those behind them only
+    # 6,562 is ever sampled, which ends a speech.
+    failure_id=6_760,
+    # What a position behind the prompt is made of is its id, and nothing else.
+    resumes=True,
+    # As the official code refuses them.
+    limits=ClipLimits(min_sample_rate_hz=16_000, max_seconds=30.0),
+    asks_inline_transcript=True,
+)

@@ -1,0 +1,64 @@
+"""Weights of the flow, in float32 and under the names of ``flow.pt``."""
+
+import torch
+
+from vllm_tts_cache.families.cosyvoice3.tiny import sizes
+from vllm_tts_cache.testing.weights import WeightBuilder
+
+_TIME_SIZE = 256
+_POSITION_KERNEL, _POSITION_GROUPS = 31, 16
+_ROTARY_BASE = 10_000
+# Of what modulates each layer by the time, the gates among it.
+_MODULATION_GAIN = 0.5
+
+
+def add_flow(weights: WeightBuilder) -> None:
+    """Add all of it: from speech tokens and a vector to a mel."""
+    mels = sizes.NUM_MELS
+    weights.normal("input_embedding.weight", (sizes.NUM_CODES, mels), 1.0)
+    _add_linear(weights, "spk_embed_affine_layer", sizes.SPEAKER_SIZE, mels, 8.0)
+    lookahead = weights.under("pre_lookahead_layer")
+    _add_conv(lookahead, "conv1", (sizes.LOOKAHEAD_CHANNELS, mels, 4))
+    _add_conv(lookahead, "conv2", (mels, sizes.LOOKAHEAD_CHANNELS, 3))
+    _add_estimator(weights.under("decoder.estimator"))
+
+
+def _add_estimator(estimator: WeightBuilder) -> None:
+    width, mels = sizes.DIT_WIDTH, sizes.NUM_MELS
+    _add_linear(estimator, "time_embed.time_mlp.0", _TIME_SIZE, width)
+    _add_linear(estimator, "time_embed.time_mlp.2", width, width)
+    # Of the noise, the reference's mel, the tokens and the speaker.
+    _add_linear(estimator, "input_embed.proj", 4 * mels, width)
+    for conv in ("conv1", "conv2"):
+        shape = width, width // _POSITION_GROUPS, _POSITION_KERNEL
+        _add_conv(estimator, f"input_embed.conv_pos_embed.{conv}.0", shape)
+    steps = torch.arange(0, sizes.DIT_HEAD_SIZE, 2).float() / sizes.DIT_HEAD_SIZE
+    frequencies = estimator.fill("rotary_embed.inv_freq", steps.shape, 0.0)
+    frequencies.copy_(1.0 / _ROTARY_BASE**steps)
+    for index in range(sizes.DIT_DEPTH):
+        _add_block(estimator.under(f"transformer_blocks.{index}"))
+    _add_linear(estimator, "norm_out.linear", width, 2 * width, _MODULATION_GAIN)
+    _add_linear(estimator, "proj_out", width, mels)
+
+
+def _add_block(block: WeightBuilder) -> None:
+    width, inner = sizes.DIT_WIDTH, sizes.DIT_HEADS * sizes.DIT_HEAD_SIZE
+    _add_linear(block, "attn_norm.linear", width, 6 * width, _MODULATION_GAIN)
+    for name in ("to_q", "to_k", "to_v"):
+        _add_linear(block, f"attn.{name}", width, inner)
+    _add_linear(block, "attn.to_out.0", inner, width)
+    _add_linear(block, "ff.ff.0.0", width, 2 * width)
+    _add_linear(block, "ff.ff.2", 2 * width, width)
+
+
+def _add_linear(
+    weights: WeightBuilder, name: str, inputs: int, outputs: int, gain: float = 1.0
+) -> None:
+    weights.projection(f"{name}.weight", (outputs, inputs), gain)
+    weights.fill(f"{name}.bias", (outputs,), 0.0)
+
+
+def _add_conv(weights: WeightBuilder, name: str, shape: tuple[int, int, int]) -> None:
+    """A convolution ``(out, in, kernel)``."""
+    weights.projection(f"{name}.weight", shape)
+    weights.fill(f"{name}.bias", shape[:1], 0.0)

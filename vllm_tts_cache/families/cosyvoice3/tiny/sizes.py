@@ -1,0 +1,76 @@
+"""What can be asked of a test checkpoint, and the widths and depths that it has."""
+
+from dataclasses import dataclass
+
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderSize,
+    TransformerSizes,
+    check_encoder_size,
+)
+
+# As released: they decide what is stored, and what the talker's ids mean.
+NUM_CODES = 6_561
+NUM_TALKER_IDS = NUM_CODES + 200
+NUM_MELS = 80
+SPEAKER_SIZE = 192
+TOKENIZER_MELS = 128
+NUM_DIGITS = 8  # of a code, each 0, 1 or 2
+
+TALKER = TransformerSizes(
+    hidden=128, intermediate=256, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32
+)
+# More than the text tokenizer has once the host has added its marks.
+TEXT_VOCAB_SIZE = 1_024
+MAX_POSITIONS = 4_096
+
+LOOKAHEAD_CHANNELS = 32
+DIT_WIDTH, DIT_DEPTH, DIT_HEADS, DIT_HEAD_SIZE = 64, 2, 4, 16
+VOCODER_CHANNELS = 32
+PITCH_CHANNELS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSizes:
+    """Of a stand-in for one of the ONNX files.
+
+    Attributes:
+        width: Of its layers.
+        inner: Of each block in the middle.
+        num_blocks: Each adds to what goes by it.
+    """
+
+    width: int
+    inner: int
+    num_blocks: int
+
+
+# The released tokenizer has 242 million weights, and the speaker network 7 million.
+TOKENIZER: dict[EncoderSize, NetworkSizes] = {
+    "tiny": NetworkSizes(width=32, inner=64, num_blocks=1),
+    "real": NetworkSizes(width=1_280, inner=7_680, num_blocks=12),
+}
+SPEAKER: dict[EncoderSize, NetworkSizes] = {
+    "tiny": NetworkSizes(width=32, inner=64, num_blocks=1),
+    "real": NetworkSizes(width=512, inner=1_536, num_blocks=4),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """Equal options give byte-identical files.
+
+    Attributes:
+        encoders: ``real`` gives the stand-ins for the ONNX files as many weights as
+            the released ones have, and about as many products for a second of audio;
+            their layers are simpler. All else stays tiny.
+        seed: Of all weights.
+
+    Raises:
+        ConfigError: A value cannot be used.
+    """
+
+    encoders: EncoderSize = "tiny"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_encoder_size(self.encoders)

@@ -1,0 +1,68 @@
+"""Write a tiny CosyVoice3 checkpoint with random weights. Not a model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from vllm_tts_cache.families.cosyvoice3.tiny import configs, sizes
+from vllm_tts_cache.families.cosyvoice3.tiny.flow_weights import add_flow
+from vllm_tts_cache.families.cosyvoice3.tiny.networks import (
+    write_speaker_network,
+    write_speech_tokenizer,
+)
+from vllm_tts_cache.families.cosyvoice3.tiny.sizes import CheckpointOptions
+from vllm_tts_cache.families.cosyvoice3.tiny.talker_weights import add_talker
+from vllm_tts_cache.families.cosyvoice3.tiny.vocoder_weights import add_vocoder
+from vllm_tts_cache.testing.qwen_tokenizer import (
+    IM_END,
+    save_text_tokenizer,
+    train_text_tokenizer,
+)
+from vllm_tts_cache.testing.weights import WeightBuilder
+
+_PARTS = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
+
+
+def write(
+    directory: Path, options: CheckpointOptions, report: Callable[[str], None]
+) -> None:
+    """Fill an empty directory.
+
+    Args:
+        directory: Where to write.
+        options: Equal options give byte-identical files.
+        report: Called with the name of each step as it begins.
+    """
+    # As released, where the host goes by the folder's name.
+    (directory / "config.json").write_text("{}\n")
+    report("text tokenizer")
+    _write_talker_folder(directory / configs.TALKER_FOLDER)
+    for name, add in _PARTS.items():
+        report(name)
+        weights = WeightBuilder(options.seed)
+        add(weights)
+        # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
+        with (directory / name).open("wb") as file:
+            torch.save(weights.tensors, file)
+    report("speech tokenizer")
+    write_speech_tokenizer(
+        directory / "speech_tokenizer_v3.onnx",
+        WeightBuilder(options.seed, "speech_tokenizer."),
+        sizes.TOKENIZER[options.encoders],
+    )
+    report("speaker network")
+    write_speaker_network(
+        directory / "campplus.onnx",
+        WeightBuilder(options.seed, "campplus."),
+        sizes.SPEAKER[options.encoders],
+    )
+
+
+def _write_talker_folder(folder: Path) -> None:
+    folder.mkdir()
+    text = train_text_tokenizer()
+    save_text_tokenizer(folder, text)
+    config = configs.talker_config(text.id_of(IM_END))
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
