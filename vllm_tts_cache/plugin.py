@@ -71,13 +71,12 @@ def cpu_platform() -> str | None:
 
 def _replace_models() -> None:
     from vllm_omni.diffusion.registry import register_diffusion_model
-    from vllm_omni.model_executor.models.registry import OmniModelRegistry
 
+    from vllm_tts_cache.model_executor import registries
     from vllm_tts_cache.speaker.family import families
 
+    registries.install()
     for family in families():
-        for architecture, ours in family.models.items():
-            OmniModelRegistry.register_model(architecture, ours)
         for architecture, ours in family.pipelines.items():
             module, _, name = ours.partition(":")
             register_diffusion_model(architecture, module, name)

@@ -57,6 +57,7 @@ FAMILY = Family(
     recognises=is_cosyvoice3,
     # Of both stages; each is told which one it is.
     models={"CosyVoice3Model": f"{_HERE}.worker:CachedCosyVoice3Model"},
+    host_is_multimodal=True,
     adapter=f"{_HERE}.adapter:CachedCosyVoice3Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:CosyVoice3Prompts",
