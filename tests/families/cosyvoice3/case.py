@@ -42,7 +42,6 @@ CASE = Case(
     stage=TALKER_STAGE,
     hf_config=hf_config,
     mode_of=mode_of,
-    official="the official code at ace7c47, part by part: it is in no package",
     announced={TOKENS: num_tokens, MEL: num_mel_frames},
     message_bytes_per_second=25.0,  # a placeholder for each speech token
     second_server={

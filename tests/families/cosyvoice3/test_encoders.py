@@ -117,8 +117,10 @@ def test_no_thread_is_started_so_the_encode_threads_manners_hold(
 ):
     """A pool of the runtime's own would compute beside decoding, and not give way."""
     started = []
+    own = set()
 
     def work():
+        own.add(str(threading.get_native_id()))
         os.sched_setscheduler(threading.get_native_id(), policy, os.sched_param(0))
         torch.set_num_threads(1)
         loaded = load_reference_encoders(cosyvoice3_checkpoint, CPU)
@@ -132,7 +134,8 @@ def test_no_thread_is_started_so_the_encode_threads_manners_hold(
     thread.start()
     thread.join()
     assert started == []
-    assert threads() <= before
+    # The system may still list a thread that Python has joined.
+    assert threads() - own <= before
 
 
 # How much

@@ -33,7 +33,7 @@ from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
 from vllm_tts_cache.model_executor.preemption import resume_by_replay
 
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
-NUM_BLOCKS = 22  # one of them is the null block
+NUM_BLOCKS = 18  # one of them is the null block
 NUM_REQUESTS, MAX_TOKENS = 5, 90
 NUM_CODES = 6_561
 PROCESSOR = (

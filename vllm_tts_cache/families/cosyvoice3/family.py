@@ -73,4 +73,6 @@ FAMILY = Family(
     # As the official code refuses them.
     limits=ClipLimits(min_sample_rate_hz=16_000, max_seconds=30.0),
     asks_inline_transcript=True,
+    official="each part of the official code at ace7c47, which is in no package",
+    never_run="a released checkpoint, a GPU",
 )
