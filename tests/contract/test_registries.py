@@ -1,0 +1,102 @@
+"""Whichever registry the host asks, and whenever, it is told our class."""
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.model_executor.model_loader import utils as loader
+from vllm.model_executor.models import ModelRegistry, interfaces
+from vllm_omni.engine import arg_utils
+from vllm_omni.engine.arg_utils import OmniEngineArgs
+from vllm_omni.model_executor.models.registry import _OMNI_MODELS, OmniModelRegistry
+
+from tests.host_source import calls_in
+from vllm_tts_cache import plugin
+from vllm_tts_cache.model_executor import registries
+from vllm_tts_cache.speaker.family import families
+
+REPLACED = [
+    pytest.param(family, architecture, ours, id=f"{family.name}-{architecture}")
+    for family in families()
+    for architecture, ours in family.models.items()
+]
+EARLY = [each for each in REPLACED if each.values[0].host_is_multimodal]
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    """As before each configuration that the host makes of a stage."""
+    plugin.register()
+    args: Any = SimpleNamespace()
+    OmniEngineArgs._ensure_omni_models_registered(args)
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_asked_before():
+    loader._MODEL_ARCH_BY_HASH.clear()
+
+
+def spelled(model):
+    return f"{model.module_name}:{model.class_name}"
+
+
+@pytest.mark.parametrize(("family", "architecture", "ours"), REPLACED)
+def test_the_hosts_own_registry_has_ours(family, architecture, ours):
+    del family
+    assert spelled(OmniModelRegistry.models[architecture]) == ours
+
+
+@pytest.mark.parametrize(("family", "architecture", "ours"), EARLY)
+def test_both_registries_agree_where_vllms_is_asked_first(family, architecture, ours):
+    del family
+    assert spelled(ModelRegistry.models[architecture]) == ours
+    assert ModelRegistry.models[architecture] == OmniModelRegistry.models[architecture]
+
+
+@pytest.mark.parametrize(("family", "architecture", "ours"), REPLACED)
+def test_a_family_says_whether_the_host_takes_audio_there(family, architecture, ours):
+    """If it does, vLLM asks for the class before the host can tell it ours."""
+    del ours
+    folder, module, name = _OMNI_MODELS[architecture]
+    hosts = import_module(f"vllm_omni.model_executor.models.{folder}.{module}")
+    is_multimodal = interfaces.supports_multimodal(getattr(hosts, name))
+    assert is_multimodal is family.host_is_multimodal
+
+
+def asked(registry, architecture):
+    """The class that a process loads whose configuration has this registry."""
+    config: Any = SimpleNamespace(
+        model="a checkpoint",
+        convert_type="none",
+        runner_type="generate",
+        trust_remote_code=True,
+        model_impl="auto",
+        hf_config=SimpleNamespace(architectures=[architecture], model_type=""),
+        hf_text_config=SimpleNamespace(),
+        registry=registry,
+        _get_transformers_backend_cls=lambda: "a backend",
+    )
+    return loader.get_model_architecture(config)[0]
+
+
+@pytest.mark.parametrize(("family", "architecture", "ours"), EARLY)
+def test_what_was_asked_first_is_what_is_loaded(family, architecture, ours):
+    """What vLLM's loader remembers does not tell the registries apart."""
+    del family
+    early, later = (asked(r, architecture) for r in (ModelRegistry, OmniModelRegistry))
+    assert early is later
+    assert f"{early.__module__}:{early.__name__}" == ours
+    assert not interfaces.supports_multimodal(early)
+
+
+def test_registering_twice_wraps_nothing_twice():
+    registries.install()
+    assert arg_utils.register_omni_models_to_vllm is registries.register_models_to_vllm
+    assert registries.register_omni_models_to_vllm.__module__ == arg_utils.__name__
+
+
+def test_seam_the_host_registers_its_classes_by_this_name():
+    name = registries.register_omni_models_to_vllm.__name__
+    method = "_ensure_omni_models_registered"
+    assert calls_in("engine/arg_utils.py", "OmniEngineArgs", method, name)
