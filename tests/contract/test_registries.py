@@ -41,27 +41,27 @@ def spelled(model):
     return f"{model.module_name}:{model.class_name}"
 
 
-@pytest.mark.parametrize(("family", "architecture", "ours"), REPLACED)
-def test_the_hosts_own_registry_has_ours(family, architecture, ours):
-    del family
+@pytest.mark.parametrize(("of", "architecture", "ours"), REPLACED)
+def test_the_hosts_own_registry_has_ours(of, architecture, ours):
+    del of
     assert spelled(OmniModelRegistry.models[architecture]) == ours
 
 
-@pytest.mark.parametrize(("family", "architecture", "ours"), EARLY)
-def test_both_registries_agree_where_vllms_is_asked_first(family, architecture, ours):
-    del family
+@pytest.mark.parametrize(("of", "architecture", "ours"), EARLY)
+def test_both_registries_agree_where_vllms_is_asked_first(of, architecture, ours):
+    del of
     assert spelled(ModelRegistry.models[architecture]) == ours
     assert ModelRegistry.models[architecture] == OmniModelRegistry.models[architecture]
 
 
-@pytest.mark.parametrize(("family", "architecture", "ours"), REPLACED)
-def test_a_family_says_whether_the_host_takes_audio_there(family, architecture, ours):
+@pytest.mark.parametrize(("of", "architecture", "ours"), REPLACED)
+def test_a_family_says_whether_the_host_takes_audio_there(of, architecture, ours):
     """If it does, vLLM asks for the class before the host can tell it ours."""
     del ours
     folder, module, name = _OMNI_MODELS[architecture]
     hosts = import_module(f"vllm_omni.model_executor.models.{folder}.{module}")
     is_multimodal = interfaces.supports_multimodal(getattr(hosts, name))
-    assert is_multimodal is family.host_is_multimodal
+    assert is_multimodal is of.host_is_multimodal
 
 
 def asked(registry, architecture):
@@ -80,10 +80,10 @@ def asked(registry, architecture):
     return loader.get_model_architecture(config)[0]
 
 
-@pytest.mark.parametrize(("family", "architecture", "ours"), EARLY)
-def test_what_was_asked_first_is_what_is_loaded(family, architecture, ours):
+@pytest.mark.parametrize(("of", "architecture", "ours"), EARLY)
+def test_what_was_asked_first_is_what_is_loaded(of, architecture, ours):
     """What vLLM's loader remembers does not tell the registries apart."""
-    del family
+    del of
     early, later = (asked(r, architecture) for r in (ModelRegistry, OmniModelRegistry))
     assert early is later
     assert f"{early.__module__}:{early.__name__}" == ours

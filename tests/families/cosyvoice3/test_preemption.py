@@ -33,7 +33,7 @@ from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
 from vllm_tts_cache.model_executor.preemption import resume_by_replay
 
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
-NUM_BLOCKS = 18  # one of them is the null block
+NUM_BLOCKS = 22  # one of them is the null block
 NUM_REQUESTS, MAX_TOKENS = 5, 90
 NUM_CODES = 6_561
 PROCESSOR = (
@@ -258,7 +258,7 @@ def test_a_preempted_request_says_what_it_would_have_said(
     scheduler.scheduler_config.long_prefill_token_threshold = chunk
     resume_by_replay(scheduler)
     engine, tokens = speak(talker, spoken, scheduler)
-    assert engine.num_preemptions > 2
+    assert engine.num_preemptions > 1
     assert engine.num_replayed > 30
     assert_same(engine, tokens, undisturbed, spoken)
 
