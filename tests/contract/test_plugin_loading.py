@@ -22,6 +22,7 @@ FINGERPRINT = """
 import json, logging
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.diffusion.registry import DiffusionModelRegistry
+from vllm_omni.engine import arg_utils
 from vllm_omni.entrypoints.openai import api_server, tts_adapters
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
 from vllm_omni.worker.mixins import OmniWorkerMixin
@@ -33,6 +34,7 @@ def fingerprint():
             for family in families() for name in family.models],
         "pipelines": [DiffusionModelRegistry.models[name].module_name
             for family in families() for name in family.pipelines],
+        "vllms_models": arg_utils.register_omni_models_to_vllm.__module__,
         "mixin": sorted(n for n in vars(OmniWorkerMixin) if "tts_cache" in n),
         "scheduler": "_update_request_with_output" in vars(OmniARScheduler),
         "serving": api_server.OmniOpenAIServingSpeech.__module__,
@@ -179,7 +181,8 @@ def test_switched_off_everything_is_stocks(fingerprints):
     assert fingerprints["switched off"] == stock
     assert (stock["mixin"], stock["scheduler"]) == ([], False)
     modules = [*stock["models"], *stock["pipelines"], *stock["routes"]]
-    modules += [stock["serving"], stock["stream"], *stock["adapters"]]
+    modules += [stock["vllms_models"], stock["serving"], stock["stream"]]
+    modules += stock["adapters"]
     assert all(module.startswith("vllm_omni.") for module in modules), modules
 
 
@@ -190,6 +193,7 @@ def test_registering_puts_our_parts_in_place(fingerprints):
     ours = [
         *once["models"],
         *once["pipelines"],
+        once["vllms_models"],
         once["serving"],
         once["stream"],
         *adapters,
