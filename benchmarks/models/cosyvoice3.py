@@ -1,7 +1,6 @@
 """CosyVoice3 as it is measured, and what stock is changed by to run here."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ OWN_TOKENIZER = f"{__name__}:own_tokenizer"
 
 
 def own_tokenizer() -> None:
-    """Have stock's API process compute speech tokens by the checkpoint's own file.
+    """Have stock compute speech tokens by the checkpoint's own file.
 
     It downloads another network for that, of a gigabyte, which has nothing to do with
-    the tiny checkpoint. So it encodes as much as ours, and where it always does.
+    the tiny checkpoint. So it encodes as much as ours, and where it always does: in the
+    API process, and once in each stage, which tries at start what it is made for.
     """
-    if "vllm_omni.entrypoints.openai.api_server" not in sys.modules:
-        return
     import numpy as np
     import torch
     from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import (

@@ -16,12 +16,17 @@ from vllm_tts_cache import plugin
 from vllm_tts_cache.model_executor import registries
 from vllm_tts_cache.speaker.family import families
 
-REPLACED = [
-    pytest.param(family, architecture, ours, id=f"{family.name}-{architecture}")
-    for family in families()
-    for architecture, ours in family.models.items()
-]
-EARLY = [each for each in REPLACED if each.values[0].host_is_multimodal]
+
+def replaced(*those):
+    return [
+        pytest.param(family, architecture, ours, id=f"{family.name}-{architecture}")
+        for family in those
+        for architecture, ours in family.models.items()
+    ]
+
+
+REPLACED = replaced(*families())
+EARLY = replaced(*(each for each in families() if each.host_is_multimodal))
 
 
 @pytest.fixture(autouse=True)

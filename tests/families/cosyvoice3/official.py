@@ -44,7 +44,7 @@ def speech_tokens(checkpoint, path):
         first.name: feat.numpy(),
         second.name: np.array([feat.shape[2]], dtype=np.int32),
     }
-    return network.run(None, given)[0].flatten()
+    return np.asarray(network.run(None, given)[0]).flatten()
 
 
 def speaker(checkpoint, path):
@@ -53,7 +53,8 @@ def speaker(checkpoint, path):
     feat = feat - feat.mean(dim=0, keepdim=True)
     network = session(checkpoint / "campplus.onnx")
     (name,) = (given.name for given in network.get_inputs())
-    return network.run(None, {name: feat.unsqueeze(dim=0).numpy()})[0].flatten()
+    vector = network.run(None, {name: feat.unsqueeze(dim=0).numpy()})[0]
+    return np.asarray(vector).flatten()
 
 
 def mel(_checkpoint, path):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import pickle
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -112,6 +114,27 @@ def test_the_host_finds_every_weight_of_its_decoder_and_no_other(cosyvoice3_chec
     assert tensors(cosyvoice3_checkpoint, "hift.pt").keys() == hift.keys()
 
 
+class Marks:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (self.path.touch, ())
+
+
+@pytest.mark.parametrize("name", ["flow.pt", "hift.pt"])
+def test_weights_that_would_run_code_are_refused(cosyvoice3_checkpoint, tmp_path, name):
+    """The host leaves that to torch, which did not refuse them before 2.6."""
+    copy = shutil.copytree(cosyvoice3_checkpoint, tmp_path / "copy")
+    torch.save({"weight": Marks(tmp_path / "ran")}, copy / name)
+    decoder = CosyVoice3Code2Wav(CASE.hf_config(copy))
+    with pytest.raises(pickle.UnpicklingError):
+        decoder.load_weights(str(copy), torch.device("cpu"))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_constants_among_the_weights_are_the_hosts(cosyvoice3_checkpoint):
     """What is no weight and yet in the file: it must not be random."""
     decoder = CosyVoice3Code2Wav(CASE.hf_config(cosyvoice3_checkpoint))
@@ -176,7 +199,7 @@ def test_the_tokenizer_halves_twice_and_rounds_up(cosyvoice3_checkpoint, num_fra
         "feats_length": np.array([num_frames], np.int32),
     }
     assert [i.name for i in session.get_inputs()] == list(given)
-    (codes,) = session.run(None, given)
+    codes = np.asarray(session.run(None, given)[0])
     assert codes.shape == (1, math.ceil(math.ceil(num_frames / 2) / 2))
     assert codes.min() >= 0 and codes.max() < 6_561
 
@@ -190,7 +213,7 @@ def test_codes_are_all_over_the_codebook(cosyvoice3_checkpoint):
         "feats": frames.astype(np.float32),
         "feats_length": np.array([4_000], np.int32),
     }
-    codes = session.run(None, given)[0].flatten()
+    codes = np.asarray(session.run(None, given)[0]).flatten()
     assert len(np.unique(codes)) > 300
     digits = codes[:, None] // 3 ** np.arange(8) % 3
     for digit in range(3):

@@ -40,6 +40,7 @@ def test_every_mode_speaks_from_encodings_that_are_made_once(client, make_clip):
     assert client.encodes() == before
 
 
+@pytest.mark.long  # one round of it is among the tests of every family
 def test_two_that_begin_beside_a_running_one_keep_their_voices(
     client, shared_server, make_clip
 ):

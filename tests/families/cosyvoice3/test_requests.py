@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,7 +101,8 @@ async def test_a_zero_shot_prompt_is_as_long_as_the_hosts_and_holds_no_audio(
     spoken, spoken_length = extract_text_token(
         f"{SYSTEM}{MARK}{SPOKEN}", tokenizer, "all"
     )
-    hosts, _ = concat_text_with_prompt_ids(text, length, spoken, spoken_length)
+    lengths: Any = (length, spoken_length)
+    hosts, _ = concat_text_with_prompt_ids(text, lengths[0], spoken, lengths[1])
     clip = (await server.client.get("/v1/audio/voices/Ann")).json()["voice"]
     num_samples = round(clip["duration_seconds"] * clip["sample_rate"])
     num_codes = num_used_tokens(num_samples, clip["sample_rate"])

@@ -5,6 +5,7 @@ noise for all.
 """
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def speak(decoder, *requests):
         seq_token_counts=[len(each) for each in codes],
     )
     assert isinstance(output, OmniOutput)
-    return [audio.clone() for audio in output.multimodal_outputs["audio"]]
+    outputs: Any = output.multimodal_outputs
+    return [audio.clone() for audio in outputs["audio"]]
 
 
 def test_it_is_our_class_and_has_no_speakers(decoder):

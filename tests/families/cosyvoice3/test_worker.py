@@ -116,6 +116,23 @@ def hosts_rows(talker, ids, tokens):
     )
 
 
+def test_a_resumed_code_is_not_looked_up_among_the_texts_as_by_the_host(
+    talker, voice, ours
+):
+    prompt = ours(voice, ZERO_SHOT)
+    whole, request = prefill(talker, prompt)
+    code = torch.tensor([700], dtype=torch.int32)
+    said = request.step(talker, ids=code)
+    span = torch.cat([torch.ones(request.num_tokens, dtype=torch.int32), code])
+    again = Request("resumed", prompt).step(talker, ids=span)
+    assert torch.equal(again, torch.cat([whole, said]))
+    (texts,) = prompt["additional_information"][prompts.TEXT_IDS]
+    tokens = voice.used()["speech_token"]
+    hosts = hosts_rows(talker, [*texts, *code.tolist()], tokens)
+    as_text = talker.talker.llm.model.embed_tokens(code)
+    assert torch.equal(hosts[1 + len(texts)], as_text[0])
+
+
 @MODES
 def test_each_mode_is_the_official_codes(talker, voice, ours, mode):
     rows, _ = prefill(talker, ours(voice, mode))
@@ -365,7 +382,7 @@ def test_nothing_samples_the_failure_id_by_chance(talker):
     logits = talker.compute_logits(torch.randn(64, 128).to(dtype))
     finite = set(logits.isfinite().any(dim=0).nonzero().flatten().tolist())
     assert finite == {*range(6_561), 6_562}
-    assert FAMILY.failure_id not in finite
+    assert FAMILY.failure_id is not None and FAMILY.failure_id not in finite
     # It has a row, should it be looked up in a step that was planned before.
     assert FAMILY.failure_id < len(talker.talker.speech_embedding.weight)
 

@@ -58,7 +58,7 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
 
     # Prompts hold no audio, so the host's processor, which encodes it in the API
     # process and downloads a network for that, is never made.
-    supports_multimodal = False  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+    supports_multimodal = False
     supports_multimodal_raw_input_only = False
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
@@ -118,6 +118,7 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
         positions: Tensor,
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
+        additional_information: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Compute as the host; the talker's hidden states alone.
@@ -128,7 +129,12 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
         if not self.has_preprocess and BUFFER in kwargs:
             kwargs[BUFFER] = [without_ours(info) for info in kwargs[BUFFER]]
         output = super().forward(
-            input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
+            input_ids,
+            positions,
+            intermediate_tensors,
+            inputs_embeds,
+            additional_information,
+            **kwargs,
         )
         return output.text_hidden_states if self.has_preprocess else output
 
@@ -136,10 +142,8 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
         """Put beside a step's hidden states what the decoder is told of each one."""
         if isinstance(model_outputs, OmniOutput):
             return model_outputs
-        infos = kwargs.get(BUFFER) or ()
-        return OmniOutput(
-            text_hidden_states=model_outputs, multimodal_outputs=handed_on(infos)
-        )
+        told: Any = handed_on(kwargs.get(BUFFER) or ())
+        return OmniOutput(text_hidden_states=model_outputs, multimodal_outputs=told)
 
     def _conditioning(self, info: Mapping[str, Any]) -> dict[str, Tensor]:
         """What the decoder is told, on the CPU and under the host's names.
@@ -170,7 +174,8 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
         Raises: TTSCacheError if it would have another length.
         """
         mode = mode_of_request(info)
-        ids = ids_of_request(info, self.talker.llm.model.vocab_size)
+        texts: Any = self.talker.llm.model
+        ids = ids_of_request(info, texts.vocab_size)
         made = count_positions(mode, num_ids=len(ids), num_tokens=len(codes))
         if made != announced:
             raise TTSCacheError(
@@ -180,8 +185,7 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
         marked = np.array([self.talker.sos, self.talker.task_id, *spoken])
         rows = self._code_rows(on_device(marked, device, torch.long))
         text_ids = on_device(np.array(ids), device, torch.long)
-        texts = self.talker.llm.model.embed_tokens(text_ids)
-        return torch.cat([rows[:1], texts, rows[1:]])
+        return torch.cat([rows[:1], texts.embed_tokens(text_ids), rows[1:]])
 
     def _code_rows(self, ids: Tensor) -> Tensor:
         return self.talker.speech_embedding.weight[ids.to(torch.long)]
