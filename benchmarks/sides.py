@@ -5,6 +5,7 @@ What a model's `StockSide` says comes on top, where stock could not run here as 
 
 import dataclasses
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from vllm_tts_cache.testing.server import Server, ServerOptions
 CHUNK_FRAMES = 5
 STOCK_ENVIRON = {"SPEAKER_CACHE_ENABLED": "0"}
 _ROOT = Path(__file__).parents[1]
+_DEVICE = "TTS_CACHE_CPU_DEVICE"
 _SIGHT_TIMEOUT_SECONDS = 30.0
 _CONNECTOR = "connector_of_shared_memory"  # of every deploy file of ours
 
@@ -71,6 +73,8 @@ class Side:
             "BENCHMARK_PROBE_FILE": str(self._sights),
             server_plugins.DECODES_FILE: str(self._decodes),
             server_plugins.CHECKPOINT: str(checkpoint),
+            # Stages of one device start one by one, those of the other side as well.
+            _DEVICE: f"{int(os.environ.get(_DEVICE, '0')) + self.is_stock}",
         }
         options = ServerOptions(
             model=checkpoint,
