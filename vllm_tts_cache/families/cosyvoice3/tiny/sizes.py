@@ -19,8 +19,9 @@ NUM_DIGITS = 8  # of a code, each 0, 1 or 2
 TALKER = TransformerSizes(
     hidden=128, intermediate=256, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32
 )
-# More than the text tokenizer has once the host has added its marks.
-TEXT_VOCAB_SIZE = 1_024
+# More than the text tokenizer has once the host has added its marks, and than there are
+# codes: stock looks up those of running requests as well when another begins.
+TEXT_VOCAB_SIZE = 8_192
 MAX_POSITIONS = 4_096
 
 LOOKAHEAD_CHANNELS = 32
