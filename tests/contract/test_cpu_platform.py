@@ -84,6 +84,24 @@ def test_diffusion_attention_runs_on_a_platform_that_the_host_does_not_ship():
     assert answer.shape == rows.shape
 
 
+def test_what_the_hosts_layers_fall_back_on_runs_there_as_well(monkeypatch):
+    """OmniVoice computes with that, as our attention packs no requests."""
+    from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend
+    from vllm_omni.diffusion.attention.layer import Attention
+
+    from vllm_tts_cache.platforms.cpu_diffusion_attention import fall_back_on_it
+
+    # Put back afterwards, as others may look at the host's own.
+    monkeypatch.setattr(SDPABackend, "get_impl_cls", SDPABackend.get_impl_cls)
+    fall_back_on_it()
+    options = {"num_heads": 2, "head_size": 8, "softmax_scale": 1.0, "causal": False}
+    layer = Attention(**options)
+    rows = torch.randn(1, 5, 2, 8, generator=torch.Generator())
+    assert layer.sdpa_fallback is not None
+    answer = layer.sdpa_fallback.forward(rows, rows, rows)
+    assert torch.equal(answer, layer.attention.forward(rows, rows, rows))
+
+
 @pytest.fixture
 def handed_on(monkeypatch):
     """What a diffusion worker in a process of its own hands on, without a device."""

@@ -8,6 +8,7 @@ from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerProc
 
 from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
+from vllm_tts_cache.platforms.cpu_diffusion_attention import fall_back_on_it
 from vllm_tts_cache.platforms.cpu_isa import ask_for_tiles, leave_out_matrices
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -21,6 +22,7 @@ class CPUDiffusionWorker(DiffusionWorker):
         leave_out_matrices()
         ask_for_tiles()
         forgive_emptying_no_cache()
+        fall_back_on_it()
         pack_outputs_here()
         super().init_device()
 

@@ -30,3 +30,12 @@ class CPUDiffusionBackend(SDPABackend):
     def get_impl_cls() -> type[SDPAImpl]:
         """Return the class above."""
         return CPUDiffusionAttention
+
+
+def fall_back_on_it() -> None:
+    """Have the host's layers fall back on it too.
+
+    Beside the attention that the platform names, each has one of the host's own
+    choice: some models compute with that where they are not on a card they know.
+    """
+    SDPABackend.get_impl_cls = staticmethod(CPUDiffusionBackend.get_impl_cls)

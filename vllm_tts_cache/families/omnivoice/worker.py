@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm_omni.diffusion.attention.layer import Attention
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import (
     OmniVoicePipeline,
@@ -51,16 +50,8 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
         # How loud the references were of the requests that are being prepared.
         self._rms: list[float | None] = []
         if self.device.type == "cpu":
-            self._leave_out_what_runs_on_cards()
-
-    def _leave_out_what_runs_on_cards(self) -> None:
-        # The host takes Triton wherever it can be imported, on any device.
-        omnivoice_generator._TRITON_AVAILABLE = False
-        # And beside the attention that its platform names each layer has one that it
-        # falls back on, of the host's own: that knows no CPU.
-        for module in self.generator.modules():
-            if isinstance(module, Attention):
-                module.sdpa_fallback = module.attention
+            # The host takes Triton wherever it can be imported, on any device.
+            omnivoice_generator._TRITON_AVAILABLE = False
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the pipeline, then our own encoder: no request pays for it."""
