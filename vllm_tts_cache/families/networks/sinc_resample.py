@@ -3,42 +3,30 @@
 It is what the host does for Fish Speech, and what the official CosyVoice3 does.
 """
 
-import math
 from functools import lru_cache
 
-import soxr
 import torch
 import torchaudio
 from torch import Tensor
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-
-# The kernel has an entry for every pair of input and output samples within the
-# rates' common period. It is small for every rate that audio is recorded in, but at
-# 44,101 Hz it would take 15 GB.
-_KERNEL_MAX_ENTRIES = 2**22
+from vllm_tts_cache.families.networks import sinc_filter
 
 # Part of the fingerprint of each encoder that resamples so.
-RESAMPLER = f"torchaudio_sinc_hann/soxr_hq_above_{_KERNEL_MAX_ENTRIES}"
+RESAMPLER = f"torchaudio_sinc_hann/{sinc_filter.INSTEAD}"
 
 
 def resample(audio: ReferenceAudio, rate_hz: int, device: torch.device) -> Tensor:
     """The samples at ``rate_hz``: ``(num_samples,)`` float32 on ``device``."""
     samples, from_hz = audio.samples, audio.sample_rate_hz
-    num_entries = _num_kernel_entries(from_hz, rate_hz)
-    if num_entries > _KERNEL_MAX_ENTRIES:
-        samples = soxr.resample(samples, from_hz, rate_hz, quality="HQ")
+    is_too_large = sinc_filter.is_too_large(from_hz, rate_hz)
+    if is_too_large:
+        samples = sinc_filter.resample_without(samples, from_hz, rate_hz)
     # A copy, because the samples are read-only, which torch does not know.
     waveform = torch.tensor(samples, device=device)
-    if from_hz == rate_hz or num_entries > _KERNEL_MAX_ENTRIES:
+    if from_hz == rate_hz or is_too_large:
         return waveform
     return _kernel(from_hz, rate_hz, device)(waveform.unsqueeze(0)).squeeze(0)
-
-
-def _num_kernel_entries(from_hz: int, to_hz: int) -> int:
-    """About; the filter's six zero crossings to each side make the rest of it."""
-    divisor = math.gcd(from_hz, to_hz)
-    return (from_hz // divisor) * (to_hz // divisor)
 
 
 # At most 16 MiB each.
