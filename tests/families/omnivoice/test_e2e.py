@@ -81,6 +81,7 @@ def test_what_there_is_none_of_is_said_in_one_sentence(client, make_clip):
     assert "control token" in message(client.speak("<|text_end|>Hello."))
 
 
+@pytest.mark.long  # a server of its own; test_worker.py has the same of the pipeline
 def test_of_a_batch_only_the_one_fails_whose_reference_is_gone(servers, make_clip):
     """Here several requests are computed at once."""
     server, client = servers.start(
