@@ -22,6 +22,8 @@ def loaded_pipeline(pipeline_class, architecture, checkpoint):
     with set_current_diffusion_config(config):
         pipeline = pipeline_class(od_config=config)
     pipeline.load_weights(())
+    # Its tensors are tiny: to hand them to more threads takes longer than they do.
+    torch.set_num_threads(1)
     try:
         yield pipeline
     finally:

@@ -88,7 +88,7 @@ class PrefillEngine(InProcessEngine):
             )
 
     @property
-    def error(self):
+    def error(self) -> type[Exception]:
         """What the host raises of a request that the engine has ended."""
         from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -109,8 +109,6 @@ class PrefillEngine(InProcessEngine):
 class DiffusionEngine(PrefillEngine):
     """The same of a diffusion model, which has no configuration of a language model."""
 
-    error = RuntimeError  # pyright: ignore[reportAssignmentType]
-
     def __init__(self, checkpoint, *speakers, family, **config):
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
@@ -119,6 +117,10 @@ class DiffusionEngine(PrefillEngine):
         self.default_sampling_params_list = [OmniDiffusionSamplingParams()]
         self.architecture = self.case.stage["model_arch"]
         self.params = []
+
+    @property
+    def error(self):
+        return RuntimeError
 
     def get_diffusion_od_config(self):
         return SimpleNamespace(model_class_name=self.architecture)

@@ -62,7 +62,7 @@ class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
         """Name the speaker, and give the transcript that goes with its encodings."""
-        named = {FIELD: speaker.ref.to_wire()}
+        named: dict[str, Any] = {FIELD: speaker.ref.to_wire()}
         if speaker.request.ref_text is not None:
             named["ref_text"] = self.tts_cache_transcript(speaker.request.ref_text)
         return PreparedRequest(prompt=named, model_type=self.tts_cache_family.name)

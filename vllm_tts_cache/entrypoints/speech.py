@@ -55,6 +55,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     _is_started = False
     _diffusion_adapter: DiffusionAdapter | None = None
+    _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -81,7 +82,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     def _restore_uploaded_speakers(self) -> None:
         """Open the storage; stock opens every stored file here."""
-        engine = self._diffusion_engine if self._diffusion_mode else self.engine_client
+        is_diffusion = self._diffusion_mode
+        engine: Any = self._diffusion_engine if is_diffusion else self.engine_client
         self.speakers = open_service(
             load_settings(),
             engine,

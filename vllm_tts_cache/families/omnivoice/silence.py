@@ -95,7 +95,7 @@ def _excess(pcm: Pcm, kept_ms: int) -> int:
     silent_ms = 0
     while silent_ms < length_ms:
         piece = _cut(pcm, (silent_ms, min(silent_ms + EDGE_STEP_MS, length_ms)))
-        energy = np.sum(piece.astype(np.int64) ** 2, keepdims=True)
+        energy = np.array([np.sum(piece.astype(np.int64) ** 2)])
         if not _is_silent(energy, piece.size / _SAMPLES_PER_MS).all():
             break
         silent_ms += EDGE_STEP_MS

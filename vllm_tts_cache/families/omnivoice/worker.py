@@ -56,7 +56,7 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the pipeline, then our own encoder: no request pays for it."""
         loaded = super().load_weights(weights)
-        self._load_speakers_of(self.model_path, self.device, self.od_config.dtype)
+        self._load_speakers_of(str(self.model_path), self.device, self.od_config.dtype)
         return loaded
 
     def forward(self, req: Any) -> list[DiffusionOutput]:
