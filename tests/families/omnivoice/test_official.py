@@ -57,13 +57,14 @@ class Clip:
         seconds = np.arange(self.num_samples) / self.rate_hz
         pitch_hz = rng.uniform(90, 220) + 15 * np.sin(2 * np.pi * 0.7 * seconds)
         phase = 2 * np.pi * np.cumsum(pitch_hz) / self.rate_hz
-        voice = sum(np.sin(k * phase) / k for k in range(1, 9)) * self.level
+        sines = [np.sin(k * phase) / k for k in range(1, 9)]
+        voice = np.asarray(sum(sines)) * self.level
         for start, end in self.pauses:
             voice[round(start * self.rate_hz) : round(end * self.rate_hz)] = 0.0
         shape = (self.num_samples, self.num_channels)
         noise = rng.standard_normal(shape) * self.floor
         path = directory / f"{self.stem}.wav"
-        samples = (np.asarray(voice)[:, None] + noise).clip(-0.99, 0.99)
+        samples = (voice[:, None] + noise).clip(-0.99, 0.99)
         soundfile.write(path, samples, self.rate_hz, subtype=self.subtype)
         return path
 

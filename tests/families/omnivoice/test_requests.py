@@ -5,6 +5,7 @@ The host has no adapter there: one method of its serving class does it all.
 
 import asyncio
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,7 +288,8 @@ async def test_another_diffusion_model_is_the_hosts_and_clones_nothing_through_u
     omnivoice_checkpoint, tmp_path, monkeypatch
 ):
     server = served(omnivoice_checkpoint, tmp_path, monkeypatch)
-    server.engine.architecture = "WanPipeline"
+    engine: Any = server.engine
+    engine.architecture = "WanPipeline"
     async with running(server):
         assert server.handler.served_family is None
         assert (await server.speak()).status_code == 200

@@ -6,6 +6,7 @@ tested with the encoder.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,6 +108,13 @@ def spoken(pipeline, *prompts, **params):
     return pipeline.forward(batch(*prompts, **params))
 
 
+@torch.inference_mode()
+def spoken_by_the_hosts(pipeline, *prompts) -> Any:
+    """As loud as it is before ours makes it quieter."""
+    request: Any = batch(*prompts)
+    return OmniVoicePipeline.forward(pipeline, request)
+
+
 def audio(pipeline, prompt):
     (output,) = spoken(pipeline, prompt)
     assert output.error is None
@@ -172,16 +180,14 @@ def test_an_answer_is_as_quiet_as_its_reference(pipeline, peak):
     quiet = Voice(pipeline, samples_of(peak=peak))
     rms = float(quiet.encoding["rms"][0])
     assert 0 < rms < LOUDNESS
-    with torch.inference_mode():
-        (loud,) = OmniVoicePipeline.forward(pipeline, batch(ours(quiet)))
+    (loud,) = spoken_by_the_hosts(pipeline, ours(quiet))
     assert torch.equal(audio(pipeline, ours(quiet)), loud.output * rms / LOUDNESS)
 
 
 def test_in_a_batch_each_is_as_loud_as_its_own_reference(pipeline, voice):
     quiet = Voice(pipeline, samples_of(peak=0.02))
     prompts = [ours(voice), absent(), {"input": TEXT}, ours(quiet)]
-    with torch.inference_mode():
-        plain = OmniVoicePipeline.forward(pipeline, batch(*prompts))
+    plain = spoken_by_the_hosts(pipeline, *prompts)
     heard = spoken(pipeline, *prompts)
     gain = float(quiet.encoding["rms"][0]) / LOUDNESS
     for number, factor in ((0, 1.0), (2, 1.0), (3, gain)):
@@ -273,7 +279,7 @@ def test_a_step_at_a_time_the_same_is_prepared_and_as_loud(pipeline):
     whole = pipeline._prepare_request_input(ours(quiet), {"seed": 7})
     assert torch.equal(state.latents, whole.input_ids)
     state.extra["tokens"] = torch.zeros_like(state.extra["tokens"])
-    loud = OmniVoicePipeline.post_decode(pipeline, state).output
+    loud: Any = OmniVoicePipeline.post_decode(pipeline, state).output
     rms = float(quiet.encoding["rms"][0])
     heard = pipeline.post_decode(state).output
     assert torch.equal(heard, loud * rms / LOUDNESS)
@@ -293,6 +299,7 @@ def test_a_worker_answers_for_the_pipeline(pipeline):
     worker = SimpleNamespace(rank=0, model_runner=SimpleNamespace(pipeline=pipeline))
     answer = worker_methods.tts_cache_describe(worker)
     described = wire.decode_answer(wire.Described, answer)
+    assert isinstance(described, wire.Described)
     assert described.fingerprints == pipeline.tts_cache_speakers.fingerprints
 
 
