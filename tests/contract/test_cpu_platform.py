@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import vllm_omni  # noqa: F401  which imports our platform; the other way is a circle
 
 from vllm_tts_cache.platforms.cpu import (
     forgive_emptying_no_cache,
