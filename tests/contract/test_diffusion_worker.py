@@ -33,6 +33,9 @@ from vllm_tts_cache.model_executor import worker_methods
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.rpc_client import (
     DESCRIBE,
+    ENCODING,
+    FAILED,
+    FORGET,
     STATS,
     WANT,
     UnsupportedModelError,
@@ -138,6 +141,14 @@ def test_every_method_answers_as_that_of_a_talkers_worker(executor, speakers, re
     (stats,) = called(reached, STATS)
     assert stats.stats["encodes"] == {"codec": 1}
     assert stats.stats["rpc_calls"]["tts_cache_want"] == 2
+    asked = wire.EncodingCall(audio_sha256=ref.audio_sha256, encoder="codec")
+    (stored,) = called(reached, ENCODING, asked)
+    assert stored.encoding
+    (failed,) = called(reached, FAILED, wire.FailedCall(request_ids=["speech-1"]))
+    assert failed.causes == {}
+    gone = wire.ForgetCall(audio_sha256s=[ref.audio_sha256])
+    (forgotten,) = called(reached, FORGET, gone)
+    assert (forgotten.num_entries, forgotten.busy) == (1, [])
 
 
 @EXECUTORS
