@@ -2,11 +2,12 @@
 
 vLLM-Omni loads its general plugins in every process of a server. Their metadata is
 written into the server's work directory, which only its PYTHONPATH names. The plugins
-are in `models`, beside the models that need them; each acts in the processes of the
-stages only: the API process has no network.
+are in `models`, beside the models that need them; each acts where its host encodes: in
+the processes of the stages, or in the API process, and in no other.
 """
 
 import multiprocessing
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,3 +36,8 @@ def announce(directory: Path, entries: Sequence[str]) -> None:
 def is_api_process() -> bool:
     """Whether this process has no stage."""
     return multiprocessing.parent_process() is None
+
+
+def is_server_api() -> bool:
+    """Whether this is a server's API process, which has the host loaded already."""
+    return is_api_process() and "vllm_omni.entrypoints.openai.api_server" in sys.modules

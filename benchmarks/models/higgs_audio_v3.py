@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import TRANSCRIPT, Model, StockSide
-from benchmarks.server_plugins import CHECKPOINT, is_api_process
+from benchmarks.server_plugins import CHECKPOINT, is_server_api
 from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY
 
 OWN_TOKENIZER = f"{__name__}:own_tokenizer"
@@ -15,9 +15,10 @@ def own_tokenizer() -> None:
     """Have stock encode with the checkpoint's own tokenizer, as ours does.
 
     It would fetch a copy of the released one from another repository at the first
-    clone, and here is neither a network nor a reason to measure another size.
+    clone, and here is neither a network nor a reason to measure another size. It
+    encodes in the API process.
     """
-    if not is_api_process():
+    if not is_server_api():
         return
     from vllm_omni.model_executor.models.higgs_audio_v2 import higgs_audio_v2_tokenizer
 
