@@ -3,7 +3,6 @@
 import json
 
 import msgspec
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
@@ -12,39 +11,12 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
 )
 
 from tests.contract.test_speech import by_websocket, data_url, in_a_batch, wav
-from tests.in_process_workers import SpectrumEncoder
-from tests.speech_server import Server, running
-from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v3.prompt import FILLER_ID
 from vllm_tts_cache.families.networks import rows
-from vllm_tts_cache.families.networks.higgs_tokenizer.frames import num_clip_frames
 from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker.ref import FIELD
-from vllm_tts_cache.store.encoding import Encoding
 
 SPOKEN = "What is said in it."
-
-
-class CodesEncoder(SpectrumEncoder):
-    """``codes`` of the audio's length."""
-
-    def encode(self, audio):
-        super().encode(audio)
-        number = num_clip_frames(audio.num_samples, audio.sample_rate_hz)
-        return Encoding({"codes": np.zeros((number, 8), np.int16)})
-
-
-@pytest.fixture
-async def server(higgs_audio_v3_checkpoint, tmp_path, monkeypatch):
-    server = Server(
-        higgs_audio_v3_checkpoint,
-        tmp_path,
-        monkeypatch,
-        encoders=[CodesEncoder("codec")],
-        family=FAMILY,
-    )
-    async with running(server) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
