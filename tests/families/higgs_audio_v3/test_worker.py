@@ -5,6 +5,7 @@ adapter sends: the delayed codes, and where they stand.
 """
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ TEXT = "The keeper counts the ships, and then counts them again."
 SPOKEN = "What is said in the reference."
 ABSENT = "0" * 64
 CHUNKS = (1, 7, 16, 64)
-EOS = 151_643
+EOS, AUDIO = 151_643, 151_670
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +270,46 @@ def test_a_failed_request_samples_the_id_that_ends_it(talker, voice):
         output = talker.sample(logits, greedy(2))
     ids = output.sampled_token_ids.flatten().tolist()
     assert ids == [FAMILY.failure_id, talker._audio_continuation_id]
+
+
+def drawn(talker, request_id, seed, *, neighbours=()):
+    """The codes of two decode steps that were drawn for a request.
+
+    Args:
+        talker: Whose.
+        request_id: A new one.
+        seed: Its own.
+        neighbours: Others that begin with the first step, and leave after it.
+    """
+    hidden = torch.randn(
+        1, talker.config.hidden_size, generator=torch.Generator().manual_seed(1)
+    )
+    generators, codes = {0: torch.Generator().manual_seed(seed)}, []
+    for others in (neighbours, ()):
+        ids = [torch.tensor([AUDIO])] + [torch.tensor([300, AUDIO])] * len(others)
+        rows = hidden.to(torch.bfloat16).repeat(len(ids), 1)
+        with torch.inference_mode():
+            talker.set_batch_req_ids([request_id, *others])
+            begin_step(talker, ids, [request_id, *others])
+            sampling = replace(
+                greedy(len(ids)),
+                temperature=torch.ones(len(ids)),
+                all_greedy=False,
+                generators=generators,
+            )
+            talker.sample(talker.compute_logits(rows), sampling)
+            for _ in ids:
+                talker.postprocess(rows)
+        codes.append(talker._decode_last_codes[0].clone())
+    return torch.stack(codes)
+
+
+def test_what_is_drawn_for_a_request_depends_on_no_neighbour(talker):
+    """The host draws once more in each step in which one of its rows does not speak."""
+    alone = drawn(talker, "alone", seed=5)
+    assert not torch.equal(drawn(talker, "another", seed=6), alone)
+    for name, others in (("again", ()), ("beside", ("newcomer",))):
+        assert torch.equal(drawn(talker, name, seed=5, neighbours=others), alone)
 
 
 def greedy(num_rows):

@@ -1,10 +1,13 @@
 """The Higgs Audio v3 talker, taking its reference codes by content address."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
 from vllm_omni.model_executor.models.higgs_audio_v3 import (
     higgs_audio_v3_talker as host,
 )
@@ -33,6 +36,11 @@ class CachedHiggsAudioV3Talker(
     tts_cache_family = FAMILY
     num_added_rows = NUM_ADDED_ROWS
     given = _CODES
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        # The host makes one of vLLM's where there is none.
+        self._stock_sampler = DetachedSampler()
 
     def forward(
         self,
@@ -86,3 +94,27 @@ class CachedHiggsAudioV3Talker(
             rows, input_ids, positions, list(infos)
         )
         return self._apply_audio_feedback(rows, input_ids)
+
+
+class DetachedSampler(Sampler):
+    """Draws text ids without using up the requests' own generators.
+
+    Once a request speaks there is nothing to draw: its id is ``<|audio|>``. The host
+    passes over it in steps in which every row speaks, and in no other. Codes are drawn
+    from the same generators, so without this it would be heard who comes and goes.
+    """
+
+    def forward(
+        self,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+        *others: Any,
+        **named: Any,
+    ) -> Any:
+        """Sample as vLLM does."""
+        generators = {
+            row: generator.clone_state()
+            for row, generator in sampling_metadata.generators.items()
+        }
+        detached = replace(sampling_metadata, generators=generators)
+        return super().forward(logits, detached, *others, **named)
