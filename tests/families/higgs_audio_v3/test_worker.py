@@ -41,6 +41,7 @@ SPOKEN = "What is said in the reference."
 ABSENT = "0" * 64
 CHUNKS = (1, 7, 16, 64)
 EOS, AUDIO = 151_643, 151_670
+BOC = 1024  # of a codebook that has not begun
 
 
 @pytest.fixture(scope="module")
@@ -298,10 +299,9 @@ def drawn(talker, request_id, seed, *, neighbours=()):
                 generators=generators,
             )
             talker.sample(talker.compute_logits(rows), sampling)
-            for _ in ids:
-                talker.postprocess(rows)
-        codes.append(talker._decode_last_codes[0].clone())
-    return torch.stack(codes)
+            published, *_ = [talker.postprocess(rows) for _ in ids]
+        codes.append(published["codes"]["audio"])
+    return torch.cat(codes)
 
 
 def test_what_is_drawn_for_a_request_depends_on_no_neighbour(talker):
@@ -310,6 +310,13 @@ def test_what_is_drawn_for_a_request_depends_on_no_neighbour(talker):
     assert not torch.equal(drawn(talker, "another", seed=6), alone)
     for name, others in (("again", ()), ("beside", ("newcomer",))):
         assert torch.equal(drawn(talker, name, seed=5, neighbours=others), alone)
+
+
+def test_what_was_published_stays_as_it_is(talker):
+    """The host sends it only when the next step has been sampled."""
+    first, second = drawn(talker, "speaks", seed=5)
+    assert first[1:].unique().tolist() == [BOC]
+    assert second[2:].unique().tolist() == [BOC] and second[1] != BOC
 
 
 def greedy(num_rows):

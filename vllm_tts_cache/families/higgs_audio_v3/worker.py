@@ -64,6 +64,18 @@ class CachedHiggsAudioV3Talker(
             input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
         )
 
+    def postprocess(self, *states: Any, **infos: Any) -> dict[str, Any]:
+        """Return what a request has just spoken, in memory of its own.
+
+        The host returns a view of what the next step writes into, and sends it when
+        that is done: without a prefix cache the codes of another frame, and where rows
+        have moved, of another request.
+        """
+        spoken: dict[str, Any] = super().postprocess(*states, **infos)
+        if not spoken:
+            return spoken
+        return {"codes": {"audio": spoken["codes"]["audio"].clone()}}
+
     def _reference(self, rows: ReferenceRows, codes: torch.Tensor) -> dict[str, Any]:
         places = np.arange(rows.start, rows.start + rows.num_rows)
         device = self.multimodal_embedding.weight.device
