@@ -14,9 +14,7 @@ class SamplingTalker(CachedTalker):
     left, it would fail, and every request of the step with it.
     """
 
-    def compute_logits(
-        self, hidden_states: Any, sampling_metadata: Any = None
-    ) -> torch.Tensor | None:
+    def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
         """As the host; how a failed request ends is for `sample` to say."""
         self._suspect_prefixes.end_step()  # all of its prefills were built
         host: Any = super(CachedTalker, self)

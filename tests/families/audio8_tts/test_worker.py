@@ -5,6 +5,7 @@ not what is ours.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ class CodesEncoder(SpectrumEncoder):
 
 @pytest.fixture
 def talker(tokenizer, tmp_path):
-    talker = CachedAudio8SlowAR.__new__(CachedAudio8SlowAR)
+    talker: Any = CachedAudio8SlowAR.__new__(CachedAudio8SlowAR)
     nn.Module.__init__(talker)
     generator = torch.Generator().manual_seed(0)
     words = nn.Embedding(LAST + 1, HIDDEN)
@@ -65,7 +66,7 @@ def talker(tokenizer, tmp_path):
     talker._eos_token_id, talker._pad_token_id = END, PAD
     talker._ras_window_size = 0
     talker._tokenizer = tokenizer
-    talker._failed_requests = FailedRequests(FAMILY.failure_id)
+    talker._failed_requests = FailedRequests(FAMILY.failure_id or 0)
     talker._suspect_prefixes = SuspectPrefixes()
     talker._requests_of_rows = []
     speakers = worker_speakers(tmp_path, [CodesEncoder("codec")])

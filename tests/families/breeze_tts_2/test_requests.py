@@ -4,6 +4,7 @@ import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ async def server(breeze_checkpoint, tokenizer, tmp_path, monkeypatch):
         encoders=[CodesEncoder("codec")],
         family=FAMILY,
     )
-    server.engine.model_config.max_model_len = 2048
+    config: Any = server.engine.model_config
+    config.max_model_len = 2048
     async with running(server) as server:
         server.handler._get_tts_adapter().tokenizer = tokenizer
         yield server
@@ -64,9 +66,8 @@ def hosts_prompt(server, audio=None, **fields):
     }
     sampling = server.engine.default_sampling_params_list[0]
     reference = None if audio is None else soundfile.read(io.BytesIO(audio))
-    return BreezeTTS2Adapter._build_prompt(
-        adapter, SimpleNamespace(**request), sampling, reference
-    )
+    hosts: Any = BreezeTTS2Adapter
+    return hosts._build_prompt(adapter, SimpleNamespace(**request), sampling, reference)
 
 
 def message(answer):

@@ -5,6 +5,7 @@ for its text encoder and its codebooks. The codec is the host's, with its weight
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def codec(breeze_checkpoint):
 
 @pytest.fixture
 def talker(breeze_checkpoint, codec, tmp_path):
-    talker = CachedBreezeTalker.__new__(CachedBreezeTalker)
+    talker: Any = CachedBreezeTalker.__new__(CachedBreezeTalker)
     nn.Module.__init__(talker)
     generator = torch.Generator().manual_seed(0)
     table = nn.Embedding(256, HIDDEN)
@@ -62,7 +63,7 @@ def talker(breeze_checkpoint, codec, tmp_path):
     for each in (table, frames):
         nn.init.normal_(each.weight, generator=generator)
     texts = Texts(table)
-    talker._text_graphs = {  # pyright: ignore[reportAttributeAccessIssue]
+    talker._text_graphs = {
         (number, size): texts for number in range(1, 9) for size in (32, 64, 128)
     }
     talker.config = SimpleNamespace(codebook_eos_token_id=0, vocab_size=VOCAB + 1)
@@ -70,7 +71,7 @@ def talker(breeze_checkpoint, codec, tmp_path):
     talker.depth_decoder = SimpleNamespace(embed_tokens=frames)
     talker.offsets = torch.arange(NUM_CODEBOOKS) * VOCAB
     talker.reference_encoder = codec
-    talker._failed_requests = FailedRequests(FAMILY.failure_id)
+    talker._failed_requests = FailedRequests(FAMILY.failure_id or 0)
     talker._suspect_prefixes = SuspectPrefixes()
     encoders = load_reference_encoders(breeze_checkpoint, CPU)
     speakers = worker_speakers(tmp_path, encoders.values())
@@ -97,7 +98,7 @@ def clips(talker, tmp_path):
 
 
 def hosts_info(tokenizer, request_id, audio, **options):
-    made = build_breeze_prompt(
+    made: Any = build_breeze_prompt(
         tokenizer,
         TEXT,
         ref_audio=(audio.samples.copy(), 24_000),
@@ -118,7 +119,7 @@ def our_info(tokenizer, request_id, audio, ref, **changed):
     return {**told, "global_request_id": [request_id], **changed}
 
 
-def prepared(talker, infos, *, by=CachedBreezeTalker):
+def prepared(talker, infos, *, by: Any = CachedBreezeTalker):
     by.preprocess_batch(
         talker, req_ids=list(infos), model_intermediate_buffer=infos, device=CPU
     )
@@ -141,11 +142,12 @@ def test_what_requests_begin_with_is_the_hosts(talker, tokenizer, clips):
 
 def test_a_waveform_is_still_the_hosts_to_encode(talker, tokenizer, clips):
     (first, ref), (second, _) = clips
+    plain: Any = build_breeze_prompt(tokenizer, TEXT)
     mixed = {
         "r0": hosts_info(tokenizer, "r0", second),
         "r1": our_info(tokenizer, "r1", first, ref),
         "r2": {
-            **build_breeze_prompt(tokenizer, TEXT)["additional_information"],
+            **plain["additional_information"],
             "global_request_id": ["r2"],
         },
     }

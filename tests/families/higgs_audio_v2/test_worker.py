@@ -4,6 +4,8 @@ Both sides run on the real talker of a tiny checkpoint. The host's side is what 
 adapter sends, in the one case that the host serves: a prefill as a whole.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -133,8 +135,8 @@ def as_the_host(talker, voice, monkeypatch):
     from vllm import forward_context
 
     ends = torch.tensor([0, len(voice.ids)], dtype=torch.int32)
-    context = type("Context", (), {"attn_metadata": type("A", (), {})()})()
-    context.attn_metadata.query_start_loc = ends
+    metadata = SimpleNamespace(query_start_loc=ends)
+    context = SimpleNamespace(attn_metadata=metadata)
     monkeypatch.setattr(forward_context, "get_forward_context", lambda: context)
     delayed = _build_delay_pattern(torch.tensor(voice.codes.T).long()).T
     sent = {

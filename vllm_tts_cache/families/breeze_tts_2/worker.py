@@ -26,7 +26,9 @@ class KnownCodes:
     codes: torch.Tensor
 
 
-class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
+class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
+    CachedTalker, host.BreezeForConditionalGeneration
+):
     """The host's talker; only the codes of a reference are ours.
 
     Two requests speak a text with guidance, one of them without the instruction. Each
@@ -91,7 +93,8 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
                 self._fail(info, exc)
         if codes is None:  # harmless: the request ends with the id that is forced
             codes = torch.zeros(num_frames, self.num_codebooks, dtype=torch.long)
-        return KnownCodes(on_device(codes.numpy(), self.offsets.device))
+        offsets: Any = self.offsets
+        return KnownCodes(on_device(codes.numpy(), offsets.device))
 
     def _codes(self, info: Mapping[str, Any], num_frames: int) -> Array:
         """``(num_frames, num_codebooks)``, each inside its codebook.

@@ -8,6 +8,8 @@ Source: ``HubertModel`` and ``HiggsAudioV2TokenizerModel`` of transformers 5.14,
 which it is equal bit for bit on a CPU; its parameters are called as in the file.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, gelu, scaled_dot_product_attention
@@ -115,7 +117,7 @@ class _Positions(nn.Module):
         return gelu(self.conv(x.transpose(1, 2))[:, :, :num_places]).transpose(1, 2)
 
     def multiply_out(self) -> None:
-        conv = self.conv
+        conv: Any = self.conv
         # Torch's own kernel; written out, the last bit would differ.
         multiply = torch._weight_norm  # pyright: ignore[reportPrivateImportUsage]
         weight = multiply(conv.weight_v, conv.weight_g, 2)
