@@ -6,6 +6,7 @@ The prompts of both are built in one process, by the host's serving class.
 import msgspec
 import pytest
 import torch
+import transformers
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v3 import (
     HiggsAudioV3Adapter,
@@ -22,7 +23,7 @@ SECONDS = 29.5
 
 
 class FetchedError(Exception):
-    """The tokenizer would be downloaded now."""
+    """A tokenizer would be downloaded, or loaded, now."""
 
 
 @pytest.fixture
@@ -50,6 +51,20 @@ async def test_the_api_process_encodes_nothing_and_fetches_nothing(
     for fields in ({"voice": "Ann"}, inline):
         answer = await server.speak(**fields)
         assert answer.status_code == 200, answer.text
+    with pytest.raises(FetchedError):
+        await stocks_prompt(server)
+
+
+async def test_text_without_a_voice_loads_no_second_tokenizer(server, monkeypatch):
+    """Stock loads it on the event loop, for hundreds of milliseconds."""
+    await ann(server, ref_text=SPOKEN)
+    assert (await server.speak(voice="Ann")).status_code == 200
+
+    def load(*_, **__):
+        raise FetchedError
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
+    assert (await server.speak()).status_code == 200
     with pytest.raises(FetchedError):
         await stocks_prompt(server)
 

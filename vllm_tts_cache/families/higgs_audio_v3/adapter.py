@@ -11,6 +11,9 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v3 import (
     HiggsAudioV3Adapter,
 )
+from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
+    HiggsAudioV3TokenizerAdapter,
+)
 
 from vllm_tts_cache.entrypoints.adapter import Speaker
 from vllm_tts_cache.entrypoints.checked_texts import SHORT_CHARS, TextCheckingAdapter
@@ -57,6 +60,13 @@ class CachedHiggsAudioV3Adapter(TextCheckingAdapter, HiggsAudioV3Adapter):
         prompt = build() if is_short else await asyncio.to_thread(build)
         params = {FIELD: clip.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
+
+    async def _resolve_higgs_audio_v3_adapter(self) -> HiggsAudioV3TokenizerAdapter:
+        """Have text without a voice read by the tokenizer that is here already.
+
+        The host would load another on the event loop, at the first such request.
+        """
+        return (await asyncio.to_thread(lambda: self._builder)).hosts
 
     @cached_property
     def _builder(self) -> PromptBuilder:

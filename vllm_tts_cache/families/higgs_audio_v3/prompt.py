@@ -41,10 +41,13 @@ class PromptBuilder:
 
     Args:
         tokenizer: The checkpoint's.
+
+    Attributes:
+        hosts: What the host builds its prompts with.
     """
 
     def __init__(self, tokenizer: Any):
-        self._host = HiggsAudioV3TokenizerAdapter(tokenizer)
+        self.hosts = HiggsAudioV3TokenizerAdapter(tokenizer)
 
     def clone(
         self, text: str, transcript: str | None, *, ref: SpeakerRef, num_rows: int
@@ -60,10 +63,10 @@ class PromptBuilder:
         Raises:
             InvalidSpeakerError: The checkpoint has no transcripts in its prompts.
         """
-        if transcript and self._host.ref_text_id is None:
+        if transcript and self.hosts.ref_text_id is None:
             reason = "this checkpoint clones without a transcript; leave it out"
             raise InvalidSpeakerError("ref_text", reason)
-        ids = self._host.build_prompt(
+        ids = self.hosts.build_prompt(
             text, num_ref_tokens=num_rows, reference_text=transcript
         )
         start = ids.index(AUDIO_PLACEHOLDER_ID)
@@ -91,4 +94,4 @@ class PromptBuilder:
 
     @cached_property
     def _control_tokens(self) -> list[str]:
-        return sorted(self._host.tokenizer.get_added_vocab())
+        return sorted(self.hosts.tokenizer.get_added_vocab())
