@@ -78,4 +78,6 @@ def test_of_a_revision_what_the_host_loads_and_the_side_files_suffice(
     assert {name: e.fingerprint for name, e in found.items()} == {
         name: e.fingerprint for name, e in expected.items()
     }
-    assert hub.asked, "the host leaves something out"
+    # Of some families the host loads all that the encoders read.
+    left_out = set(case.family.side_files) - {"config.json"}
+    assert bool(hub.asked) is bool(left_out)
