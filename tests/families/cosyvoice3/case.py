@@ -44,11 +44,9 @@ CASE = Case(
     mode_of=mode_of,
     announced={TOKENS: num_tokens, MEL: num_mel_frames},
     message_bytes_per_second=25.0,  # a placeholder for each speech token
-    second_server={
-        "stage_0": {
-            "enable_chunked_prefill": True,
-            "max_num_batched_tokens": 128,
-        }
+    short_of_kv={
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": 128,
     },
     does=frozenset({"instructions"}),
 )

@@ -23,13 +23,11 @@ CASE = Case(
     announced={CODEC: num_clip_frames},
     # A placeholder of one byte for each frame; longer numbers for how many they are.
     message_bytes_per_second=25.1,
-    second_server={
-        "stage_0": {
-            "enable_chunked_prefill": True,
-            "max_num_batched_tokens": 128,
-            "max_model_len": 1024,
-            "num_gpu_blocks_override": 72,  # of 32 tokens: two requests and a bit
-        }
+    short_of_kv={
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": 128,
+        "max_model_len": 1024,
+        "num_gpu_blocks_override": 72,  # of 32 tokens: two requests and a bit
     },
     does=frozenset({"waits_for_kv", "rows_by_position"}),
 )
