@@ -1,6 +1,7 @@
 """Many clients on one server, some of whom hang up."""
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -17,6 +18,25 @@ def kv_counter(client, name):
     pattern = rf'^vllm:{name}_total\{{.*stage="0".*\}} (\S+)$'
     found = re.findall(pattern, client.http.get("/metrics").text, re.MULTILINE)
     return sum(map(float, found))
+
+
+def prefix_tokens(client, speak):
+    """What ``speak`` gives, and how many prompt tokens it had and found in the KV."""
+    before = settled(client)
+    spoken = speak()
+    assert spoken.status == 200, spoken.audio
+    had, found = (now - was for now, was in zip(settled(client), before, strict=True))
+    return spoken, had, found
+
+
+def settled(client):
+    """The counters of prompt tokens; they are told a while after an answer."""
+    names = ("prefix_cache_queries", "prefix_cache_hits")
+    last = None
+    while last != (now := [kv_counter(client, name) for name in names]):
+        last = now
+        time.sleep(0.4)
+    return now
 
 
 def speak_briefly(client, voice, text):

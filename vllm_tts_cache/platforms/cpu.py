@@ -135,8 +135,3 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     def max_memory_allocated(cls) -> int:
         """Return 0: nobody counts."""
         return 0
-
-    @classmethod
-    def memory_allocated(cls) -> int:
-        """Return 0: nobody counts."""
-        return 0

@@ -99,8 +99,10 @@ async def test_a_prompt_is_the_hosts_without_the_audio(server, fields):
     for mine, other in zip(
         expand_cfg_prompts(made, None), expand_cfg_prompts(expected, None), strict=True
     ):
-        assert mine.prompt["prompt_token_ids"] == other.prompt["prompt_token_ids"]
-        assert FIELD in mine.prompt["additional_information"]
+        ours: Any = mine.prompt
+        theirs: Any = other.prompt
+        assert ours["prompt_token_ids"] == theirs["prompt_token_ids"]
+        assert FIELD in ours["additional_information"]
 
 
 async def test_a_label_is_still_one_and_an_unknown_voice_is_refused(server):

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.crowds import kv_counter
+from tests.crowds import prefix_tokens
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.opening import open_existing
@@ -20,18 +20,6 @@ pytestmark = [
 SPOKEN = "These are the words of the reference."
 TEXTS = ("Hello there.", "Something else is said now, and it is longer.", "A third.")
 LONG_SECONDS = 29.5
-
-
-def prefix_tokens(client, speak):
-    """What ``speak`` gives, and how many prompt tokens it had and found in the KV."""
-    names = ("prefix_cache_queries", "prefix_cache_hits")
-    before = [kv_counter(client, name) for name in names]
-    spoken = speak()
-    assert spoken.status == 200, spoken.audio
-    had, found = (
-        kv_counter(client, name) - was for name, was in zip(names, before, strict=True)
-    )
-    return spoken, had, found
 
 
 def registered(client, name, clip, ref_text=SPOKEN):

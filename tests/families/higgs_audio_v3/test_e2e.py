@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.crowds import kv_counter
+from tests.crowds import prefix_tokens
 from vllm_tts_cache.testing.client import data_url
 
 pytestmark = [
@@ -16,18 +16,6 @@ pytestmark = [
 SPOKEN = "These are the words of the reference."
 TEXTS = ("Hello there.", "Something else is said now, and it is longer.", "A third.")
 LONG_SECONDS = 29.5
-NAMES = ("prefix_cache_queries", "prefix_cache_hits")
-
-
-def prefix_tokens(client, speak):
-    """What ``speak`` gives, and how many prompt tokens it had and found in the KV."""
-    before = [kv_counter(client, name) for name in NAMES]
-    spoken = speak()
-    assert spoken.status == 200, spoken.audio
-    had, found = (
-        kv_counter(client, name) - was for name, was in zip(NAMES, before, strict=True)
-    )
-    return spoken, had, found
 
 
 def registered(client, name, clip, ref_text=SPOKEN):

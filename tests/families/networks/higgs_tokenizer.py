@@ -1,6 +1,7 @@
 """What the encodings of the Higgs Audio tokenizer depend on, whoever has it."""
 
 from dataclasses import asdict
+from typing import Any
 
 from tests.families.identity import Section
 from vllm_tts_cache.families.networks.higgs_tokenizer import tokenizer
@@ -17,7 +18,7 @@ _PARTS = ("acoustic_model_config", "semantic_model_config")
 
 def sections(file, *path):
     """The config's parts, where it lies at ``path`` in a file of the checkpoint."""
-    values = {
+    values: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asdict(RELEASED).items()
     }

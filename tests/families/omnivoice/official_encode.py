@@ -14,15 +14,11 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
-from omnivoice.models.omnivoice import (  # pyright: ignore[reportMissingImports]
-    OmniVoice,
-    _combine_text,
-)
-from omnivoice.utils.text import (  # pyright: ignore[reportMissingImports]
-    add_punctuation,
-)
+from omnivoice.models.omnivoice import OmniVoice, _combine_text
+from omnivoice.utils.text import add_punctuation
 from safetensors.torch import save_file
 from transformers import HiggsAudioV2TokenizerModel
 
@@ -33,7 +29,7 @@ def main(checkpoint: str, texts: str, out: str, *clips: str) -> None:
     tokenizer = HiggsAudioV2TokenizerModel.from_pretrained(directory).eval()
     seen = SeenTokenizer(tokenizer)
     # All that it asks of the model: no language model is needed.
-    model = SimpleNamespace(
+    model: Any = SimpleNamespace(
         audio_tokenizer=seen,
         sampling_rate=tokenizer.config.sample_rate,
         _asr_pipe=None,
