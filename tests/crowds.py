@@ -30,7 +30,7 @@ def prefix_tokens(client, speak):
 
 
 def settled(client):
-    """The counters of prompt tokens; they are told a while after an answer."""
+    """The counters of prompt tokens, which are told a while after an answer."""
     names = ("prefix_cache_queries", "prefix_cache_hits")
     last = None
     while last != (now := [kv_counter(client, name) for name in names]):
