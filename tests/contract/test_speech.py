@@ -348,6 +348,37 @@ async def test_what_the_host_refuses_is_refused_before_anything_is_fetched(
     assert server.engine.calls == server.engine.prompts == []
 
 
+HOSTILE_SAMPLING = (
+    {"temperature": "hot"},
+    {"temperature": float("nan")},
+    {"temperature": True},
+    {"top_k": 0.5},
+    {"top_k": 2**70},
+    {"top_p": 7},
+    {"tts_local_seed": "x"},
+    {"tts_local_seed": 2**64},
+)
+
+
+@pytest.mark.parametrize("extra", HOSTILE_SAMPLING, ids=str)
+async def test_sampling_that_would_end_the_engine_is_refused(server, extra):
+    """The host hands it on unread, and a step of everybody's reads it."""
+    await registered(server)
+    body = json.dumps({"input": "Hi.", "voice": "Ann", "extra_params": extra})
+    answer = await server.client.post(
+        "/v1/audio/speech", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400, answer.text
+    assert "extra_params" in answer.text
+    assert server.engine.prompts == []
+
+
+async def test_sampling_that_is_fine_reaches_the_engine(server):
+    await registered(server)
+    extra = {"temperature": 1, "top_k": 5, "tts_local_seed": 7}
+    assert (await server.speak(voice="Ann", extra_params=extra)).status_code == 200
+
+
 # -------- how a request goes through
 
 

@@ -155,8 +155,8 @@ class CachedAdapter:
 
         Args:
             request: A clone, with the transcript that it is to be made with.
-            has_own_ref_text: Whether that came with the request. A stored one was
-                checked when it was registered.
+            has_own_ref_text: Whether that came with the request. A stored one need
+                not be looked at each time.
 
         Raises: InvalidSpeakerError.
         """

@@ -2,6 +2,8 @@
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
@@ -10,6 +12,7 @@ from vllm_tts_cache.entrypoints.adapter import CachedAdapter
 
 # A text is checked and cut into tokens in microseconds; a long one holds up the loop.
 SHORT_CHARS = 2000
+_MAX_STORED = 1024
 
 
 class TextCheckingAdapter(CachedAdapter):
@@ -28,8 +31,12 @@ class TextCheckingAdapter(CachedAdapter):
         Raises: InvalidSpeakerError.
         """
         await self._check_text("input", request.input)
-        if has_own_ref_text and request.ref_text is not None:
+        if request.ref_text is None:
+            return
+        if has_own_ref_text:
             await self._check_text("ref_text", request.ref_text)
+        else:
+            await _run(self._check_stored, request.ref_text)
 
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
@@ -42,7 +49,17 @@ class TextCheckingAdapter(CachedAdapter):
         return await super().speak(request, sampling_params_list, has_inline_ref_audio)
 
     async def _check_text(self, field: str, text: str) -> None:
-        if len(text) <= SHORT_CHARS:
-            self.tts_cache_check_text(field, text)
-        else:
-            await asyncio.to_thread(self.tts_cache_check_text, field, text)
+        await _run(partial(self.tts_cache_check_text, field), text)
+
+    @cached_property
+    def _check_stored(self) -> Callable[[str], None]:
+        """Once for each: registered for another model or by stock, it was not yet."""
+        check = partial(self.tts_cache_check_text, "ref_text")
+        return lru_cache(maxsize=_MAX_STORED)(check)
+
+
+async def _run(check: Callable[[str], None], text: str) -> None:
+    if len(text) <= SHORT_CHARS:
+        check(text)
+    else:
+        await asyncio.to_thread(check, text)

@@ -24,6 +24,7 @@ from vllm_tts_cache.entrypoints.request_speaker import (
     without_speaker,
 )
 from vllm_tts_cache.entrypoints.routing import status_of
+from vllm_tts_cache.entrypoints.sampling import check_sampling
 from vllm_tts_cache.entrypoints.service import (
     CannotCloneError,
     Upload,
@@ -238,6 +239,10 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             has_inline_ref_audio=has_inline_ref_audio,
             arrival_time=arrival_time,
         )
+        try:
+            check_sampling(request.extra_params)
+        except InvalidSpeakerError as exc:
+            raise _as_told(exc) from exc
         prepared = await _told(prepare(request_id=request_id))
         request_id, outputs, params = prepared
         if (ref := SpeakerRef.from_info(params)) is None:

@@ -77,7 +77,6 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
         )
 
     def _build(self, key: Any, encoding: Any, ref_text: str) -> fish_prompt.VoicePart:
-        self.tts_cache_check_text("ref_text", ref_text)
         return self._builder.voice(ref_text, key, encoding["codes"])
 
     @cached_property
