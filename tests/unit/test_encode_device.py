@@ -11,7 +11,11 @@ import torch
 
 from tests.encoding_samples import assert_same, make_encoding
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor.encode_device import MARGIN_BYTES, EncodeDevice
+from vllm_tts_cache.model_executor.encode_device import (
+    MARGIN_BYTES,
+    EncodeDevice,
+    capture_beside_encodes,
+)
 from vllm_tts_cache.speaker import origin
 from vllm_tts_cache.speaker.origin import cpu_name
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
@@ -309,3 +313,19 @@ on_a_thread(lambda: print(torch.get_num_threads()))
         env={"OMP_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path)},
     )
     assert done.stdout.split() == ["1", "2", "2"]
+
+
+def test_graphs_are_captured_so_that_an_encode_beside_them_may_allocate(monkeypatch):
+    """By torch's default an allocation of any thread spoils a capture."""
+    captured = []
+
+    def init(self, graph, pool=None, stream=None, capture_error_mode="global"):
+        captured.append(capture_error_mode)
+
+    monkeypatch.setattr(torch.cuda.graph, "__init__", init)
+    capture_beside_encodes()
+    capture_beside_encodes()  # once is enough
+    torch.cuda.graph(None)
+    torch.cuda.graph(None, None, None, "relaxed")
+    torch.cuda.graph(None, capture_error_mode="global")  # whoever says so means it
+    assert captured == ["thread_local", "relaxed", "global"]

@@ -564,6 +564,49 @@ async def test_waiting_leaves_the_event_loop_free(rig):
     assert ticks > 5
 
 
+async def test_a_worker_that_is_busy_for_too_long_has_failed_nobody(rig, monkeypatch):
+    """Nor those who came while it was asked, of whom it was never told."""
+    call, until = rig.engine.collective_rpc, time.monotonic() + 1.0
+
+    async def busy(method, **given):
+        if method == WANT.name and time.monotonic() < until:
+            await asyncio.sleep(0.4)
+            raise TimeoutError("the host's, after 30 s")
+        return await call(method, **given)
+
+    await rig.ensurer.fingerprints()
+    monkeypatch.setattr(rig.engine, "collective_rpc", busy)
+    first = asyncio.create_task(rig.ensurer.ensure(rig.need()))
+    await asyncio.sleep(0.3)
+    second = asyncio.create_task(rig.ensurer.ensure(rig.need(1)))
+    assert await asyncio.wait_for(asyncio.gather(first, second), 20) == [False, False]
+
+
+async def test_a_busy_worker_is_asked_for_states_once_at_a_time(rig, monkeypatch):
+    """Each call holds a thread until the worker answers."""
+    call, running, most = rig.engine.collective_rpc, 0, 0
+
+    async def busy(method, **given):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(1.2)
+            return await call(method, **given)
+        finally:
+            running -= 1
+
+    await rig.ensurer.fingerprints()
+    monkeypatch.setattr(rig.engine, "collective_rpc", busy)
+    asking = []
+    for seed in range(4):
+        need = rig.need(seed)
+        asking.append(asyncio.create_task(rig.ensurer.status(need, frozenset())))
+        await asyncio.sleep(0.6)
+    await asyncio.gather(*asking)
+    assert most == 1
+
+
 async def test_an_answer_for_one_that_left_ends_nobody_elses_wait():
     """Its caller waited for ever: nobody asked for the want any more."""
     wants = Wants(max_inline=4)

@@ -1,3 +1,4 @@
+import asyncio
 import logging
 
 import pytest
@@ -24,6 +25,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     ENCODING,
     FAILED,
     FORGET,
+    MAX_CALLS,
     STATS,
     WANT,
     AsyncWorkers,
@@ -175,6 +177,27 @@ async def test_an_engine_that_cannot_be_reached_is_an_error_of_ours(error, reaso
         await AsyncWorkers(UnreachableEngine(error)).call(STATS)
     with pytest.raises(WorkerRPCError, match=f"^tts_cache_stats: {reason}"):
         SyncWorkers(UnreachableSyncEngine(error)).call(STATS)
+
+
+class BusyEngine:
+    """Answers late, and counts who waits."""
+
+    def __init__(self):
+        self.running = self.most = 0
+
+    async def collective_rpc(self, method, **_):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.05)
+        self.running -= 1
+        raise RuntimeError(method)
+
+
+async def test_calls_to_a_busy_engine_do_not_pile_up():
+    workers = AsyncWorkers(engine := BusyEngine())
+    calls = (workers.call(STATS) for _ in range(10))
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert engine.most == MAX_CALLS
 
 
 def test_workers_with_different_encoders_are_refused():

@@ -91,7 +91,8 @@ def adapter_of(server: Any, engine: Any) -> DiffusionAdapter | None:
 
 
 # A context variable, because the host's method builds the prompt between our two ends.
-_speak: ContextVar[Speak | None] = ContextVar("speak", default=None)
+# In a list that is emptied: a task that the host begins inside keeps the context.
+_speak: ContextVar[list[Speak] | None] = ContextVar("speak", default=None)
 
 
 @contextmanager
@@ -101,10 +102,12 @@ def spoken_by(speak: Speak) -> Iterator[None]:
     Args:
         speak: Is given the request's id, and what submits it with more in its prompt.
     """
-    token = _speak.set(speak)
+    inside = [speak]
+    token = _speak.set(inside)
     try:
         yield
     finally:
+        inside.clear()
         _speak.reset(token)
 
 
@@ -126,6 +129,6 @@ class PromptingEngine:
         def submit(more: Mapping[str, Any]) -> AsyncIterator[Any]:
             return generate(prompt={**prompt, **more, REQUEST_FIELD: request_id})
 
-        if (speak := _speak.get()) is None:
+        if not (inside := _speak.get()):
             return generate(prompt=prompt)
-        return speak(request_id, submit)
+        return inside[0](request_id, submit)

@@ -17,7 +17,7 @@ from vllm_tts_cache.entrypoints.wants import (
     too_many_inline,
 )
 from vllm_tts_cache.errors import EncodeError, TTSCacheError
-from vllm_tts_cache.speaker.rpc_client import WANT, AsyncWorkers
+from vllm_tts_cache.speaker.rpc_client import WANT, AsyncWorkers, WorkerBusyError
 from vllm_tts_cache.speaker.wire import JobReport, JobState, WantAnswer, WantCall
 from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -187,7 +187,8 @@ class EncodePoller:
 
     def _is_due(self, now: float) -> bool:
         quiet_seconds = now - self._asked_at
-        if quiet_seconds < MIN_ASK_SECONDS:
+        # While the host waits for an answer it hands on nobody's request.
+        if quiet_seconds < max(MIN_ASK_SECONDS, self._answer_seconds):
             return False
         first = self._wants.first(MAX_OUTSTANDING)
         if self._has_news and not all(want.is_told for want in first):
@@ -223,11 +224,18 @@ class EncodePoller:
         for want, _ in told:
             want.is_told = True
         # The next answer may take as long, and a lease is to last until then.
-        lease_seconds = LEASE_SECONDS + self._answer_seconds
+        lease_seconds = LEASE_SECONDS + 3 * self._answer_seconds
         call = WantCall(wants=[w for _, w in told], lease_seconds=lease_seconds)
         began_at = time.monotonic()
         try:
             answers = await self._workers.call(WANT, call)
+        except WorkerBusyError:
+            # No encode has failed, and who waits has a patience of its own.
+            for want, _ in told:
+                want.is_told = False
+            self._has_news = True
+            self._expire()
+            return
         finally:
             # From here on: what the host is asked meanwhile waits behind this call.
             self._asked_at = time.monotonic()

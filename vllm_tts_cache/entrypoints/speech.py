@@ -269,6 +269,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             if (problem := adapter.validate(request)) is not None:
                 raise SpeakerRequestError(problem)
             named = (await build()).prompt
+        except asyncio.CancelledError:  # as the host: its route counts what it answers
+            return self._diffusion_error_response("Client disconnected")
         except TTSCacheError as exc:
             report_error(exc)
             return self._diffusion_error_response(str(exc), status_of(exc))

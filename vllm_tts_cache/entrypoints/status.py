@@ -30,6 +30,7 @@ class StatusLooks:
         self._wanted: dict[tuple[str, str], wire.Want] = {}
         self._next: asyncio.Task[Reports] | None = None
         self._asked_at = -LOOKS_SECONDS
+        self._turn = asyncio.Lock()
 
     async def look(
         self, ref: SpeakerRef, encoder_names: Iterable[str]
@@ -52,13 +53,14 @@ class StatusLooks:
         return [r for name in names for r in reports.get((ref.audio_sha256, name), [])]
 
     async def _ask(self) -> Reports:
-        wait = self._asked_at + LOOKS_SECONDS - time.monotonic()
-        await asyncio.sleep(max(0.0, wait))
-        wanted, self._wanted, self._next = self._wanted, {}, None
-        self._asked_at = time.monotonic()
-        # A lease of no seconds: tell, and encode nothing.
-        call = wire.WantCall(wants=list(wanted.values()), lease_seconds=0.0)
-        return reports_of(await self._workers.call(WANT, call))
+        async with self._turn:  # a busy worker answers late
+            wait = self._asked_at + LOOKS_SECONDS - time.monotonic()
+            await asyncio.sleep(max(0.0, wait))
+            wanted, self._wanted, self._next = self._wanted, {}, None
+            self._asked_at = time.monotonic()
+            # A lease of no seconds: tell, and encode nothing.
+            call = wire.WantCall(wants=list(wanted.values()), lease_seconds=0.0)
+            return reports_of(await self._workers.call(WANT, call))
 
 
 def status_of(reports: list[JobReport]) -> tuple[CacheStatus, str | None]:

@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import Any
 
 import torch
 
@@ -18,6 +20,8 @@ from vllm_tts_cache.store.encoding import Encoding
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _MIB = 1024**2
+_MARK = "_tts_cache_captures"
+_ERROR_MODE_PLACE = 3  # among what torch.cuda.graph takes
 # Kernels' workspaces, and what decoding may want to grow by in the meantime.
 MARGIN_BYTES = 256 * _MIB
 
@@ -40,6 +44,8 @@ class EncodeDevice:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._memory = GpuMemory(device) if self._is_cuda else None
+        if self._is_cuda:
+            capture_beside_encodes()
         self._stream: torch.cuda.Stream | None = None
         self._prepared = threading.local()  # a thread's id may come back in another
 
@@ -99,6 +105,26 @@ class EncodeDevice:
         return (
             nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         )
+
+
+def capture_beside_encodes() -> None:
+    """Have CUDA graphs captured so that other threads may allocate meanwhile; once.
+
+    Some models of the host capture while they serve (OmniVoice, Higgs Audio v3,
+    VoxCPM2). By torch's default any thread's allocation then spoils the capture.
+    """
+    init = torch.cuda.graph.__init__
+    if getattr(init, _MARK, False):
+        return
+
+    @wraps(init)
+    def beside(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) <= _ERROR_MODE_PLACE:
+            kwargs.setdefault("capture_error_mode", "thread_local")
+        init(self, *args, **kwargs)
+
+    setattr(beside, _MARK, True)
+    torch.cuda.graph.__init__ = beside
 
 
 class GpuMemory:

@@ -61,9 +61,9 @@ class EncodeQueue:
     """Runs ``work`` for each job, one after another, on a thread of its own.
 
     The thread starts with the first job, or with what is done on it while the model is
-    loaded. Jobs arrive by RPC, that is, when the engine serves: never while it captures
-    graphs. Every method that an RPC calls returns at once: the lock is never held over
-    an encode or a file.
+    loaded. Jobs arrive by RPC, that is, when the engine serves; a model that captures
+    graphs then does so beside them, see `encode_device`. Every method that an RPC calls
+    returns at once: the lock is never held over an encode or a file.
 
     Args:
         work: What is done for a job.

@@ -5,7 +5,9 @@ worker's exception as a value, and a replica or a stage that cannot be asked as 
 to itself; here both become errors. Of several replicas, those that answer do for all.
 """
 
+import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -25,12 +27,18 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 TALKER_STAGE = 0
 # An RPC returns between two decode steps; a worker that takes this long is stuck.
 TIMEOUT_SECONDS = 30.0
+# Of one method at once: the host waits for each in a thread, of which it has few.
+MAX_CALLS = 2
 
 A = TypeVar("A", bound=msgspec.Struct)
 
 
 class UnsupportedModelError(WorkerRPCError):
     """The model that is served clones no voices, or not through us."""
+
+
+class WorkerBusyError(WorkerRPCError):
+    """No answer came in time: a batch of a diffusion model may take longer."""
 
 
 class ForeignStoreError(WorkerRPCError):
@@ -95,11 +103,16 @@ class AsyncWorkers:
 
     def __init__(self, engine: AsyncEngine):
         self._engine = engine
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(MAX_CALLS)
+        )
 
     async def call(
         self, method: Method[A], request: msgspec.Struct | None = None
     ) -> list[A]:
         """Call a method; returns the answer of each worker of those replicas that do.
+
+        Of one method `MAX_CALLS` run at a time, and the others wait for their turn.
 
         Raises:
             UnsupportedModelError: No replica answers: they have no speaker side.
@@ -107,13 +120,16 @@ class AsyncWorkers:
                 all.
         """
         try:
-            results = await self._engine.collective_rpc(
-                method.name,
-                timeout=TIMEOUT_SECONDS,
-                args=_arguments(request),
-                stage_ids=[TALKER_STAGE],
-            )
-        except (RuntimeError, TimeoutError, futures.TimeoutError) as exc:
+            async with self._turns[method.name]:
+                results = await self._engine.collective_rpc(
+                    method.name,
+                    timeout=TIMEOUT_SECONDS,
+                    args=_arguments(request),
+                    stage_ids=[TALKER_STAGE],
+                )
+        except (TimeoutError, futures.TimeoutError) as exc:
+            raise WorkerBusyError(f"{method.name}: {str(exc) or repr(exc)}") from exc
+        except RuntimeError as exc:
             raise _unreachable(method, exc) from exc
         return checked_answers(method, results)
 

@@ -5,6 +5,7 @@ from typing import Any
 from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
 from vllm_tts_cache.entrypoints.diffusion import DiffusionAdapter
 from vllm_tts_cache.families.omnivoice.family import FAMILY
+from vllm_tts_cache.families.omnivoice.limits import check_request
 from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
 
 
@@ -20,8 +21,9 @@ class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
 
         Raises: InvalidSpeakerError.
         """
-        check_text("language", request.language or "")
-        check_text("instructions", request.instructions or "")
+        check_request(request)
+        for field in ("language", "instructions", "ref_text"):
+            check_text(field, getattr(request, field) or "")
         return super().validate(request)
 
     def tts_cache_check_text(self, field: str, text: str) -> None:

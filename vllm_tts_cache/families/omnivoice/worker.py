@@ -14,6 +14,7 @@ from vllm_omni.model_executor.models.omnivoice import omnivoice_generator
 
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY
+from vllm_tts_cache.families.omnivoice.limits import MAX_STEPS
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
 from vllm_tts_cache.model_executor.pipeline import CachedPipeline
 from vllm_tts_cache.model_executor.talker import on_device
@@ -62,6 +63,11 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
     def forward(self, req: Any) -> list[DiffusionOutput]:
         """Speak a batch as the host does, each request as loud as its reference."""
         self._rms.clear()
+        num_steps = req.requests[0].sampling_params.num_inference_steps
+        if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
+            # After none, masks would be decoded: on a GPU that ends the process.
+            error = f"num_inference_steps is {num_steps}; 1 to {MAX_STEPS} are possible"
+            return [DiffusionOutput(error=error) for _ in req.requests]
         outputs = super().forward(req)
         return [
             as_loud(output, rms) for output, rms in zip(outputs, self._rms, strict=True)
@@ -88,6 +94,8 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
         try:
             if isinstance(prompt, Mapping) and FIELD in prompt:
                 given, rms = self._with_codes(prompt)
+            if (seed := extra.get("seed")) is not None:
+                torch.Generator().manual_seed(seed)  # else it fails all of the batch
             return super()._prepare_request_input(given, extra)
         except Exception as exc:  # noqa: BLE001  its neighbours are in the batch
             return self._error(prompt, exc)

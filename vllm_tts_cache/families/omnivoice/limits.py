@@ -1,0 +1,57 @@
+"""What a request may ask of a model that speaks a text whole, and its batch with it.
+
+The host bounds none of it: nothing else is computed meanwhile, and what is no number
+fails the batch.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from vllm_omni.model_executor.models.omnivoice.duration import RuleDurationEstimator
+
+from vllm_tts_cache.errors import InvalidSpeakerError
+
+MAX_SECONDS = 300.0
+MAX_STEPS = 128
+MAX_CHARS = 2000  # of what is put in beside the text
+
+_MAX_COUNTED_CHARS = 20_000  # a longer text is not worth counting
+# As the host estimates without a voice's own pace.
+_PACE_TEXT, _PACE_FRAMES, _FRAMES_PER_SECOND = "Nice to meet you.", 25, 25
+
+
+class _Params(msgspec.Struct):
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    num_inference_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
+
+
+def check_request(request: Any) -> None:
+    """Refuse what would hold up or fail a batch.
+
+    Raises: InvalidSpeakerError.
+    """
+    for field in ("language", "instructions", "ref_text"):
+        if (length := len(getattr(request, field) or "")) > MAX_CHARS:
+            reason = f"it has {length} characters, at most {MAX_CHARS} are allowed"
+            raise InvalidSpeakerError(field, reason)
+    if spoken_seconds(request.input) > MAX_SECONDS:
+        reason = f"it takes more than {MAX_SECONDS:g} s to speak; send it in parts"
+        raise InvalidSpeakerError("input", reason)
+    _check_params(request.extra_params or {})
+
+
+def spoken_seconds(text: str) -> float:
+    """About how long the text takes, by the host's own estimate."""
+    if len(text) > _MAX_COUNTED_CHARS:
+        return float("inf")
+    estimate = RuleDurationEstimator().estimate_duration
+    return estimate(text, _PACE_TEXT, _PACE_FRAMES) / _FRAMES_PER_SECOND
+
+
+def _check_params(params: Mapping[str, Any]) -> None:
+    try:
+        msgspec.convert(params, _Params)
+    except msgspec.ValidationError as exc:
+        raise InvalidSpeakerError("extra_params", str(exc)) from exc
