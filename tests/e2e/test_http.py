@@ -90,6 +90,15 @@ def test_bad_embeddings_are_refused(client):
     assert "audio_sample" in error(neither, 400)
 
 
+def test_sampling_that_would_end_the_engine_is_refused(client, make_clip):
+    client.register("calm", make_clip(), ref_text="Hello there.")
+    heard = client.speak("Hi.", voice="calm")
+    for extra in ({"temperature": "hot"}, {"tts_local_seed": "x"}, {"top_k": 0.5}):
+        refused = client.speak("Hi.", voice="calm", extra_params=extra)
+        assert refused.status == 400 and b"extra_params" in refused.audio
+    assert client.speak("Hi.", voice="calm").audio == heard.audio
+
+
 def test_inline_audio_without_a_transcript_needs_x_vector_mode(client, make_clip):
     url = data_url(make_clip())
     refused = client.speak(ref_audio=url, task_type="Base")
