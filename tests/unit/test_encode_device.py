@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -325,7 +326,8 @@ def test_graphs_are_captured_so_that_an_encode_beside_them_may_allocate(monkeypa
     monkeypatch.setattr(torch.cuda.graph, "__init__", init)
     capture_beside_encodes()
     capture_beside_encodes()  # once is enough
-    torch.cuda.graph(None)
-    torch.cuda.graph(None, None, None, "relaxed")
-    torch.cuda.graph(None, capture_error_mode="global")  # whoever says so means it
+    graph: Any = None
+    torch.cuda.graph(graph)
+    torch.cuda.graph(graph, None, None, "relaxed")
+    torch.cuda.graph(graph, capture_error_mode="global")  # whoever says so means it
     assert captured == ["thread_local", "relaxed", "global"]

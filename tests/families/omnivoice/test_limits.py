@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +128,8 @@ async def test_a_client_that_leaves_while_its_voice_is_encoded_is_counted_down(s
     server.encoders[0].gate.clear()
     request = OpenAICreateSpeechRequest(input=TEXT, voice="Ann")
     raw = SimpleNamespace(app=server.app, headers={}, state=SimpleNamespace())
-    speaking = asyncio.create_task(api_server.create_speech.__wrapped__(request, raw))
+    route: Any = api_server.create_speech
+    speaking = asyncio.create_task(route.__wrapped__(request, raw))
     assert await asyncio.to_thread(server.encoders[0].entered.wait, 20)
     speaking.cancel()
     await asyncio.wait([speaking])
