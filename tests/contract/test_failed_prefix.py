@@ -1,5 +1,6 @@
 """What a failed request left in the prefix cache serves nobody: the real scheduler."""
 
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
-from tests.families.cases import default_case
+from tests.families.cases import cases, default_case
 from tests.real_scheduler import (
     BLOCK_SIZE,
     new_request,
@@ -30,11 +31,17 @@ def stage_config(default_checkpoint):
 
 @pytest.fixture
 def scheduler(stage_config):
+    with hooked():
+        yield new_scheduler(stage_config)
+
+
+@contextmanager
+def hooked():
     with pytest.MonkeyPatch.context() as patch:
         for name in ("__init__", "_update_request_with_output"):
             patch.setattr(OmniARScheduler, name, getattr(OmniARScheduler, name))
         ours.install()
-        yield new_scheduler(stage_config)
+        yield
 
 
 def clone(name, salt="voice"):
@@ -97,3 +104,19 @@ def test_another_voice_keeps_its_prefix(scheduler):
     scheduler.add_request(clone("next", salt="another voice"))
     scheduled, _ = step(scheduler, OTHER_TOKEN)
     assert num_cached(scheduled, "next") == 5 * BLOCK_SIZE
+
+
+@pytest.mark.parametrize(
+    "case", [each for each in cases() if each.family.models], ids=lambda case: case.name
+)
+def test_one_that_names_nobody_fails_where_the_model_has_no_voice_of_its_own(
+    case, stage_config
+):
+    """Else it would sample that id until its last token."""
+    (architecture, *_) = case.family.models
+    with hooked():
+        scheduler = new_scheduler(stage_config, architecture=architecture)
+        scheduler.add_request(new_request("nobody", PROMPT, 4))
+        _, told = step(scheduler, case.family.failure_id)
+    fails = case.family.name == "cosyvoice3"
+    assert told == {"nobody": FinishReason.ERROR if fails else None}

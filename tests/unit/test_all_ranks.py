@@ -91,7 +91,10 @@ def load_and_speak(ranks, directory):
         return encoders
 
     family: Any = SimpleNamespace(
-        side_files=(), part=lambda _: load, clones=lambda _: None
+        side_files=(),
+        encodes_on_cpu=False,
+        part=lambda _: load,
+        clones=lambda _: None,
     )
     model_config = SimpleNamespace(
         model=str(directory), revision=None, hf_token=None, dtype=torch.bfloat16

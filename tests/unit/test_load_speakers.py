@@ -20,6 +20,7 @@ from vllm_tts_cache.model_executor import load_speakers
 from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
 from vllm_tts_cache.model_executor.failed_requests import FailedRequests
 from vllm_tts_cache.model_executor.talker import CachedTalker
+from vllm_tts_cache.speaker.origin import origin_of
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.opening import open_store
 
@@ -38,6 +39,7 @@ class LoadedFamily:
     """
 
     side_files = ("config.json",)
+    encodes_on_cpu = False
 
     def __init__(self):
         self.refusal: str | None = None
@@ -134,6 +136,23 @@ def test_on_an_accelerator_the_thread_that_encodes_loads_and_warms_up(
 def test_on_a_cpu_nothing_is_gained_by_warming_up(talker, loaded, tmp_path):
     talker._load_speakers(vllm_config(tmp_path / "model", "cpu"))
     assert [e.num_calls for e in loaded.encoders.values()] == [0, 0]
+
+
+def test_encoders_that_compute_on_the_cpu_do_so_beside_any_talker(
+    talker, loaded, tmp_path
+):
+    """No GPU memory is asked for, the thread is nice, the CPU is named as origin."""
+    loaded.encodes_on_cpu = True
+    talker._load_speakers(vllm_config(tmp_path / "model"))
+    (load,) = loaded.loads
+    assert load[1] == torch.device("cpu")
+    assert [e.num_calls for e in loaded.encoders.values()] == [0, 0], "no warm-up"
+    store = open_store(Settings(samples_dir=tmp_path / "samples"))
+    prepare(talker.tts_cache_speakers, ref := store_clip(store, clip()), NAMES)
+    found = talker.tts_cache_speakers.prompt(ref, NAMES)
+    here = origin_of(torch.device("cpu"))
+    assert [each.origin for each in found.values()] == [here, here]
+    store.close()
 
 
 def test_a_model_whose_encoders_fail_to_warm_up_speaks_all_the_same(

@@ -61,7 +61,7 @@ def load_worker_speakers(
 
     Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
     """
-    device = _own_device(vllm_config.device_config.device)
+    device = _encode_device(vllm_config, family)
     ranks = ranks or tensor_parallel_ranks()
     speakers = build_worker_speakers({}, load_settings(), device, ranks=ranks)
     try:
@@ -77,7 +77,7 @@ def load_encoders(speakers: WorkerSpeakers, vllm_config: Any, family: Family) ->
 
     Raises: TTSCacheError if they are not what they should be.
     """
-    device = _own_device(vllm_config.device_config.device)
+    device = _encode_device(vllm_config, family)
     ranks = speakers.ranks
     hold_exact_matmuls(vllm_config.model_config.dtype)
 
@@ -136,9 +136,14 @@ def build_worker_speakers(
     )
 
 
-def _own_device(device: torch.device | str) -> torch.device:
-    """Add the index: the host names the kind only, and a new thread starts at 0."""
-    kind = torch.device(device)
+def _encode_device(vllm_config: Any, family: Family) -> torch.device:
+    """Return where the family's encoders compute, with its index.
+
+    The host names the kind only, and a new thread starts at 0.
+    """
+    if family.encodes_on_cpu:
+        return torch.device("cpu")
+    kind = torch.device(vllm_config.device_config.device)
     if kind.type == "cuda" and kind.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return kind

@@ -40,8 +40,9 @@ def _update_request_with_output(
     inherited = scheduler._update_request_with_output
     token_ids, stopped = inherited(request, new_token_ids, *args, **kwargs)
     family = family_of_model(*self.vllm_config.model_config.architectures)
-    failure_id = None if family is None else family.failure_id
-    if failure_id not in token_ids or not _names_a_speaker(request):
+    if family is None or family.failure_id not in token_ids:
+        return token_ids, stopped
+    if not (family.needs_voice or _names_a_speaker(request)):
         return token_ids, stopped
     request.status = RequestStatus.FINISHED_ERROR
     request.stop_reason = REASON

@@ -1,32 +1,39 @@
 """What every talker of ours shares, whatever its family; mixed in before the host's."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.errors import ConfigError, TTSCacheError
 from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
     SuspectPrefixes,
     request_id_of,
 )
 from vllm_tts_cache.model_executor.speaker_side import SpeakerSide
+from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.store.encoding import Array
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 
 class CachedTalker(SpeakerSide):
     """Takes speaker prompts by content address, and lets a request fail alone."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        is_second = getattr(vllm_config.model_config, "use_v2_model_runner", False)
+        if is_second and self.tts_cache_family.needs_first_runner:
+            raise _refused_runner(self.tts_cache_family)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         failure_id = self.tts_cache_family.failure_id
         assert failure_id is not None, "a talker ends a failed request by an id"
         self._failed_requests = FailedRequests(failure_id)
         self._suspect_prefixes = SuspectPrefixes()
         self._requests_of_rows: list[str] = []
-        if getattr(vllm_config.model_config, "use_v2_model_runner", False):
+        if is_second:
             # Only then does that runner say which row of the logits is whose.
             self.logitsprocs_need_output_token_ids = True
 
@@ -119,3 +126,14 @@ def on_device(
 
 def _spoilt_prefix() -> TTSCacheError:
     return TTSCacheError("what another request of it failed with was in the KV")
+
+
+def _refused_runner(family: Family) -> ConfigError:
+    problem = (
+        f"{family.title} cannot be served on the second model runner: it passes over "
+        "what gives requests their voices and ends those that fail. Set "
+        "model_runner: v1 in the deploy file."
+    )
+    # In a line of its own: the host puts pages around what is raised.
+    logger.error(problem)
+    return ConfigError(problem)

@@ -70,6 +70,7 @@ class Family:
         adapter: Our class in place of the host's adapter of the same name; of a
             diffusion model it stands alone, as the host has none for it.
         encoders_part: ``load(model_dir, device) -> {name: ReferenceEncoder}``.
+        encodes_on_cpu: Whether its encoders compute on the CPU wherever the model runs.
         offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
         tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.
         deploy_file: Its stages on a CPU, for the trial commands and tests.
@@ -79,6 +80,10 @@ class Family:
         sample_rate_hz: Of what it speaks.
         failure_id: A token id that the model never samples; it ends a request whose
             speaker prompt is missing. A diffusion pipeline returns an error instead.
+        needs_voice: Whether a request that names nobody fails as well: the model has no
+            voice of its own. Elsewhere the failure id may be an id like any other.
+        needs_first_runner: Whether the host's second model runner is refused at start:
+            it calls less of a talker than this one is made of.
         resumes: Whether a preempted request goes on as it would have. Without, room
             for all of a request is waited for before it starts.
         plausible_tokens: Of one that does not, how many tokens it plausibly takes to
@@ -105,12 +110,15 @@ class Family:
     pipelines: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
     adapter: str
     encoders_part: str = ""
+    encodes_on_cpu: bool = False
     offline_part: str = ""
     tiny_part: str = ""
     deploy_file: Path | None = None
     side_files: tuple[SideFile, ...] = ()
     sample_rate_hz: int
     failure_id: int | None = None
+    needs_voice: bool = False
+    needs_first_runner: bool = False
     resumes: bool = False
     plausible_tokens: Callable[[str], int] | None = None
     limits: ClipLimits = ClipLimits()

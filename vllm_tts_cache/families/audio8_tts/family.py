@@ -31,6 +31,7 @@ FAMILY = Family(
     side_files=("config.json", "codec.pth"),
     sample_rate_hz=44_100,
     failure_id=3071,  # a text id: the slow AR masks all of those
+    needs_first_runner=True,  # the second has its own sampler only
     # It does not resume: the host forgets the residual codes of what was spoken.
     official="the host's own codec encoder",
     never_run="a whole server (the codec has its released size only), a GPU",

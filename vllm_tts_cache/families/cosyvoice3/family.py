@@ -60,6 +60,7 @@ FAMILY = Family(
     host_is_multimodal=True,
     adapter=f"{_HERE}.adapter:CachedCosyVoice3Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
+    encodes_on_cpu=True,
     offline_part=f"{_HERE}.offline:CosyVoice3Prompts",
     tiny_part=f"{_HERE}.tiny:TINY",
     deploy_file=stage_configs.FOLDER / "cosyvoice3_cpu.yaml",
@@ -68,6 +69,8 @@ FAMILY = Family(
     # The last of the talker's own ids. Codes are 0 to 6,560; of those behind them only
     # 6,562 is ever sampled, which ends a speech.
     failure_id=6_760,
+    needs_voice=True,
+    needs_first_runner=True,  # the second wants more of `preprocess_decode_batch`
     # What a position behind the prompt is made of is its id, and nothing else.
     resumes=True,
     # As the official code refuses them.

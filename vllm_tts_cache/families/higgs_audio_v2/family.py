@@ -78,6 +78,8 @@ FAMILY = Family(
     side_files=("config.json",),
     sample_rate_hz=24_000,
     failure_id=3071,  # a text id: the talker samples <|AUDIO_OUT|> and the end only
+    # The second does not say whose the rows of a step are, and has its own sampler.
+    needs_first_runner=True,
     # It does not resume: what was spoken is kept by a row of the batch.
     official="the tokenizer of transformers 5.14, behind librosa 0.11",
     never_run="a whole server (the host samples without a seed), a GPU",

@@ -35,6 +35,8 @@ FAMILY = Family(
     side_files=("config.json",),
     sample_rate_hz=24_000,
     failure_id=3071,  # a text id: the talker samples <|audio|> and the end only
+    # The second does not say whose the rows of a step are, and has its own sampler.
+    needs_first_runner=True,
     # It does not resume: the frames that were spoken are kept for the next step only,
     # and a prefill that goes on with them would take them for so many <|audio|>.
     official="the tokenizer of transformers 5.14, behind librosa 0.11",
