@@ -195,6 +195,16 @@ def test_the_runtime_is_in_the_fingerprint_of_what_it_computes(
     assert {n for n in before if before[n] != after[n]} == {"speech_tokens", "speaker"}
 
 
+@pytest.mark.parametrize(("name", "num_inputs"), zip(FILES, (2, 1), strict=True))
+def test_the_runtime_keeps_nothing_of_the_clips_that_it_has_seen(
+    cosyvoice3_checkpoint, name, num_inputs
+):
+    network = onnx.load_onnx(cosyvoice3_checkpoint / name, num_inputs=num_inputs)
+    options = network.session.get_session_options()
+    assert not options.enable_cpu_mem_arena
+    assert not options.enable_mem_pattern
+
+
 def test_the_runtime_is_the_one_that_is_installed():
     assert onnxruntime.__version__ == onnx.VERSION
     assert onnx.PROVIDER == "CPUExecutionProvider"

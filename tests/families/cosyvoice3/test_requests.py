@@ -158,6 +158,7 @@ async def test_a_transcript_or_instructions_or_the_mode_itself_choose_it(server)
         {**INSTRUCTED, "ref_text": SPOKEN, "extra_params": named},
         {"ref_text": SPOKEN, "extra_params": {"clone_mode": "cross_lingual"}},
         {**INSTRUCTED, "extra_params": {"temperature": 0.5}},
+        {**INSTRUCTED, "extra_params": {"clone_mode": None}},
         {"instructions": " "},
     ):
         answer = await server.speak(voice="Ann", **fields)
@@ -169,6 +170,7 @@ async def test_a_transcript_or_instructions_or_the_mode_itself_choose_it(server)
         "instruct",
         "zero_shot",
         "cross_lingual",
+        "instruct",
         "instruct",
         "cross_lingual",
     ]
@@ -264,6 +266,31 @@ async def test_what_the_family_cannot_do_is_a_400_that_says_so(server, wrong, sa
     await ann(server)
     assert says in message(await server.speak(**wrong))
     assert server.engine.prompts == []
+
+
+async def test_instructions_that_are_missing_are_asked_for_before_a_clip_is_encoded(
+    server,
+):
+    named = {"extra_params": {"clone_mode": "instruct"}}
+    for fields in ({}, {"instructions": " "}):
+        answer = await server.speak(ref_audio=data_url(), **named, **fields)
+        assert "instructions" in message(answer)
+    assert server.encodes == dict.fromkeys(FAMILY.encoders, 0)
+
+
+@pytest.mark.parametrize("limit", [None, 20])
+async def test_instructions_are_as_long_as_the_host_lets_them_be(
+    server, monkeypatch, limit
+):
+    await ann(server)
+    if limit is not None:  # as the host's option has it
+        monkeypatch.setattr(server.handler, "_max_instructions_length", limit)
+    longest = server.handler._max_instructions_length
+    answer = await server.speak(voice="Ann", instructions="x" * longest)
+    assert answer.status_code == 200, answer.text
+    answer = await server.speak(voice="Ann", instructions="x" * (longest + 1))
+    assert f"at most {longest} characters" in message(answer)
+    assert modes(server) == ["instruct"]
 
 
 def clip_of(seconds, rate_hz):

@@ -9,11 +9,13 @@ from vllm_omni.entrypoints.openai.tts_adapters.cosyvoice3 import CosyVoice3Adapt
 
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
 from vllm_tts_cache.entrypoints.checked_texts import SHORT_CHARS
+from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
 from vllm_tts_cache.families.cosyvoice3.prompt import (
     PromptBuilder,
     mode_of_request,
+    needed_instructions,
     spoken_text,
     texts_of,
 )
@@ -32,6 +34,14 @@ class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
         """Load the tokenizer, so that the first request does not."""
         await asyncio.to_thread(lambda: self._builder)
 
+    def validate(self, request: Any) -> str | None:
+        """As every family; instructions are as long as the host lets any model's be."""
+        limit = self.ctx.server._max_instructions_length
+        if (length := len(request.instructions or "")) > limit:
+            reason = f"give at most {limit} characters; these are {length}"
+            return str(InvalidSpeakerError("instructions", reason))
+        return super().validate(request)
+
     async def build(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
     ) -> PreparedRequest:
@@ -39,9 +49,11 @@ class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
 
         Raises: SpeakerRequestError, ServerFaultError.
         """
-        named = request.extra_params or {}
-        if (request.instructions or "").strip() and CLONE_MODE not in named:
-            request.extra_params = {**named, CLONE_MODE: INSTRUCT.name}
+        extra = request.extra_params or {}
+        if (named := extra.get(CLONE_MODE)) == INSTRUCT.name:
+            needed_instructions(request.instructions)  # before a clip is fetched
+        elif named is None and (request.instructions or "").strip():
+            request.extra_params = {**extra, CLONE_MODE: INSTRUCT.name}
         return await super().build(request, sampling_params_list, has_inline_ref_audio)
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:

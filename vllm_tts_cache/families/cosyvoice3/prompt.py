@@ -66,10 +66,19 @@ def texts_of(
         return Texts("", spoken_text(mode, text))
     if mode is ZERO_SHOT:
         return Texts(_marked(transcript or "", f"{SYSTEM}{END_OF_PROMPT}{{}}"), text)
-    if not (instructions or "").strip():
+    told = needed_instructions(instructions)
+    return Texts(_marked(told, f"{SYSTEM} {{}}{END_OF_PROMPT}"), text)
+
+
+def needed_instructions(instructions: str | None) -> str:
+    """Return the instructions of a mode that needs some.
+
+    Raises: InvalidSpeakerError if there are none.
+    """
+    if instructions is None or not instructions.strip():
         reason = "say how to speak, as this mode does; or leave the mode out"
         raise InvalidSpeakerError("instructions", reason)
-    return Texts(_marked(instructions or "", f"{SYSTEM} {{}}{END_OF_PROMPT}"), text)
+    return instructions
 
 
 def spoken_text(mode: Mode, text: str) -> str:
