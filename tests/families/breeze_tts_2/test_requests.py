@@ -14,7 +14,7 @@ from vllm_omni.model_executor.stage_input_processors.breeze_tts_2 import (
     expand_cfg_prompts,
 )
 
-from tests.contract.test_speech import data_url, wav
+from tests.contract.test_speech import data_url, lose_files, registered, wav
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
 from vllm_tts_cache.catalogue.record import Segment
@@ -113,6 +113,31 @@ async def test_a_label_is_still_one_and_an_unknown_voice_is_refused(server):
     assert made["additional_information"] == expected["additional_information"]
     assert "Nobody" in message(await server.speak(voice="Nobody"))
     assert "S1" in message(await server.register("S1", wav(), ref_text=SPOKEN))
+
+
+async def test_a_label_in_small_letters_is_told_to_the_model_as_it_knows_it(server):
+    assert (await server.speak(voice="s1")).status_code == 200
+    (made,) = server.engine.prompts
+    expected = hosts_prompt(server, voice="S1")
+    assert made["additional_information"] == expected["additional_information"]
+
+
+async def test_instructions_have_the_hosts_limit(server):
+    await server.register("Ann", wav(), ref_text=SPOKEN)
+    limit = server.handler._max_instructions_length
+    for fields in ({}, {"voice": "Ann"}):
+        longest = await server.speak(instructions="x" * limit, **fields)
+        assert longest.status_code == 200, longest.text
+        longer = await server.speak(instructions="x" * (limit + 1), **fields)
+        assert "instructions" in message(longer)
+
+
+async def test_a_request_whose_encoding_is_lost_on_the_way_is_submitted_again(server):
+    sha = await registered(server)
+    server.engine.before_prefill = [lambda: lose_files(server, sha)]
+    answer = await server.speak(voice="Ann")
+    assert answer.status_code == 200, answer.text
+    assert len(server.engine.prompts) == 2
 
 
 async def test_text_without_a_voice_is_the_hosts(server):

@@ -7,6 +7,7 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.breeze_tts_2 import BreezeTTS2Adapter
 
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.entrypoints.adapter import Speaker
 from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
 from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
@@ -16,6 +17,7 @@ from vllm_tts_cache.families.breeze_tts_2.prompt import (
     control_tokens,
     silence,
 )
+from vllm_tts_cache.speaker.ref import FIELD
 
 # What the host takes a voice for: who speaks, in the words of the prompt.
 _LABELS = tuple(f"s{number}" for number in range(10))
@@ -37,6 +39,13 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
         """
         check_text(self._control_tokens, field, text)
 
+    def validate(self, request: Any) -> str | None:
+        """As the host, and refuse instructions beyond its limit for all models."""
+        limit = self.ctx.server._max_instructions_length
+        if len(request.instructions or "") > limit:
+            return f"instructions are too long (at most {limit} characters)"
+        return super().validate(request)
+
     async def warmup(self) -> None:
         """Load the tokenizer before the first request, then as the host."""
         await asyncio.to_thread(lambda: self._control_tokens)
@@ -51,8 +60,21 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
             speaker.request, sampling, silence(clip.num_samples, clip.sample_rate_hz)
         )
         return PreparedRequest(
-            prompt=by_address(prompt, clip.ref), model_type=FAMILY.name
+            prompt=by_address(prompt, clip.ref),
+            tts_params={FIELD: clip.ref.to_wire()},
+            model_type=FAMILY.name,
         )
+
+    async def speak(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """As the host, which puts a label into the prompt in the letters it came in.
+
+        Raises: InvalidSpeakerError.
+        """
+        if (label := request.voice) is not None and fold(label) in _LABELS:
+            request = request.model_copy(update={"voice": label.upper()})
+        return await super().speak(request, sampling_params_list, has_inline_ref_audio)
 
     def _load_supported_speakers(self) -> list[str]:
         return list(_LABELS)
