@@ -175,6 +175,24 @@ def test_both_branches_of_a_guided_request_have_the_voice(talker, tokenizer, cli
     assert torch.equal(one, expected[0])
 
 
+@pytest.mark.parametrize("lost", ["r", "r" + CFG_UNCOND_SUFFIX])
+def test_a_branch_fails_with_the_other_and_with_no_other(
+    talker, tokenizer, clips, lost
+):
+    (audio, ref), (other, other_ref) = clips
+    branch = "r" + CFG_UNCOND_SUFFIX
+    # What the worker calls them is not what the client does.
+    infos = {
+        "1": our_info(tokenizer, "r", audio, ref),
+        "2": our_info(tokenizer, branch, audio, ref),
+        "3": our_info(tokenizer, "neighbour", other, other_ref),
+    }
+    infos["2"]["breeze_prompt"]["role"] = "uncond"
+    infos["1" if lost == "r" else "2"][FIELD] = [ABSENT, "registered"]
+    prepared(talker, infos)
+    assert [each in talker._failed_requests for each in infos] == [True, True, False]
+
+
 def test_a_request_that_goes_on_is_left_alone(talker, tokenizer, clips):
     (audio, ref), _ = clips
     info = our_info(tokenizer, "r", audio, ref, breeze_state={})

@@ -1,11 +1,13 @@
 """The Breeze-TTS-2 talker, taking its reference codes by content address."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm_omni.model_executor.models.breeze_tts_2 import modeling_breeze as host
+from vllm_omni.model_executor.models.breeze_tts_2.prompt import CFG_UNCOND_SUFFIX
 
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
@@ -67,6 +69,7 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
         ]
         for request_id, info in beginning:
             info[WAVEFORM] = self._reference({**info, "request_id": request_id})
+        self._fail_in_pairs(beginning)
         try:
             super().preprocess_batch(
                 req_ids=req_ids,
@@ -76,6 +79,18 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
         finally:
             for _, info in beginning:
                 info.pop(WAVEFORM, None)
+
+    def _fail_in_pairs(self, beginning: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Let one branch fail with the other: a lone one would end the engine."""
+        pairs = defaultdict(list)
+        for request_id, info in beginning:
+            named = {**info, "request_id": request_id}
+            pairs[_pair_of(info)].append((self._has_failed(named), named))
+        for branches in pairs.values():
+            if any(failed for failed, _ in branches):
+                for failed, named in branches:
+                    if not failed:
+                        self._fail(named, TTSCacheError("its other branch failed"))
 
     def _give_known_codes(self) -> None:
         """Have the host's encoder pass on what is known, and encode only the rest."""
@@ -113,6 +128,14 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
             # On a GPU an index out of range would end the process.
             raise TTSCacheError("a code of it is outside of its codebook")
         return codes
+
+
+def _pair_of(info: Mapping[str, Any]) -> str:
+    """Name what the two branches of a guided request have in common."""
+    request_id: str = info["global_request_id"][0]
+    if info[CONDITIONING]["role"] != "uncond":
+        return request_id
+    return request_id.removesuffix(CFG_UNCOND_SUFFIX)
 
 
 Encode = Callable[[list[torch.Tensor], list[int]], list[torch.Tensor]]
