@@ -153,6 +153,20 @@ def test_one_request_fails_alone(talker, voice, wrong):
     assert "r" not in talker._failed_requests
 
 
+def test_what_fails_behind_its_codes_leaves_its_prefix_suspect(
+    talker, voice, monkeypatch
+):
+    def full(_rows):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(talker.codebook_embeddings, "forward", full)
+        voice.rows(talker, request_id="failing")
+    voice.rows(talker, begin=len(voice.ids) - 1, request_id="late")
+    assert "failing" in talker._failed_requests
+    assert "late" in talker._failed_requests
+
+
 def metadata(**changed):
     nothing = SimpleNamespace(non_argmax_invariant=())
     return SimpleNamespace(

@@ -25,6 +25,7 @@ from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.real_talker import loaded_talker
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.families.higgs_audio_v3 import worker
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, FAMILY
 from vllm_tts_cache.families.higgs_audio_v3.prompt import (
     PromptBuilder,
@@ -258,6 +259,31 @@ def test_what_relied_on_a_failing_prefix_in_the_same_step_fails_too(talker, voic
     rows_of(talker, [ids], [0], [dict(info)], request_ids=["fresh"])
     rows_of(talker, [ids[start:]], [start], [dict(info)], request_ids=["later"])
     assert not {"fresh", "later"} & set(talker._failed_requests._ids)
+
+
+def test_what_fails_behind_its_codes_leaves_its_prefix_suspect(
+    talker, voice, monkeypatch
+):
+    def full(_codes):
+        raise torch.OutOfMemoryError("no room")
+
+    ids, info = voice.prompt()
+    start = ReferenceRows.from_info(info).start + 32
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "apply_delay_pattern", full)
+        rows_of(talker, [ids], [0], [dict(info)])
+    rows_of(talker, [ids[start:]], [start], [dict(info)], request_ids=["late"])
+    assert {"one", "late"} <= set(talker._failed_requests._ids)
+
+
+def test_a_checkpoint_that_takes_no_transcript_is_told_none(builder, voice):
+    mute = PromptBuilder(builder.hosts.tokenizer)
+    mute.hosts.ref_text_id = None
+    told, plain = (
+        mute.clone(TEXT, spoken, ref=voice.ref, num_rows=90)
+        for spoken in (SPOKEN, None)
+    )
+    assert told == plain
 
 
 def test_a_failed_request_samples_the_id_that_ends_it(talker, voice):

@@ -79,19 +79,20 @@ class CachedAudio8SlowAR(SamplingTalker, host.Audio8TTSSlowARForConditionalGener
         first = max(where.start, begin)
         last = min(where.start + where.num_rows, begin + len(rows))
         if first < last:  # else it is in the prefix cache, or in another chunk
-            codes = self._codes_or_suspect(ref, where)
-            part = codes[first - where.start : last - where.start]
-            summed = self._codebook_sums(part).to(rows.dtype)
-            rows[first - begin : last - begin] += summed
+            part = slice(first - where.start, last - where.start)
+            summed = self._sums_or_suspect(ref, where, part)
+            rows[first - begin : last - begin] += summed.to(rows.dtype)
             if first == where.start:
                 self._suspect_prefixes.clear(ref.audio_sha256)
         end = begin + len(rows)
         if end >= int(info.get("_omni_prompt_len", end)):
             self._count_prompt()
 
-    def _codes_or_suspect(self, ref: SpeakerRef, where: ReferenceRows) -> Array:
+    def _sums_or_suspect(
+        self, ref: SpeakerRef, where: ReferenceRows, part: slice
+    ) -> torch.Tensor:
         try:
-            return self._codes(ref, where.num_rows)
+            return self._codebook_sums(self._codes(ref, where.num_rows)[part])
         except Exception:
             self._suspect(ref.audio_sha256)
             raise

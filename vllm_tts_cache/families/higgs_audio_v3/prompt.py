@@ -56,16 +56,11 @@ class PromptBuilder:
 
         Args:
             text: What to say; `check_text` has let it pass.
-            transcript: What the reference says, if that is known; likewise.
+            transcript: What the reference says, if that is known; likewise. A
+                checkpoint without ``<|ref_text|>`` is not told.
             ref: Whose voice.
             num_rows: Of the reference, see `num_reference_rows`.
-
-        Raises:
-            InvalidSpeakerError: The checkpoint has no transcripts in its prompts.
         """
-        if transcript and self.hosts.ref_text_id is None:
-            reason = "this checkpoint clones without a transcript; leave it out"
-            raise InvalidSpeakerError("ref_text", reason)
         ids = self.hosts.build_prompt(
             text, num_ref_tokens=num_rows, reference_text=transcript
         )

@@ -101,14 +101,15 @@ class HiggsTalker(SamplingTalker):
         if begin > rows.start:  # the rest is in the prefix cache
             self._refuse_suspect(ref.audio_sha256, info)
         try:
-            codes = self._codes(ref, rows.num_rows)
+            codes = torch.tensor(self._codes(ref, rows.num_rows), dtype=torch.long)
+            given = self._reference(rows, codes)
         except Exception:
             self._suspect(ref.audio_sha256)
             raise
         if begin <= rows.start:
             self._suspect_prefixes.clear(ref.audio_sha256)
         self._count_prompt()
-        return self._reference(rows, torch.tensor(codes, dtype=torch.long))
+        return given
 
     def _codes(self, ref: SpeakerRef, num_rows: int) -> Array:
         """``(num_frames, num_codebooks)``, each inside its codebook.
