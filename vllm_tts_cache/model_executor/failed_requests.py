@@ -83,7 +83,7 @@ class SuspectPrefixes:
     of the same prefix that was scheduled before that may have found them, and would
     speak with nobody's voice. In the very step of the failure it may come first: the
     second runner puts the shorter spans before the longer ones. A prefix is named by
-    what the talker's cache salts hold.
+    what shapes its KV, as far as the talker knows.
     """
 
     def __init__(self) -> None:

@@ -142,7 +142,7 @@ def test_text_without_a_voice_is_prefilled_without_pinned_memory(talker):
     [
         {FIELD: [ABSENT, "registered"]},
         {reference_rows.FIELD: None},
-        {reference_rows.FIELD: [1, 20]},
+        {reference_rows.FIELD: [1, 20, 0]},
     ],
     ids=["unknown", "nowhere", "of another length"],
 )

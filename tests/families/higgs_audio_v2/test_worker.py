@@ -202,7 +202,7 @@ def test_requests_of_one_step_keep_their_voices(
     [
         {FIELD: [ABSENT, "registered"]},
         {reference_rows.FIELD: None},
-        {reference_rows.FIELD: [1, 20]},
+        {reference_rows.FIELD: [1, 20, 0]},
     ],
     ids=["unknown", "nowhere", "of another length"],
 )

@@ -82,9 +82,9 @@ class Voice:
         store.close()
         prepare(self._speakers, self.ref, FAMILY.encoders)
 
-    def prompt(self, text=TEXT, **changed):
+    def prompt(self, text=TEXT, spoken=SPOKEN, **changed):
         num_rows = num_reference_rows(self.audio.num_samples, RATE_HZ)
-        made = self._builder.clone(text, SPOKEN, ref=self.ref, num_rows=num_rows)
+        made = self._builder.clone(text, spoken, ref=self.ref, num_rows=num_rows)
         info = {**made["additional_information"], "generated_len": 0, **changed}
         return torch.tensor(made["prompt_token_ids"]), info
 
@@ -223,7 +223,7 @@ def test_a_request_without_a_voice_is_left_to_the_host(talker):
         {FIELD: [ABSENT, "registered"]},
         {FIELD: ["no address", "registered"]},
         {"tts_cache_reference_rows": None},
-        {"tts_cache_reference_rows": [1, 5]},
+        {"tts_cache_reference_rows": [1, 5, 0]},
     ],
     ids=["unknown", "no address", "nowhere", "of another length"],
 )
@@ -251,7 +251,7 @@ def test_what_relied_on_a_failing_prefix_in_the_same_step_fails_too(talker, voic
     ids, info = voice.prompt()
     where = ReferenceRows.from_info(info)
     start = where.start + 32
-    wrong = {**info, "tts_cache_reference_rows": [where.start, 5]}
+    wrong = {**info, "tts_cache_reference_rows": [where.start, 5, where.checksum]}
     rows_of(talker, [ids[start:], ids], [start, 0], [dict(info), wrong])
     assert {"one", "other"} <= set(talker._failed_requests._ids)
     rows_of(talker, [ids[start:]], [start], [dict(info)], request_ids=["late"])
@@ -259,6 +259,18 @@ def test_what_relied_on_a_failing_prefix_in_the_same_step_fails_too(talker, voic
     rows_of(talker, [ids], [0], [dict(info)], request_ids=["fresh"])
     rows_of(talker, [ids[start:]], [start], [dict(info)], request_ids=["later"])
     assert not {"fresh", "later"} & set(talker._failed_requests._ids)
+
+
+def test_a_clip_with_another_transcript_does_not_clear_a_prefix(talker, voice):
+    ids, info = voice.prompt()
+    other_ids, other = voice.prompt(spoken="Other words.")
+    where = ReferenceRows.from_info(info)
+    wrong = {**info, "tts_cache_reference_rows": [where.start, 5, where.checksum]}
+    rows_of(talker, [ids], [0], [wrong], request_ids=["failing"])
+    rows_of(talker, [other_ids], [0], [other], request_ids=["computes"])
+    start = where.start + 32
+    rows_of(talker, [ids[start:]], [start], [dict(info)], request_ids=["late"])
+    assert set(talker._failed_requests._ids) == {"failing", "late"}
 
 
 def test_what_fails_behind_its_codes_leaves_its_prefix_suspect(

@@ -75,7 +75,7 @@ class PromptBuilder:
         token_ids, start, _, _ = build_voice_clone_prompt_ids(
             self.tokenizer, text, ref_text, semantic_ids
         )
-        reference = ReferenceRows(start=start, num_rows=len(semantic_ids))
+        reference = ReferenceRows.behind(token_ids[:start], len(semantic_ids))
         prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=token_ids)}
         prompt["additional_information"] = {
             speaker_ref.FIELD: ref.to_wire(),

@@ -75,7 +75,7 @@ class CachedAudio8SlowAR(SamplingTalker, host.Audio8TTSSlowARForConditionalGener
         where = ReferenceRows.from_info(info)
         begin = int(info.get("_omni_num_computed_tokens", 0))
         if begin > where.start:
-            self._refuse_suspect(ref.audio_sha256, info)
+            self._refuse_suspect(where.prefix(ref), info)
         first = max(where.start, begin)
         last = min(where.start + where.num_rows, begin + len(rows))
         if first < last:  # else it is in the prefix cache, or in another chunk
@@ -83,7 +83,7 @@ class CachedAudio8SlowAR(SamplingTalker, host.Audio8TTSSlowARForConditionalGener
             summed = self._sums_or_suspect(ref, where, part)
             rows[first - begin : last - begin] += summed.to(rows.dtype)
             if first == where.start:
-                self._suspect_prefixes.clear(ref.audio_sha256)
+                self._suspect_prefixes.clear(where.prefix(ref))
         end = begin + len(rows)
         if end >= int(info.get("_omni_prompt_len", end)):
             self._count_prompt()
@@ -94,7 +94,7 @@ class CachedAudio8SlowAR(SamplingTalker, host.Audio8TTSSlowARForConditionalGener
         try:
             return self._codebook_sums(self._codes(ref, where.num_rows)[part])
         except Exception:
-            self._suspect(ref.audio_sha256)
+            self._suspect(where.prefix(ref))
             raise
 
     def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:

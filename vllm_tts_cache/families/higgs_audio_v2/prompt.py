@@ -66,7 +66,7 @@ class PromptBuilder:
         places = [self._id(host._AUDIO_OUT_TOKEN)] * (num_rows - _NUM_DELAYED)
         places += [self._id(host._AUDIO_DELAY_TOKEN)] * _NUM_DELAYED
         after_ids = self._ids(host._AUDIO_EOS_TOKEN + after)
-        reference = ReferenceRows(start=len(before_ids), num_rows=num_rows)
+        reference = ReferenceRows.behind(before_ids, num_rows)
         prompt: dict[str, Any] = {
             **tokens_input(prompt_token_ids=[*before_ids, *places, *after_ids])
         }

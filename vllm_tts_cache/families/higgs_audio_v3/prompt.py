@@ -66,7 +66,7 @@ class PromptBuilder:
         )
         start = ids.index(AUDIO_PLACEHOLDER_ID)
         ids[start : start + num_rows] = [FILLER_ID] * num_rows
-        reference = ReferenceRows(start=start, num_rows=num_rows)
+        reference = ReferenceRows.behind(ids[:start], num_rows)
         prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=ids)}
         prompt["additional_information"] = {
             FIELD: ref.to_wire(),

@@ -99,15 +99,15 @@ class HiggsTalker(SamplingTalker):
             raise TTSCacheError("it names nobody")
         rows = ReferenceRows.from_info(info)
         if begin > rows.start:  # the rest is in the prefix cache
-            self._refuse_suspect(ref.audio_sha256, info)
+            self._refuse_suspect(rows.prefix(ref), info)
         try:
             codes = torch.tensor(self._codes(ref, rows.num_rows), dtype=torch.long)
             given = self._reference(rows, codes)
         except Exception:
-            self._suspect(ref.audio_sha256)
+            self._suspect(rows.prefix(ref))
             raise
         if begin <= rows.start:
-            self._suspect_prefixes.clear(ref.audio_sha256)
+            self._suspect_prefixes.clear(rows.prefix(ref))
         self._count_prompt()
         return given
 
