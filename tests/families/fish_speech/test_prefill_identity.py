@@ -311,6 +311,21 @@ def test_a_prefix_that_a_failed_request_may_have_left_is_not_spoken_with(
     assert forced(slow_ar, *names) == [*late]
 
 
+def test_what_fails_behind_its_codes_leaves_its_prefix_suspect(
+    slow_ar, voice, monkeypatch
+):
+    def full(_rows):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slow_ar.codebook_embeddings, "forward", full)
+        prefill(slow_ar, voice.ids, voice.info, request_id="lacks room")
+    behind(slow_ar, voice, voice.info, "behind it")
+    names = ("lacks room", "behind it")
+    assert forced(slow_ar, *names) == [*names]
+    prefill(slow_ar, voice.ids, voice.info, request_id="clears it")
+
+
 def test_nothing_else_can_sample_the_id_that_ends_a_request(slow_ar):
     assert not slow_ar._semantic_allowed_mask[FAMILY.failure_id]
     assert slow_ar._semantic_allowed_mask.sum() == 4_096 + 1

@@ -130,10 +130,8 @@ class CachedFishSpeechSlowAR(
         last = min(frames.start + frames.num_frames, begin + rows.shape[0])
         if first >= last:
             return  # their KV is in the prefix cache, or they come in another chunk
-        codes = self._codes_or_suspect(ref, frames)[
-            first - frames.start : last - frames.start
-        ]
-        summed = self._codebook_sums(codes)
+        part = slice(first - frames.start, last - frames.start)
+        summed = self._sums_or_suspect(ref, frames, part)
         span = rows[first - begin : last - begin]
         span.add_(summed.to(rows.dtype)).div_(math.sqrt(self._num_codebooks + 1))
         if first == frames.start:
@@ -145,9 +143,11 @@ class CachedFishSpeechSlowAR(
         if is_last and request_id_of(info) not in self._spoken:
             self._count_prompt()
 
-    def _codes_or_suspect(self, ref: SpeakerRef, frames: ReferenceFrames) -> Array:
+    def _sums_or_suspect(
+        self, ref: SpeakerRef, frames: ReferenceFrames, part: slice
+    ) -> torch.Tensor:
         try:
-            return self._codes(ref, frames.num_frames)
+            return self._codebook_sums(self._codes(ref, frames.num_frames)[part])
         except Exception:
             self._suspect(ref.audio_sha256)
             raise
