@@ -128,8 +128,9 @@ async def test_instructions_have_the_hosts_limit(server):
     for fields in ({}, {"voice": "Ann"}):
         longest = await server.speak(instructions="x" * limit, **fields)
         assert longest.status_code == 200, longest.text
-        longer = await server.speak(instructions="x" * (limit + 1), **fields)
-        assert "instructions" in message(longer)
+        for wrong in ("x" * (limit + 1), "Softly.<ins_eos>"):
+            refused = await server.speak(instructions=wrong, **fields)
+            assert "instructions" in message(refused)
 
 
 async def test_a_request_whose_encoding_is_lost_on_the_way_is_submitted_again(server):

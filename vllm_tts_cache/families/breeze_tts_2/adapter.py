@@ -40,10 +40,15 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
         check_text(self._control_tokens, field, text)
 
     def validate(self, request: Any) -> str | None:
-        """As the host, and refuse instructions beyond its limit for all models."""
+        """As the host, which looks at no instructions.
+
+        Raises: InvalidSpeakerError: They hold a control token.
+        """
+        instructions = request.instructions or ""
         limit = self.ctx.server._max_instructions_length
-        if len(request.instructions or "") > limit:
+        if len(instructions) > limit:
             return f"instructions are too long (at most {limit} characters)"
+        self.tts_cache_check_text("instructions", instructions)
         return super().validate(request)
 
     async def warmup(self) -> None:
