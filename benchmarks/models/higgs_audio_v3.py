@@ -43,7 +43,9 @@ HIGGS_AUDIO_V3 = Model(
     name="higgs-audio-v3",
     family=FAMILY,
     talker="higgs_audio_v3_talker",
-    scenarios=frozenset({"warm_hit", "ttfa", "kv_prefix", "first_request"}),
+    scenarios=frozenset(
+        {"warm_hit", "ttfa", "kv_prefix", "cold_bystander", "first_request"}
+    ),
     modes={"in-context": {"ref_text": TRANSCRIPT}},
     inline={"ref_text": TRANSCRIPT},
     limit=lambda _checkpoint: {},  # text without a voice
