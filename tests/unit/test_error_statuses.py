@@ -10,7 +10,11 @@ from vllm_tts_cache.entrypoints import routing
 from vllm_tts_cache.entrypoints.routing import GuardedRoute
 from vllm_tts_cache.entrypoints.service import CannotCloneError
 from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError
-from vllm_tts_cache.speaker.rpc_client import ForeignStoreError, UnsupportedModelError
+from vllm_tts_cache.speaker.rpc_client import (
+    ForeignStoreError,
+    UnsupportedModelError,
+    WorkerBusyError,
+)
 
 ERRORS = [
     (errors.InvalidAudioError("it is empty"), 400, "BadRequestError"),
@@ -36,6 +40,7 @@ ERRORS = [
     (errors.WorkerRPCError("no"), 500, "InternalServerError"),
     (ForeignStoreError("elsewhere"), 500, "InternalServerError"),
     (UnsupportedModelError("no"), 500, "InternalServerError"),
+    (WorkerBusyError("a batch runs"), 503, "InternalServerError"),
     (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
     (GoneError("gone"), 500, "InternalServerError"),
     (AudioGoneError("a" * 64), 500, "InternalServerError"),

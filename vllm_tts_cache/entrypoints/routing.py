@@ -35,6 +35,7 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 from vllm_tts_cache.files import storage_error
+from vllm_tts_cache.speaker.rpc_client import WorkerBusyError
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
@@ -165,6 +166,7 @@ _ROUTE_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (ServerBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
     (DeletionPendingError, HTTPStatus.SERVICE_UNAVAILABLE),
     (EncodeTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (WorkerBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
     (ServerFaultError, HTTPStatus.INTERNAL_SERVER_ERROR),
 )
 

@@ -40,6 +40,8 @@ class UnsupportedModelError(WorkerRPCError):
 class WorkerBusyError(WorkerRPCError):
     """No answer came in time: a batch of a diffusion model may take longer."""
 
+    retry_after_seconds = 2
+
 
 class ForeignStoreError(WorkerRPCError):
     """A worker reads another directory than this process writes."""
