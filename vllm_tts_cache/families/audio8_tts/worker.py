@@ -9,6 +9,7 @@ from vllm_omni.model_executor.models.audio8_tts import audio8_tts_slow_ar as hos
 
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.audio8_tts.family import CODEC, FAMILY
+from vllm_tts_cache.families.networks.codes import checked_codes
 from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.model_executor.sampling_talker import SamplingTalker
 from vllm_tts_cache.model_executor.talker import on_device
@@ -104,14 +105,7 @@ class CachedAudio8SlowAR(SamplingTalker, host.Audio8TTSSlowARForConditionalGener
         """
         codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
         expected = (num_frames, self._num_codebooks)
-        if codes.shape != expected:
-            raise TTSCacheError(
-                f"its codes are {codes.shape}, and its prompt was made for {expected}"
-            )
-        if codes.min() < 0 or codes.max() >= self._codebook_size:
-            # On a GPU an index out of range would end the process.
-            raise TTSCacheError("a code of it is outside of its codebook")
-        return codes
+        return checked_codes(codes, expected, self._codebook_size)
 
     def _codebook_sums(self, codes: Array) -> torch.Tensor:
         """``(num_frames, hidden_size)``; one gather for all codebooks."""

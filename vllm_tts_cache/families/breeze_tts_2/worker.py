@@ -12,6 +12,7 @@ from vllm_omni.model_executor.models.breeze_tts_2.prompt import CFG_UNCOND_SUFFI
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
+from vllm_tts_cache.families.networks.codes import checked_codes
 from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
@@ -120,14 +121,7 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
             raise TTSCacheError("it names nobody")
         codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
         expected = (num_frames, self.num_codebooks)
-        if codes.shape != expected:
-            raise TTSCacheError(
-                f"its codes are {codes.shape}, and its prompt was made for {expected}"
-            )
-        if codes.min() < 0 or codes.max() >= self.codebook_size:
-            # On a GPU an index out of range would end the process.
-            raise TTSCacheError("a code of it is outside of its codebook")
-        return codes
+        return checked_codes(codes, expected, self.codebook_size)
 
 
 def _pair_of(info: Mapping[str, Any]) -> str:

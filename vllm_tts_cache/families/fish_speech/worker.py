@@ -13,6 +13,7 @@ from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
 from vllm_tts_cache.families.fish_speech.spoken_frames import SpokenFrames
+from vllm_tts_cache.families.networks.codes import checked_codes
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
 from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
@@ -159,14 +160,7 @@ class CachedFishSpeechSlowAR(
         """
         codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
         expected = (num_frames, self._num_codebooks)
-        if codes.shape != expected:
-            raise TTSCacheError(
-                f"its codes are {codes.shape}, and its prompt was made for {expected}"
-            )
-        if codes.min() < 0 or codes.max() >= self._codebook_size:
-            # On a GPU an index out of range would end the process.
-            raise TTSCacheError("a code of it is outside of its codebook")
-        return codes
+        return checked_codes(codes, expected, self._codebook_size)
 
     def _codebook_sums(self, codes: Array) -> torch.Tensor:
         """``(num_frames, hidden_size)``; one gather for all codebooks."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.networks.codes import checked_codes
 from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import CODEC
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     CODEBOOK_SIZE,
@@ -118,14 +119,7 @@ class HiggsTalker(SamplingTalker):
         """
         codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
         expected = (num_rows - self.num_added_rows, NUM_CODEBOOKS)
-        if codes.shape != expected:
-            raise TTSCacheError(
-                f"its codes are {codes.shape}, and its prompt was made for {expected}"
-            )
-        if codes.min() < 0 or codes.max() >= CODEBOOK_SIZE:
-            # On a GPU an index out of range would end the process.
-            raise TTSCacheError("a code of it is outside of its codebook")
-        return codes
+        return checked_codes(codes, expected, CODEBOOK_SIZE)
 
     def _begin_of(self, row: int, positions: torch.Tensor) -> int:
         """The position that the request's span of this step begins with."""
