@@ -5,10 +5,8 @@ import json
 import torch
 
 from vllm_tts_cache.families.higgs_audio_v2.family import MODEL_TYPE, TOKENIZER_FOLDER
-from vllm_tts_cache.families.higgs_audio_v3.tiny.text_tokenizer import (
-    save_text_tokenizer,
-)
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import write_tokenizer
+from vllm_tts_cache.testing.byte_tokenizer import save_byte_tokenizer
 from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
 
 HIDDEN, INTERMEDIATE, NUM_LAYERS, HEAD_DIM = 64, 192, 2, 32
@@ -40,8 +38,9 @@ CHAT_TEMPLATE = (
 def write_higgs_audio_v2_checkpoint(directory, *, tokenizer=True, seed=0):
     """With the audio tokenizer or without; the directory is absent."""
     directory.mkdir()
-    save_text_tokenizer(
-        directory, CONTROL_IDS, "<|eot_id|>", chat_template=CHAT_TEMPLATE
+    end = "<|eot_id|>"
+    save_byte_tokenizer(
+        directory, CONTROL_IDS, end=end, pad=end, chat_template=CHAT_TEMPLATE
     )
     (directory / "config.json").write_text(json.dumps(config(), indent=2))
     weights = WeightBuilder(seed)

@@ -1,11 +1,9 @@
 """A byte-level tokenizer with the released vocabulary's size and control tokens."""
 
-import json
 from pathlib import Path
 
-from tokenizers import pre_tokenizers
-
 from vllm_tts_cache.families.fish_speech.tiny import sizes
+from vllm_tts_cache.testing.byte_tokenizer import save_byte_tokenizer
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 AUDIO_PAD = "<|audio_pad|>"
@@ -34,64 +32,6 @@ def save_text_tokenizer(out: Path) -> None:
         f"<|semantic:{code}|>": FIRST_SEMANTIC_ID + code
         for code in range(sizes.SEMANTIC_CODEBOOK_SIZE)
     }
-    _save_json(out / "tokenizer.json", _tokenizer(special))
-    ends = {"eos_token": IM_END, "pad_token": END_OF_TEXT}
-    _save_json(out / "special_tokens_map.json", ends)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 32_768,
-        "clean_up_tokenization_spaces": False,
-        **ends,
-    }
-    _save_json(out / "tokenizer_config.json", config)
-
-
-def _tokenizer(special: dict[str, int]) -> dict[str, object]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": token_id, "content": token, **flags, "special": True}
-            for token, token_id in special.items()
-        ],
-        "normalizer": None,
-        "pre_tokenizer": _byte_level(add_prefix_space=False),
-        "post_processor": None,
-        "decoder": _byte_level(add_prefix_space=True),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": _vocab(special),
-            "merges": [],
-        },
-    }
-
-
-def _byte_level(*, add_prefix_space: bool) -> dict[str, object]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": add_prefix_space,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
-
-
-def _vocab(special: dict[str, int]) -> dict[str, int]:
-    """One token for each byte, the special ones, and what no text can reach."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: token_id for token_id, symbol in enumerate(alphabet)} | special
-    # The library complains at length about every id that is left out.
-    unused = sorted(set(range(sizes.VOCAB_SIZE)) - set(vocab.values()))
-    return vocab | {f"<|unused:{token_id}|>": token_id for token_id in unused}
-
-
-def _save_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    save_byte_tokenizer(
+        out, special, end=IM_END, pad=END_OF_TEXT, vocab_size=sizes.VOCAB_SIZE
+    )
