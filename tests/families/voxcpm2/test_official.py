@@ -1,17 +1,14 @@
 """Our features are those of voxcpm 2.0.3, bit for bit on a CPU."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
 import pytest
-import soundfile
 import soxr
 import torch
 from torch.nn.functional import cosine_similarity
 from vllm.multimodal.audio import AudioResampler
 from voxcpm.model.voxcpm2 import VoxCPM2Model
 
+from tests.families.clip import Clip
 from tests.families.voxcpm2.written import write_voxcpm2_checkpoint
 from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
@@ -22,31 +19,6 @@ from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 CPU = torch.device("cpu")
 # Where the official package fills a clip up, by our encoders' names.
 SIDES = {"reference": "right", "continuation": "left"}
-
-
-@dataclass(frozen=True)
-class Clip:
-    rate_hz: int
-    num_samples: int
-    num_channels: int = 1
-    subtype: str = "PCM_16"
-
-    @property
-    def stem(self) -> str:
-        return f"{self.rate_hz}-{self.num_samples}-{self.num_channels}-{self.subtype}"
-
-    def write(self, directory: Path) -> Path:
-        """Gliding harmonics over noise; each channel is its own."""
-        rng = np.random.default_rng([self.rate_hz, self.num_samples])
-        seconds = np.arange(self.num_samples) / self.rate_hz
-        pitch_hz = rng.uniform(90, 220) + 15 * np.sin(2 * np.pi * 0.7 * seconds)
-        phase = 2 * np.pi * np.cumsum(pitch_hz) / self.rate_hz
-        voice = sum(np.sin(k * phase) / k for k in range(1, 9)) * 0.15
-        noise = rng.standard_normal((self.num_samples, self.num_channels)) * 0.02
-        path = directory / f"{self.stem}.wav"
-        samples = np.asarray(voice)[:, None] + noise
-        soundfile.write(path, samples, self.rate_hz, subtype=self.subtype)
-        return path
 
 
 # Lengths: the shortest allowed, primes, whole positions, one sample more and one less,
