@@ -4,13 +4,22 @@ MODEL ?= qwen3
 PYTHON_ENV = .venv/bin/python
 RUN = .venv/bin/vllm-tts-cache
 
-.PHONY: setup demo serve test test-all lint bench help
+.PHONY: setup browser postgres nginx demo serve test test-all lint bench docs help
 
 help:  ## Show this list.
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 setup:  ## Build .venv from nothing; quick when it is up to date.
 	@scripts/setup.sh
+
+browser:  ## Install Debian's Chromium, in which `make test-all` tries the page.
+	@scripts/setup_browser.sh
+
+postgres:  ## Install Debian's PostgreSQL, on which the tests keep catalogues.
+	@scripts/setup_postgres.sh
+
+nginx:  ## Install Debian's nginx, which the tests put in front of two servers.
+	@scripts/setup_nginx.sh
 
 demo: setup  ## Register a voice, precompute it, speak, restart, speak again.
 	@$(RUN) demo --family $(MODEL)
@@ -25,17 +34,21 @@ lint: setup  ## Lint, format check, types, import contracts.
 	.venv/bin/lint-imports
 	.venv/bin/deptry vllm_tts_cache
 
-# Two processes: whole files, or a family's servers, each.
-PYTEST = $(PYTHON_ENV) -m pytest -q -n 2
+# Two processes: whole files, or a family's servers, each. And one thread in each: two
+# that share a core wait for one another at the end of every small operation.
+PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
 
-test: lint  ## All checks, then all tests.
+test: lint postgres nginx  ## All checks, then all tests.
 	$(PYTEST)
 
-test-all: lint  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM.
+test-all: lint browser postgres nginx  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser.
 	TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST) -m "long or not long"
 
 bench: setup  ## Measure ours beside stock (over an hour); writes benchmarks/results/, docs/plots/.
 	$(PYTHON_ENV) -m benchmarks
+
+docs: setup  ## Build the documentation into .work/site/index.html.
+	$(PYTHON_ENV) -m mkdocs build --strict
 
 bench-test: setup  ## The benchmark's own tests.
 	$(PYTHON_ENV) -m pytest -q benchmarks/tests

