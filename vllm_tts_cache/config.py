@@ -8,16 +8,19 @@ a misspelt budget that is silently ignored is found only when memory runs out.
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from vllm_tts_cache.errors import ConfigError
 
 RegistrationPolicy = Literal["overwrite", "immutable"]
+Quality = Literal["poor", "fair", "good"]
+ConsentPolicy = Literal["text", "recording"]
 
 _PREFIX = "SPEAKER_CACHE_"
 _DEFAULT_SAMPLES_DIR = Path("~/.cache/vllm-omni/speakers").expanduser()
+_MIN_SECRET_CHARS = 16
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -31,11 +34,41 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _policy(text: str) -> RegistrationPolicy:
-    policy = text.strip().lower()
-    if policy not in get_args(RegistrationPolicy):
-        raise ValueError(f"expected one of {', '.join(get_args(RegistrationPolicy))}")
-    return cast(RegistrationPolicy, policy)
+def _secret(text: str) -> str:
+    if len(text) < _MIN_SECRET_CHARS:
+        raise ValueError(f"expected at least {_MIN_SECRET_CHARS} characters")
+    return text
+
+
+def _catalogue_url(text: str) -> str:
+    if not text.startswith(("postgresql://", "postgres://")):
+        raise ValueError(
+            "expected postgresql://user:password@host:5432/database, or nothing for a "
+            "file in SPEAKER_SAMPLES_DIR"
+        )
+    return text
+
+
+def _store_url(text: str) -> str:
+    if not text.startswith(("s3://", "gs://", "az://", "file:///")):
+        raise ValueError(
+            "expected s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or "
+            "file:///directory, or nothing for files in SPEAKER_SAMPLES_DIR"
+        )
+    return text
+
+
+# Of these a wrong value is not shown: it holds what nobody but the operator may know.
+_SECRET = (_secret, _catalogue_url)
+
+
+def _one_of(choices: Any) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if (chosen := text.strip().lower()) not in get_args(choices):
+            raise ValueError(f"expected one of {', '.join(get_args(choices))}")
+        return chosen
+
+    return parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +78,31 @@ class Settings:
     Attributes:
         enabled: False leaves stock behaviour; only the CPU platform stays.
         samples_dir: Where the registry, sources and encodings live.
+        catalogue_url: The PostgreSQL database in which the catalogue is, as libpq
+            takes it; empty for an SQLite file in ``samples_dir``.
+        store_url: The object store in which audio and encodings are; ``samples_dir``
+            has copies of them then. Empty for files in ``samples_dir``. It needs a
+            ``catalogue_url``.
         max_uploaded: Registered speakers at most; 0 means no limit.
         registration_policy: ``overwrite`` replaces a registered name,
             ``immutable`` refuses it.
+        consent: What a registration's ``consent`` has to be: ``text``, any at all, or
+            ``recording``, the id of a consent recording.
+        min_quality: What a clip must be worth to be registered: ``poor`` takes all.
+        audio_download: Whether the reference audio of a voice can be downloaded.
+        bundle_key: Signs exported voices; a server that has the same takes their
+            encodings as they are. Empty for a key of ``samples_dir``'s own.
+        web: Whether the page at ``/voices`` is served.
+        tenants_file: Says whose API keys are whose; without one, all is one tenant's.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
         memory_max_entries: The same, counted in encodings.
+        max_pinned: Voices whose encodings workers keep in memory beside that.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.
         audio_max_bytes: Registered reference audio kept on disk; one more voice is
             refused.
         inline_audio_max_bytes: Inline reference audio kept on disk.
+        copies_max_bytes: Copies of an object store's files kept on disk.
         max_waiting_inline: Inline references that may wait for a worker's encoder at
             once; one more is refused with 503.
         max_fetches: References fetched from URLs at once; one more is refused with
@@ -66,14 +114,24 @@ class Settings:
 
     enabled: bool = True
     samples_dir: Path = _DEFAULT_SAMPLES_DIR
+    catalogue_url: str = field(default="", repr=False)
+    store_url: str = ""
     max_uploaded: int = 1000
     registration_policy: RegistrationPolicy = "overwrite"
+    consent: ConsentPolicy = "text"
+    min_quality: Quality = "poor"
+    audio_download: bool = True
+    bundle_key: str = field(default="", repr=False)
+    web: bool = True
+    tenants_file: Path | None = None
     memory_max_bytes: int = 512 * 1024**2
     memory_max_entries: int = 1024
+    max_pinned: int = 100
     disk_max_bytes: int = 20 * 1024**3
     inline_share: float = 0.125
     audio_max_bytes: int = 20 * 1024**3
     inline_audio_max_bytes: int = 1024**3
+    copies_max_bytes: int = 20 * 1024**3
     max_waiting_inline: int = 64
     max_fetches: int = 16
     encode_timeout_seconds: float = 120.0
@@ -85,6 +143,8 @@ class Settings:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if self.max_uploaded < 0:
             raise ValueError(f"max_uploaded must not be negative: {self.max_uploaded}")
+        if self.max_pinned < 0:
+            raise ValueError(f"max_pinned must not be negative: {self.max_pinned}")
         if not 0 <= self.inline_share < 1:
             raise ValueError(f"inline_share must be in [0, 1), got {self.inline_share}")
 
@@ -95,23 +155,37 @@ _POSITIVE = (
     "disk_max_bytes",
     "audio_max_bytes",
     "inline_audio_max_bytes",
+    "copies_max_bytes",
     "max_waiting_inline",
     "max_fetches",
     "encode_timeout_seconds",
 )
 
 # variable -> (field, parser); later variables win, so ours override stock's.
-_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "VLLM_OMNI_SPEAKER_REGISTRATION_POLICY": ("registration_policy", _policy),
+VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "VLLM_OMNI_SPEAKER_REGISTRATION_POLICY": (
+        "registration_policy",
+        _one_of(RegistrationPolicy),
+    ),
     "SPEAKER_SAMPLES_DIR": ("samples_dir", _path),
+    "SPEAKER_CATALOGUE_URL": ("catalogue_url", _catalogue_url),
+    "SPEAKER_STORE_URL": ("store_url", _store_url),
     "SPEAKER_MAX_UPLOADED": ("max_uploaded", int),
+    "SPEAKER_CONSENT": ("consent", _one_of(ConsentPolicy)),
+    "SPEAKER_MIN_QUALITY": ("min_quality", _one_of(Quality)),
+    "SPEAKER_AUDIO_DOWNLOAD": ("audio_download", _boolean),
+    "SPEAKER_BUNDLE_KEY": ("bundle_key", _secret),
+    "SPEAKER_WEB": ("web", _boolean),
+    "SPEAKER_TENANTS_FILE": ("tenants_file", _path),
     "SPEAKER_CACHE_ENABLED": ("enabled", _boolean),
     "SPEAKER_CACHE_MAX_BYTES": ("memory_max_bytes", int),
     "SPEAKER_CACHE_MAX_ENTRIES": ("memory_max_entries", int),
+    "SPEAKER_CACHE_MAX_PINNED": ("max_pinned", int),
     "SPEAKER_CACHE_DISK_MAX_BYTES": ("disk_max_bytes", int),
     "SPEAKER_CACHE_INLINE_SHARE": ("inline_share", float),
     "SPEAKER_CACHE_AUDIO_MAX_BYTES": ("audio_max_bytes", int),
     "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": ("inline_audio_max_bytes", int),
+    "SPEAKER_CACHE_COPIES_MAX_BYTES": ("copies_max_bytes", int),
     "SPEAKER_CACHE_MAX_WAITING_INLINE": ("max_waiting_inline", int),
     "SPEAKER_CACHE_MAX_FETCHES": ("max_fetches", int),
     "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("encode_timeout_seconds", float),
@@ -127,16 +201,42 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             the message names the variable.
     """
     ours = (variable for variable in environ if variable.startswith(_PREFIX))
-    if unknown := sorted(set(ours) - set(_VARIABLES)):
-        known = ", ".join(v for v in _VARIABLES if v.startswith(_PREFIX))
+    if unknown := sorted(set(ours) - set(VARIABLES)):
+        known = ", ".join(v for v in VARIABLES if v.startswith(_PREFIX))
         raise ConfigError(f"Unknown setting {', '.join(unknown)}; known: {known}")
     given: dict[str, Any] = {}
-    for variable, (field, parse) in _VARIABLES.items():
+    for variable, (name, parse) in VARIABLES.items():
         if not (text := environ.get(variable, "").strip()):
             continue
         try:
-            given[field] = parse(text)
-            Settings(**{field: given[field]})
+            given[name] = parse(text)
+            Settings(**{name: given[name]})
         except ValueError as exc:
-            raise ConfigError(f"{variable}={text!r}: {exc}") from exc
+            shown = "(not shown)" if parse in _SECRET else repr(text)
+            raise ConfigError(f"{variable}={shown}: {exc}") from exc
+    if given.get("store_url") and not given.get("catalogue_url"):
+        raise ConfigError(
+            "SPEAKER_STORE_URL is set, and SPEAKER_CATALOGUE_URL is not: who uses a "
+            "bucket keeps the catalogue of it on PostgreSQL, where all see it"
+        )
     return Settings(**given)
+
+
+def allows_plain_http(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an object store is asked without encryption: its endpoint says so.
+
+    These are variables of S3's clients, not ours.
+    """
+    names = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
+    if any(environ.get(name, "").startswith("http://") for name in names):
+        return True
+    return environ.get("AWS_ALLOW_HTTP", "").strip().lower() in _TRUE
+
+
+def metrics_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where API processes add their metrics up; None where there is one.
+
+    The host sets the variable, or prometheus_client's users do: it is none of ours.
+    """
+    path = environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return Path(path) if path else None

@@ -5,17 +5,40 @@ They are classed by who can fix them; the HTTP layer maps classes to statuses
 says who that is.
 """
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
 
 class TTSCacheError(Exception):
     """Base of all errors raised by vllm-tts-cache."""
+
+    @property
+    def log_text(self) -> str:
+        """What a log may show: no name and no text of a voice."""
+        return str(self)
+
+
+def log_text_of(error: BaseException) -> str:
+    """Return what a log may show of an error; of ours it is their ``log_text``."""
+    return error.log_text if isinstance(error, TTSCacheError) else repr(error)
 
 
 class ConfigError(TTSCacheError):
     """A setting is wrong; the operator can fix it. The message names the variable."""
 
 
+class NoCatalogueError(ConfigError):
+    """No server has stored voices where the settings say; or they say it wrongly."""
+
+
 class SpeakerRequestError(TTSCacheError):
     """The caller can fix it (4xx)."""
+
+    @property
+    def log_text(self) -> str:
+        """The class alone: the message is for the caller, and quotes what was sent."""
+        return type(self).__name__
 
 
 class InvalidAudioError(SpeakerRequestError):
@@ -24,6 +47,21 @@ class InvalidAudioError(SpeakerRequestError):
     def __init__(self, reason: str):
         super().__init__(f"The reference audio cannot be used: {reason}")
         self.reason = reason
+
+
+class LowQualityError(SpeakerRequestError):
+    """The clip is worth less than the operator takes (400).
+
+    Attributes:
+        reasons: What speaks against it, and what to do, a sentence each.
+    """
+
+    def __init__(self, reasons: Sequence[str]):
+        super().__init__(
+            "This server registers no clip of this quality (SPEAKER_MIN_QUALITY). "
+            + " ".join(reasons)
+        )
+        self.reasons = tuple(reasons)
 
 
 class InvalidSpeakerError(SpeakerRequestError):
@@ -47,24 +85,141 @@ class SpeakerNotFoundError(SpeakerRequestError):
         self.name = name
 
 
+class UnauthorizedError(SpeakerRequestError):
+    """The server has tenants, and the request no key of one (401)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server wants an API key that it knows: send it as "
+            "'Authorization: Bearer KEY'."
+        )
+
+
+class AdminKeyError(SpeakerRequestError):
+    """An administrator's key was given where a tenant's is needed (403)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "An administrator's key has no voices: it shows the counts of all tenants "
+            "at GET /v1/audio/speaker_cache. Use the key of a tenant."
+        )
+
+
+_IS_IMMUTABLE = (
+    "and the registration policy is 'immutable'. Delete it first, or choose another "
+    "name."
+)
+CHOOSE_ANOTHER = "and keeps its name. Choose another one, or delete that voice first."
+
+
 class SpeakerExistsError(SpeakerRequestError):
-    """The name is taken and the registration policy is ``immutable``."""
+    """The name is taken.
+
+    Args:
+        hint: Why that is in the way, and what helps; ends the message.
+    """
+
+    def __init__(self, name: str, hint: str = _IS_IMMUTABLE):
+        super().__init__(f"Voice {name!r} is already registered {hint}")
+        self.name = name
+
+
+class PreviewNotFoundError(SpeakerRequestError):
+    """No preview of this text was kept (404)."""
 
     def __init__(self, name: str):
         super().__init__(
-            f"Voice {name!r} is already registered and the registration policy is "
-            "'immutable'. Delete it first, or choose another name."
+            f"No preview of voice {name!r} was kept. POST to the same path makes one."
         )
         self.name = name
 
 
-class SpeakerLimitError(SpeakerRequestError):
-    """The registry holds as many speakers as it may."""
+class ConsentRequiredError(SpeakerRequestError):
+    """The operator wants a consent recording for each voice, and here is none."""
 
-    def __init__(self, limit: int):
+    def __init__(self) -> None:
         super().__init__(
-            f"{limit} voices are registered, which is the limit. Delete one, or raise "
-            "SPEAKER_MAX_UPLOADED (0 = no limit)."
+            "Invalid consent: this server registers a voice only with a consent "
+            "recording. Upload one with POST /v1/audio/voice_consents (name, language, "
+            "recording), and send its id as consent."
+        )
+
+
+class ConsentNotFoundError(SpeakerRequestError):
+    """There is no consent recording with this id (404)."""
+
+    def __init__(self, consent_id: str):
+        super().__init__(
+            f"There is no consent recording {consent_id!r}. GET "
+            "/v1/audio/voice_consents lists those that there are."
+        )
+        self.consent_id = consent_id
+
+
+def _raised(setting: str, field: str, is_tenants: bool) -> str:
+    if is_tenants:
+        return f"have {field} raised, of this key's tenant"
+    return f"raise {setting}"
+
+
+class ConsentInUseError(SpeakerRequestError):
+    """Voices stand on the consent recording (409).
+
+    Attributes:
+        voices: Ids and names of some of them.
+    """
+
+    def __init__(self, consent_id: str, voices: Sequence[tuple[str, str]]):
+        names = ", ".join(repr(name) for _, name in voices)
+        super().__init__(
+            f"Voices stand on the consent recording {consent_id!r}: {names}. Delete "
+            "them first; nothing was changed."
+        )
+        self.consent_id = consent_id
+        self.voices = tuple(voices)
+
+
+class ConsentLimitError(SpeakerRequestError):
+    """There are as many consent recordings as there may be (409).
+
+    Args:
+        limit: How many.
+        is_tenants: Whether it is that of the caller's tenant.
+    """
+
+    def __init__(self, limit: int, *, is_tenants: bool = False):
+        raised = _raised(
+            "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices", is_tenants
+        )
+        super().__init__(
+            f"{limit} consent recordings are kept, which is the limit. Delete one, or "
+            f"{raised}."
+        )
+        self.limit = limit
+
+
+class SpeakerLimitError(SpeakerRequestError):
+    """The registry holds as many speakers as it may, or as the tenant's may be."""
+
+    def __init__(self, limit: int, *, is_tenants: bool = False):
+        raised = _raised(
+            "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices", is_tenants
+        )
+        super().__init__(
+            f"{limit} voices are registered, which is the limit. Delete one, or "
+            f"{raised}."
+        )
+        self.limit = limit
+
+
+class PinLimitError(SpeakerRequestError):
+    """As many voices are pinned as may be, of all or of the tenant (409)."""
+
+    def __init__(self, limit: int, *, is_tenants: bool = False):
+        raised = _raised("SPEAKER_CACHE_MAX_PINNED", "max_pinned", is_tenants)
+        super().__init__(
+            f"{limit} voices are pinned, which is the limit. Unpin one, or {raised}; "
+            "workers keep all of them in memory."
         )
         self.limit = limit
 
@@ -76,13 +231,48 @@ class AudioBudgetError(SpeakerRequestError):
         max_bytes: What it may take.
     """
 
-    def __init__(self, max_bytes: int):
+    def __init__(self, max_bytes: int, *, is_tenants: bool = False):
+        setting = "SPEAKER_CACHE_AUDIO_MAX_BYTES"
         super().__init__(
             f"The reference audio of the registered voices may take {max_bytes} "
             "bytes, and this clip no longer fits; nothing was changed. Delete a voice, "
-            "send a shorter clip, or raise SPEAKER_CACHE_AUDIO_MAX_BYTES."
+            "send a shorter clip, or "
+            f"{_raised(setting, 'max_audio_bytes', is_tenants)}."
         )
         self.max_bytes = max_bytes
+
+
+class InvalidBundleError(SpeakerRequestError):
+    """The file holds no voice that can be imported; nothing was changed."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"Invalid bundle: {reason}; nothing was changed.")
+        self.reason = reason
+
+
+class InvalidArchiveError(SpeakerRequestError):
+    """The file is no archive of voices that can be read to its end.
+
+    Attributes:
+        num_read: Voices that came before what is wrong.
+    """
+
+    def __init__(self, reason: str, num_read: int):
+        super().__init__(
+            f"Invalid archive: {reason}; {num_read} voices were read before that, and "
+            "nothing behind it."
+        )
+        self.reason = reason
+        self.num_read = num_read
+
+
+class DownloadsOffError(SpeakerRequestError):
+    """The operator does not let reference audio out (403)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server does not give reference audio back (SPEAKER_AUDIO_DOWNLOAD=0)."
+        )
 
 
 class RequestTooLargeError(SpeakerRequestError):
@@ -94,15 +284,22 @@ class RequestTooLargeError(SpeakerRequestError):
 
     def __init__(self, max_bytes: int):
         super().__init__(
-            f"The request body is larger than {max_bytes / 1024**2:g} MiB, which is "
-            "the most that this route takes; nothing was changed. Send a shorter clip, "
-            "or a compressed one (FLAC, MP3)."
+            f"The request body is larger than {max_bytes / 1024**2:.4g} MiB, which is "
+            "the most that this route takes; nothing was changed. Send less; a clip "
+            "can be cut, or compressed (FLAC, MP3)."
         )
         self.max_bytes = max_bytes
 
 
 class ServerFaultError(TTSCacheError):
     """The request was fine; this server, its disk or its worker failed (5xx)."""
+
+
+class NoTenantError(ServerFaultError):
+    """It is not known whose request is worked on, so no voice is looked up for it."""
+
+    def __init__(self) -> None:
+        super().__init__("It is not known which tenant this request is of.")
 
 
 class ServerBusyError(ServerFaultError):
@@ -148,9 +345,18 @@ class DeletionPendingError(ServerFaultError):
             f"{retry_after_seconds} s to learn how far it is."
         )
         self.name = name
+        self._log_text = (
+            f"A voice is deleted, but not all of it is gone: its files are {files}, "
+            f"API servers that have not confirmed: {waiting_for}."
+        )
         self.files_removed = files_removed
         self.waiting_for = waiting_for
         self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def log_text(self) -> str:
+        """The message without the name."""
+        return self._log_text
 
 
 class StorageError(ServerFaultError):
@@ -184,6 +390,64 @@ class StorageBusyError(StorageError):
             "hangs, or is stopped, with a file of SPEAKER_SAMPLES_DIR open."
         )
         self.retry_after_seconds = retry_after_seconds
+
+
+class StorageUnavailableError(StorageError):
+    """The database of the catalogue cannot be reached, or does not answer (503).
+
+    Attributes:
+        detail: What happened, for the operator: it may name hosts and users.
+        retry_after_seconds: When it is worth trying again.
+        was_cut_off: Whether a connection was refused or lost: nobody knows what became
+            of a transaction on it. Else it was full, or busy with others.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        detail: str,
+        retry_after_seconds: int,
+        *,
+        was_cut_off: bool = True,
+    ):
+        super().__init__(
+            "The voice catalogue is down: its PostgreSQL server does not answer as it "
+            "should, and this server's log says why. Try again in "
+            f"{retry_after_seconds} s."
+        )
+        self.detail = detail
+        self.retry_after_seconds = retry_after_seconds
+        self.was_cut_off = was_cut_off
+        self._log_text = f"The voice catalogue {where} is down: {detail}."
+
+    @property
+    def log_text(self) -> str:
+        """The message with the database and the reason, which clients are not told."""
+        return self._log_text
+
+
+class ObjectStoreError(StorageError):
+    """The object store does not answer, or not as it should (503).
+
+    Attributes:
+        detail: What happened, for the operator: it may name hosts and objects.
+        retry_after_seconds: When it is worth trying again.
+    """
+
+    def __init__(self, where: str, detail: str, retry_after_seconds: int = 5):
+        super().__init__(
+            "The object store where voices are kept does not answer as it should, and "
+            "this server's log says why. What is on this machine speaks on. Try again "
+            f"in {retry_after_seconds} s."
+        )
+        self.detail = detail
+        self.retry_after_seconds = retry_after_seconds
+        self._log_text = f"The object store {where} is down: {detail}."
+
+    @property
+    def log_text(self) -> str:
+        """The message with the store and the reason, which clients are not told."""
+        return self._log_text
 
 
 class EncodingCorruptError(StorageError):
@@ -223,3 +487,53 @@ class CheckpointError(TTSCacheError):
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.reason = reason
+
+
+class RemoteError(TTSCacheError):
+    """A server that we are a client of did not do what it was asked for."""
+
+
+class ServerUnreachableError(RemoteError):
+    """Nobody answers at the URL, or the connection broke."""
+
+    def __init__(self, url: str, reason: str):
+        super().__init__(
+            f"{url} does not answer: {reason}. Is the server running? Name another one "
+            "with --url or SPEAKER_URL."
+        )
+        self.url = url
+
+
+class ServerAnswerError(RemoteError):
+    """The server refused the request, or failed.
+
+    Attributes:
+        status: HTTP status.
+        reason: What the server said, fit to be shown.
+        retry_after_seconds: When it is worth trying again; None if it is not.
+        body: The answer, if it was a JSON object.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        retry_after_seconds: float | None = None,
+        body: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        super().__init__(f"{reason.rstrip('.')} (HTTP {status})")
+        self.status = status
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+        self.body = body
+
+
+class RouteMissingError(ServerAnswerError):
+    """The server runs without this plugin, or with a version that cannot do it."""
+
+    def __init__(self, status: int, method: str, path: str):
+        super().__init__(
+            status,
+            f"The server knows no {method} {path}. Is vllm-tts-cache loaded there, in "
+            "this version? `vllm-tts-cache doctor` looks",
+        )

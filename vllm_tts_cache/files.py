@@ -62,6 +62,24 @@ def publish(path: Path, data: bytes) -> None:
         sync_directory(path.parent)
 
 
+def publish_once(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` unless it is there, whoever else does so now.
+
+    Not by a rename: the first file stays, and is whole when it appears.
+
+    Raises: OSError.
+    """
+    if path.exists():
+        return
+    written = write_private(path.parent, data, PARTIAL_PREFIX)
+    try:
+        with suppress(FileExistsError):
+            path.hardlink_to(written)
+        sync_directory(path.parent)
+    finally:
+        written.unlink(missing_ok=True)
+
+
 def write_private(directory: Path, data: bytes, prefix: str = "") -> Path:
     """Write a new file of a random name, durably, for whoever renames it.
 

@@ -13,9 +13,9 @@ import logging
 import sys
 from importlib import metadata
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+from vllm_tts_cache import SUPPORTED_HOST
 
-SUPPORTED_HOST = "0.30"
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _API_SERVER = "vllm_omni.entrypoints.openai.api_server"
 _OFFLINE = "vllm_omni.entrypoints.omni"

@@ -1,39 +1,53 @@
 """The value that reference encoders read, and its content address."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 # Another hash of the same bytes must never be taken for this one.
 _DOMAIN = b"vllm-tts-cache/reference-audio/v1\0"
+_CLIPS_DOMAIN = b"vllm-tts-cache/reference-clips/v1\0"
+
+# No model takes so many; it bounds what a file or a form may ask to be cut.
+MAX_CLIPS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ReferenceAudio:
-    """Decoded mono audio at its own rate; build it with :meth:`of`.
+    """Decoded mono audio at its own rate; build it with :meth:`of` or :meth:`joined`.
+
+    Several clips of one speaker are one audio that is cut where they begin.
 
     Attributes:
         samples: ``(num_samples,)`` float32, read-only, finite, full scale 1.0.
         sample_rate_hz: The rate the clip came with; nothing is resampled here.
         audio_sha256: Content address over rate and samples, in lowercase hex: the
-            same clip as WAV, FLAC or base64 is one audio.
+            same clip as WAV, FLAC or base64 is one audio. Of several clips it is over
+            the cuts as well.
+        clip_starts: The first sample of each clip, in order; ``(0,)`` of one.
     """
 
     samples: npt.NDArray[np.float32]
     sample_rate_hz: int
     audio_sha256: str
+    clip_starts: tuple[int, ...] = (0,)
 
     @classmethod
     def of(
-        cls, samples: npt.NDArray[np.float32], sample_rate_hz: int
+        cls,
+        samples: npt.NDArray[np.float32],
+        sample_rate_hz: int,
+        clip_starts: Sequence[int] = (0,),
     ) -> "ReferenceAudio":
         """Copy, freeze and address the samples.
 
         Raises:
-            ValueError: Not a non-empty finite 1-D float32 array, or a rate that is
-                not positive.
+            ValueError: Not a non-empty finite 1-D float32 array, a rate that is not
+                positive, or cuts that leave a clip empty or are too many.
         """
         if samples.ndim != 1 or samples.dtype != np.float32 or samples.size == 0:
             raise ValueError(
@@ -44,6 +58,7 @@ class ReferenceAudio:
             raise ValueError(f"the sample rate must be positive: {sample_rate_hz} Hz")
         if not np.isfinite(samples).all():
             raise ValueError("the samples are not all finite")
+        starts = checked_starts(clip_starts, samples.size)
         # Adding zero copies, and turns -0.0 into 0.0: decoders differ in that sign,
         # and it must not give one clip two identities.
         owned = samples + np.float32(0.0)
@@ -51,8 +66,25 @@ class ReferenceAudio:
         return cls(
             samples=owned,
             sample_rate_hz=sample_rate_hz,
-            audio_sha256=_address(owned, sample_rate_hz),
+            audio_sha256=_address(owned, sample_rate_hz, starts),
+            clip_starts=starts,
         )
+
+    @classmethod
+    def joined(cls, clips: Sequence["ReferenceAudio"]) -> "ReferenceAudio":
+        """Put clips of one rate behind each other; one alone stays what it is.
+
+        Raises:
+            ValueError: There are none or too many, or they have several rates.
+        """
+        if len(clips) == 1:
+            return clips[0]
+        rates = sorted({clip.sample_rate_hz for clip in clips})
+        if len(rates) != 1:
+            raise ValueError(f"clips of one sampling rate make an audio, not {rates}")
+        ends = np.cumsum([0, *(clip.num_samples for clip in clips)]).tolist()
+        samples = np.concatenate([clip.samples for clip in clips])
+        return cls.of(samples, rates[0], ends[:-1])
 
     @property
     def num_samples(self) -> int:
@@ -60,13 +92,46 @@ class ReferenceAudio:
         return self.samples.size
 
     @property
+    def num_clips(self) -> int:
+        """How many clips it is made of."""
+        return len(self.clip_starts)
+
+    @property
     def seconds(self) -> float:
         """How long it lasts."""
         return self.num_samples / self.sample_rate_hz
 
+    def clips(self) -> "tuple[ReferenceAudio, ...]":
+        """Each clip by itself; one audio of one clip is its own."""
+        if self.num_clips == 1:
+            return (self,)
+        ends = (*self.clip_starts, self.num_samples)
+        return tuple(
+            ReferenceAudio.of(self.samples[start:end], self.sample_rate_hz)
+            for start, end in pairwise(ends)
+        )
 
-def _address(samples: npt.NDArray[np.float32], sample_rate_hz: int) -> str:
-    digest = hashlib.sha256(_DOMAIN)
+
+def checked_starts(clip_starts: Sequence[int], num_samples: int) -> tuple[int, ...]:
+    """Return where clips begin, if each of them has samples.
+
+    Raises: ValueError.
+    """
+    if len(clip_starts) > MAX_CLIPS:
+        raise ValueError(f"{len(clip_starts)} clips are more than {MAX_CLIPS}")
+    starts = tuple(map(int, clip_starts))
+    if starts[:1] != (0,) or any(a >= b for a, b in pairwise((*starts, num_samples))):
+        raise ValueError(f"clips cannot begin at {list(starts)} of {num_samples}")
+    return starts
+
+
+def _address(
+    samples: npt.NDArray[np.float32], sample_rate_hz: int, starts: tuple[int, ...]
+) -> str:
+    digest = hashlib.sha256(_DOMAIN if len(starts) == 1 else _CLIPS_DOMAIN)
     digest.update(sample_rate_hz.to_bytes(8, "little"))
+    if len(starts) > 1:
+        for number in (len(starts), *starts):
+            digest.update(number.to_bytes(8, "little"))
     digest.update(np.ascontiguousarray(samples, dtype="<f4").data)
     return digest.hexdigest()

@@ -1,7 +1,8 @@
 """The catalogue as its readers see it: what is registered, stored and being deleted."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +10,22 @@ from vllm_tts_cache.catalogue import (
     deletions,
     dialect,
     imports,
+    pages,
     speakers,
+    sqlite,
     stored_files,
+    tenant_usage,
 )
+from vllm_tts_cache.catalogue.backend import Backend
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import DeletionProgress
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.names import fold, is_storable
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, Segment, SpeakerRecord
-from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.catalogue.stored_files import Usage
+from vllm_tts_cache.catalogue.tenant_usage import TenantUsage
+from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import shared_file_system
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -34,55 +41,68 @@ class Catalogue:
     Every method raises StorageError if the database fails. Writing is for the
     store, which owns the files as well: see `store.speaker_store`.
 
+    Args:
+        database: The catalogue's.
+        directory: ``SPEAKER_SAMPLES_DIR``, of whose files it tells.
+
     Attributes:
         database: Lends connections.
         is_local: Whether only this host has the file, so that a look takes
             microseconds and may be taken on an event loop.
+        path: The SQLite file, if it is one.
     """
 
-    def __init__(self, database: Database):
+    def __init__(self, database: Database, directory: Path):
         self.database = database
-        kind = shared_file_system(database.path.parent)
-        self.is_local = kind is None
+        self.path = directory / FILE_NAME
+        is_file = isinstance(database.backend, sqlite.SqliteFile)
+        kind = shared_file_system(directory) if is_file else None
+        self.is_local = is_file and kind is None
         if kind is not None:
             logger.warning(
                 "SPEAKER_SAMPLES_DIR=%s is on %s. The catalogue needs one host and a "
                 "local file system: SQLite's log is shared through memory. Do not "
-                "start a second host on it.",
-                database.path.parent,
+                "start a second host on it, or keep the catalogue on PostgreSQL "
+                "(SPEAKER_CATALOGUE_URL).",
+                directory,
                 kind,
             )
 
-    @property
-    def path(self) -> Path:
-        """The SQLite file."""
-        return self.database.path
+    def importing(self) -> AbstractContextManager[None]:
+        """The turn to import files of stock's, among those that have the directory."""
+        return sqlite.opening_lock(self.path)
 
     def find(
-        self, name: str, tenant: str = DEFAULT_TENANT
+        self, name: str, tenant: str = DEFAULT_TENANT, *, told_only: bool = False
     ) -> tuple[SpeakerRecord, frozenset[str]] | None:
-        """The speaker of that name, compared folded, and the kinds of its files.
+        """The speaker of that name or id, and the kinds of its files.
 
         One indexed read, which waits for no lock.
+
+        Args:
+            name: Or an id.
+            tenant: Whose speaker.
+            told_only: Only the encodings that this tenant was told of.
         """
         if not is_storable(name):
             return None
-        found = speakers.find_with_kinds(self.database, tenant, fold(name))
+        database = self.database
+        found = speakers.find_with_kinds(database, tenant, name, told_only=told_only)
         return None if found is None else (found[0], frozenset(found[1]))
 
     def records(self, page: Page) -> list[SpeakerRecord]:
         """The speakers of a page.
 
         Raises:
-            InvalidSpeakerError: ``limit`` is not positive, or a text is no text.
+            InvalidSpeakerError: The cursor is none.
         """
         with self.database.read() as db:
-            return speakers.records(db, page)
+            return pages.records(db, page)
 
     def names(self, page: Page) -> list[str]:
         """The names of the same page, for less."""
         with self.database.read() as db:
-            return speakers.names(db, page)
+            return pages.names(db, page)
 
     def iter_names(self, tenant: str = DEFAULT_TENANT) -> Iterator[str]:
         """All names in order; holds no connection while the caller thinks.
@@ -94,10 +114,20 @@ class Catalogue:
             yield from found
             page = replace(page, after=found[-1])
 
-    def count(self, tenant: str = DEFAULT_TENANT) -> int:
-        """How many speakers the tenant has; reads an index once through."""
+    def count(self) -> int:
+        """How many speakers all tenants have together; reads a row for each tenant."""
         with self.database.read() as db:
-            return speakers.count(db, tenant)
+            return tenant_usage.num_voices(db)
+
+    def usage_of(self, tenant: str) -> TenantUsage:
+        """What a tenant has; reads a row."""
+        with self.database.read() as db:
+            return tenant_usage.of_tenant(db, tenant)
+
+    def usage_of_tenants(self) -> dict[str, TenantUsage]:
+        """What each tenant has."""
+        with self.database.read() as db:
+            return tenant_usage.of_all(db)
 
     def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
         """The registered embedding, float32 values of shape ``(embedding_dim,)``.
@@ -118,19 +148,19 @@ class Catalogue:
                 for segment in Segment
             }
 
-    def num_unfinished_deletions(self) -> int:
-        """How many deletions have something left, somewhere."""
+    def num_unfinished_deletions(self, tenant: str | None = None) -> int:
+        """How many deletions, of all or of a tenant, have something left, somewhere."""
         with self.database.read() as db:
-            return deletions.num_unfinished(db)
+            return deletions.num_unfinished(db, tenant)
 
     def progress(
         self, name: str, tenant: str = DEFAULT_TENANT
     ) -> DeletionProgress | None:
-        """How far the last deletion of that name is; None if nothing is known."""
+        """How far the last deletion of that name or id is; None if none is known."""
         if not is_storable(name):
             return None
         with self.database.read() as db:
-            return deletions.of_name(db, deletions.name_hash(tenant, fold(name)))
+            return deletions.of_name(db, tenant, name)
 
     def imported_files(self) -> dict[str, tuple[int, int]]:
         """Stock's files that were looked at: name -> (mtime in ns, bytes)."""
@@ -155,6 +185,7 @@ class Catalogue:
                 *dialect.problems(db),
                 *speakers.problems(db),
                 *stored_files.usage_problems(db),
+                *tenant_usage.problems(db),
             ]
 
     def close(self) -> None:
@@ -162,24 +193,52 @@ class Catalogue:
         self.database.close()
 
 
-def open_catalogue(directory: Path) -> Catalogue:
+def open_catalogue(
+    directory: Path, url: str = "", *, is_in_use: Callable[[], bool] = lambda: False
+) -> Catalogue:
     """Make or migrate the catalogue of a directory that exists.
 
-    Raises: StorageError.
+    Args:
+        directory: Where the files are that it tells of.
+        url: Of a PostgreSQL database; empty for a file in the directory.
+        is_in_use: Whether a server is at work on it; asked before it is migrated.
+
+    Raises: StorageError, ConfigError.
     """
-    database = Database(directory / FILE_NAME)
-    database.prepare()
-    return Catalogue(database)
+    return _opened(directory, url, lambda database: database.prepare(is_in_use))
 
 
-def open_existing_catalogue(directory: Path) -> Catalogue:
+def open_existing_catalogue(directory: Path, url: str = "") -> Catalogue:
     """Open a catalogue of this version that exists; writes nothing.
 
-    Raises: StorageError.
+    Raises: StorageError, ConfigError.
     """
-    database = Database(directory / FILE_NAME)
-    database.check()
-    return Catalogue(database)
+    return _opened(directory, url, Database.check)
+
+
+def _opened(
+    directory: Path, url: str, prepare: Callable[[Database], None]
+) -> Catalogue:
+    database = Database(_backend(directory, url))
+    try:
+        prepare(database)
+    except BaseException:
+        database.close()
+        raise
+    return Catalogue(database, directory)
+
+
+def _backend(directory: Path, url: str) -> Backend:
+    if not url:
+        return sqlite.SqliteFile(directory / FILE_NAME)
+    try:
+        from vllm_tts_cache.catalogue.postgres import PostgresServer
+    except ImportError as exc:
+        raise ConfigError(
+            "SPEAKER_CATALOGUE_URL is set, and the driver is missing: "
+            f"pip install 'vllm-tts-cache[fleet]' ({exc})"
+        ) from exc
+    return PostgresServer(url)
 
 
 __all__ = ["FILE_NAME", "Catalogue", "open_catalogue", "open_existing_catalogue"]

@@ -1,61 +1,61 @@
-"""The catalogue's file: opened, migrated, and lent to those who read and write."""
+"""The catalogue's database: opened, migrated, and lent to those who read and write."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, Select
 from sqlalchemy.exc import DBAPIError
 
-from vllm_tts_cache.catalogue import dialect, schema
-from vllm_tts_cache.errors import StorageBusyError, StorageError
-from vllm_tts_cache.files import FILE_MODE
-
-BUSY_SECONDS = 10.0
-# On an event loop; a reader waits only while the file is opened or recovered.
-AT_ONCE_SECONDS = 0.05
-# Another process may be taking over or importing a large directory.
-OPEN_SECONDS = 600.0
+from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.backend import Backend
+from vllm_tts_cache.errors import NoCatalogueError, StorageError
 
 
 class Database:
-    """Connections to one catalogue, for any thread; safe beside other processes.
+    """Connections to one catalogue, for any thread; safe beside other processes."""
 
-    A pool rather than a connection per thread: a thread that ends would leave its
-    connection open until the garbage collector finds it.
-    """
-
-    def __init__(self, path: Path, *, busy_seconds: float = BUSY_SECONDS):
-        self.path = path
-        self._engine = dialect.open_engine(path, busy_seconds=busy_seconds)
-        self._quick = dialect.open_engine(path, busy_seconds=AT_ONCE_SECONDS)
-        self._writer = dialect.writing(self._engine)
-        self._snapshots = dialect.snapshots(self._engine)
+    def __init__(self, backend: Backend):
+        self.backend = backend
         self._compiled: dict[Select[Any], Any] = {}
         self._is_closed = False
 
-    def prepare(self) -> None:
-        """Make and migrate the file; processes that do it at once take turns.
+    @property
+    def where(self) -> str:
+        """What it is called before people."""
+        return self.backend.where
+
+    def prepare(self, is_in_use: Callable[[], bool] = lambda: False) -> None:
+        """Make and migrate it; processes that do it at once take turns.
+
+        Args:
+            is_in_use: Whether a server is at work on it; asked before a migration.
 
         Raises:
             StorageError: It cannot be opened, is no database, or is of a newer
                 version of this package.
         """
-        with dialect.catalogue_errors(self.path), opening_lock(self.path):
-            dialect.prepare_file(self.path)
-            dialect.use_wal(self._engine)
-            with self.write() as db:
-                schema.migrate(db)
+        migrating = self.backend.migrating
+        with self.backend.opening(), self._lent(migrating) as db, db.begin():
+            schema.migrate(db, is_in_use)
 
     def check(self) -> None:
-        """Raise StorageError unless the file is of this version; writes nothing."""
+        """See that it is of this version; writes nothing.
+
+        Raises:
+            NoCatalogueError: It is empty.
+            StorageError: It is of another version.
+        """
         with self.read() as db:
             version = schema.stored_version(db)
+        if version == 0:
+            raise NoCatalogueError(
+                f"The voice catalogue {self.where} is empty: no server has stored "
+                "voices there. Start the server once, or correct the settings."
+            )
         if version != schema.VERSION:
             raise StorageError(
-                f"The voice catalogue {self.path} has schema {version}, and this "
+                f"The voice catalogue {self.where} has schema {version}, and this "
                 f"vllm-tts-cache knows {schema.VERSION}. Start the server once, or "
                 "use the version that wrote it."
             )
@@ -67,7 +67,7 @@ class Database:
         Raises:
             StorageError: The database failed inside the block.
         """
-        with self._lent(self._engine) as db:
+        with self._lent(self.backend.reading) as db:
             yield db
 
     def first_at_once(
@@ -85,21 +85,26 @@ class Database:
         """
         self._check_open()
         text, arguments = self._for_driver(statement, where)
-        with dialect.catalogue_errors(self.path):
-            lent = self._quick.raw_connection()
-            try:
-                return lent.cursor().execute(text, arguments).fetchone()
-            except BaseException:
-                lent.invalidate()  # after some errors a connection is of no use
-                raise
-            finally:
-                lent.close()
+        with self.backend.errors():
+            return self.backend.retried(lambda: self._first(text, arguments))
+
+    def _first(self, text: str, arguments: Any) -> Sequence[Any] | None:
+        lent = self.backend.quick.raw_connection()
+        try:
+            cursor = lent.cursor()
+            cursor.execute(text, arguments)
+            return cursor.fetchone()
+        except BaseException:
+            lent.invalidate()  # after some errors a connection is of no use
+            raise
+        finally:
+            lent.close()
 
     def _for_driver(
         self, statement: Select[Any], where: Mapping[str, Any]
     ) -> tuple[str, Any]:
         if (known := self._compiled.get(statement)) is None:
-            known = statement.compile(dialect=self._quick.dialect)
+            known = statement.compile(dialect=self.backend.quick.dialect)
             self._compiled[statement] = known
         names = known.positiontup
         return known.string, where if names is None else [where[n] for n in names]
@@ -107,7 +112,25 @@ class Database:
     @contextmanager
     def snapshot(self) -> Generator[Connection, None, None]:
         """As `read`, and all statements see the same state."""
-        with self._lent(self._snapshots) as db:
+        with self._lent(self.backend.snapshots) as db:
+            yield db
+
+    @contextmanager
+    def alone(self) -> Generator[Connection, None, None]:
+        """A connection of which each statement is committed by itself, without a turn.
+
+        For rows of which nothing else depends on what was read before.
+        """
+        with self._lent(self.backend.reading) as db:
+            yield db
+
+    @contextmanager
+    def renewing(self) -> Generator[Connection, None, None]:
+        """A connection of which each statement is committed by itself, without a turn.
+
+        For leases, which wait neither for those who write nor for their connections.
+        """
+        with self._lent(self.backend.renewing) as db:
             yield db
 
     @contextmanager
@@ -116,55 +139,32 @@ class Database:
 
         Raises:
             StorageBusyError: Another process writes, for longer than we wait.
+            StorageUnavailableError: The server does not answer, or was lost.
             StorageFullError: There is no space left; nothing was changed.
             StorageError: The database failed otherwise; nothing was changed.
         """
-        with self._lent(self._writer) as db, db.begin():
+        with self._lent(self.backend.writing) as db, db.begin():
             yield db
 
     def wipe_log(self) -> None:
-        """Let nothing of deleted rows stay in the log.
-
-        If somebody reads it all the time it is emptied another time: after the next
-        deletion, or when the last process closes it.
-        """
-        with suppress(StorageError), dialect.catalogue_errors(self.path):
-            dialect.wipe_log(self._quick)
+        """Let nothing of deleted rows stay in the log."""
+        self.backend.wipe_log()
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""
         self._is_closed = True
-        self._engine.dispose()
-        self._quick.dispose()
+        self.backend.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StorageError(f"The voice catalogue {self.path} is closed.")
+            raise StorageError(f"The voice catalogue {self.where} is closed.")
 
     @contextmanager
     def _lent(self, engine: Engine) -> Generator[Connection, None, None]:
         self._check_open()
-        with dialect.catalogue_errors(self.path), engine.connect() as db:
+        with self.backend.errors(), engine.connect() as db:
             try:
                 yield db
             except DBAPIError:
                 db.invalidate()  # after some errors a connection is of no use
                 raise
-
-
-@contextmanager
-def opening_lock(
-    path: Path, timeout_seconds: float = OPEN_SECONDS
-) -> Generator[None, None, None]:
-    """Hold the turn to open, migrate or take over; it ends with its process.
-
-    Raises:
-        StorageBusyError: Another process has it for longer than that.
-    """
-    try:
-        with FileLock(
-            f"{path}.lock", timeout_seconds, mode=FILE_MODE, is_singleton=False
-        ):
-            yield
-    except Timeout as exc:
-        raise StorageBusyError(2) from exc

@@ -8,10 +8,23 @@ somebody was told or a day has passed.
 import hashlib
 import time
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    func,
+    literal,
+    select,
+)
 
+from vllm_tts_cache.catalogue import leases
+from vllm_tts_cache.catalogue.dialect import is_postgres
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.schema import confirmation, deletion, participant
+from vllm_tts_cache.tenants import DEFAULT_TENANT
 
 KEPT_SECONDS = 24 * 3600.0
 
@@ -24,10 +37,12 @@ class Deletion:
         id: Its number.
         audio_sha256: The audio that goes with all its encodings, unless others have
             it as well; None if there is none, or if the deletion is finished.
+        public_id: Of the voice or consent recording; None for what was replaced.
     """
 
     id: int
     audio_sha256: str | None
+    public_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +69,7 @@ def name_hash(tenant: str, name_key: str) -> str:
     return hashlib.sha256(f"{tenant}\0{name_key}".encode()).hexdigest()
 
 
-_COLUMNS = deletion.c.id, deletion.c.audio_sha256
+_COLUMNS = deletion.c.id, deletion.c.audio_sha256, deletion.c.public_id
 # Asked several times a second, and nearly always answered by an empty index.
 _TO_CONFIRM = (
     select(*_COLUMNS)
@@ -67,14 +82,24 @@ _TO_CONFIRM = (
 )
 
 
-def add(db: Connection, audio_sha256: str | None, hashed: str | None) -> Deletion:
+def add(
+    db: Connection,
+    audio_sha256: str | None,
+    *,
+    tenant: str,
+    hashed: str | None = None,
+    public_id: str | None = None,
+) -> Deletion:
     """Write down a deletion, for every participant to confirm.
 
-    Without an audio nobody remembers anything, and nobody is asked.
+    Without an audio nobody remembers anything, and nobody is asked. A DELETE that is
+    repeated asks by the hashed name or the public id; without both nobody asks.
     """
     row = {
         "audio_sha256": audio_sha256,
         "name_hash": hashed,
+        "public_id": public_id,
+        "tenant": tenant,
         "requested_at": time.time(),
         "files_removed": 0,
     }
@@ -87,7 +112,7 @@ def add(db: Connection, audio_sha256: str | None, hashed: str | None) -> Deletio
         ]
         if asked:
             db.execute(confirmation.insert(), asked)
-    return Deletion(id=number, audio_sha256=audio_sha256)
+    return Deletion(id=number, audio_sha256=audio_sha256, public_id=public_id)
 
 
 def get(db: Connection, deletion_id: int) -> DeletionProgress | None:
@@ -95,9 +120,9 @@ def get(db: Connection, deletion_id: int) -> DeletionProgress | None:
     return next(iter(_progress(db, deletion.c.id == deletion_id)), None)
 
 
-def of_name(db: Connection, hashed: str) -> DeletionProgress | None:
-    """How far the deletion of a name is: the first unfinished one, or the last."""
-    found = _progress(db, deletion.c.name_hash == hashed)
+def of_name(db: Connection, tenant: str, name: str) -> DeletionProgress | None:
+    """How far the deletion of a name or id is: the first that goes on, or the last."""
+    found = _progress(db, _is_of(tenant, name))
     unfinished = (progress for progress in found if not progress.is_finished)
     return next(unfinished, found[-1] if found else None)
 
@@ -108,11 +133,17 @@ def unfinished(db: Connection) -> list[Deletion]:
     return [_deletion(*row) for row in db.execute(query.order_by(deletion.c.id))]
 
 
-def num_unfinished(db: Connection) -> int:
-    """How many have files left, or participants that have not confirmed."""
-    waiting = select(confirmation.c.deletion_id)
+def num_unfinished(db: Connection, tenant: str | None = None) -> int:
+    """How many have files left, or participants that have not confirmed.
+
+    Of all tenants, or of one.
+    """
+    waiting = _awaited(db, select(confirmation.c.deletion_id))
     is_open = (deletion.c.files_removed == 0) | deletion.c.id.in_(waiting)
-    return db.execute(select(func.count(deletion.c.id)).where(is_open)).scalar_one()
+    query = select(func.count(deletion.c.id)).where(is_open)
+    if tenant is not None:
+        query = query.where(_is_tenants(tenant))
+    return db.execute(query).scalar_one()
 
 
 def to_confirm(db: Connection, participant_id: str) -> list[Deletion]:
@@ -144,7 +175,10 @@ def acknowledge(db: Connection, deletion_id: int) -> bool:
     found = get(db, deletion_id)
     if found is None or not found.is_finished:
         return False
-    db.execute(deletion.delete().where(deletion.c.id == deletion_id))
+    nobody = {"name_hash": None, "public_id": None}
+    where = deletion.c.id == deletion_id
+    db.execute(deletion.update().where(where).values(**nobody))
+    _finish(db, deletion_id)
     return True
 
 
@@ -160,9 +194,9 @@ def drop_expired(db: Connection) -> None:
     )
 
 
-def drop_finished(db: Connection, hashed: str) -> None:
+def drop_finished(db: Connection, tenant: str, name: str) -> None:
     """Forget the finished deletions of a name: another one begins."""
-    for progress in _progress(db, deletion.c.name_hash == hashed):
+    for progress in _progress(db, _is_of(tenant, name)):
         if progress.is_finished:
             acknowledge(db, progress.deletion.id)
 
@@ -170,6 +204,17 @@ def drop_finished(db: Connection, hashed: str) -> None:
 def join(db: Connection, participant_id: str) -> None:
     """Ask the participant about every deletion from now on."""
     db.execute(participant.insert(), {"id": participant_id, "joined_at": time.time()})
+
+
+def ask_of_unfinished(db: Connection, participant_id: str) -> None:
+    """Ask a participant that has just joined about those whose files are still there.
+
+    Until they are gone it may read them, and remember what it read.
+    """
+    has_files = (deletion.c.files_removed == 0) & deletion.c.audio_sha256.is_not(None)
+    asked = select(literal(participant_id), deletion.c.id).where(has_files)
+    columns = [confirmation.c.participant_id, confirmation.c.deletion_id]
+    db.execute(confirmation.insert().from_select(columns, asked))
 
 
 def leave(db: Connection, participant_id: str) -> None:
@@ -188,8 +233,8 @@ def participants(db: Connection) -> list[str]:
 
 
 def waited_for(db: Connection, deletion_id: int) -> list[str]:
-    """The participants that have not confirmed it."""
-    query = select(confirmation.c.participant_id)
+    """The participants that have not confirmed it, and are waited for."""
+    query = _awaited(db, select(confirmation.c.participant_id))
     where = confirmation.c.deletion_id == deletion_id
     return list(db.execute(query.where(where)).scalars())
 
@@ -203,26 +248,47 @@ def addresses(db: Connection) -> set[str]:
 def _finish(db: Connection, deletion_id: int) -> None:
     """If nothing is left to do, keep no more than the hash of the name."""
     found = get(db, deletion_id)
-    if found is None or not found.is_finished:
+    if found is None or not found.files_removed:
+        return
+    # Those that are waited for no longer are asked when they come back.
+    asked = confirmation.c.deletion_id == deletion_id
+    if db.execute(select(confirmation.c.deletion_id).where(asked)).first():
         return
     where = deletion.c.id == deletion_id
     db.execute(deletion.update().where(where).values(audio_sha256=None))
-    db.execute(deletion.delete().where(where, deletion.c.name_hash.is_(None)))
+    is_asked_for = deletion.c.name_hash.is_not(None) | deletion.c.public_id.is_not(None)
+    db.execute(deletion.delete().where(where, ~is_asked_for))
+
+
+def _awaited(db: Connection, query: "Select[Any]") -> "Select[Any]":
+    """Of confirmations, those that somebody is waited for; see `leases`."""
+    if not is_postgres(db):  # by locks: whoever is dead was removed
+        return query
+    return leases.awaited(query, confirmation.c.participant_id)
+
+
+def _is_of(tenant: str, name: str) -> "ColumnElement[bool]":
+    by_name = deletion.c.name_hash == name_hash(tenant, fold(name))
+    return by_name | ((deletion.c.public_id == name) & _is_tenants(tenant))
+
+
+def _is_tenants(tenant: str) -> "ColumnElement[bool]":
+    return func.coalesce(deletion.c.tenant, DEFAULT_TENANT) == tenant
 
 
 def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProgress]:
     query = select(*_COLUMNS, deletion.c.files_removed).where(where)
     return [
         DeletionProgress(
-            deletion=_deletion(number, audio_sha256),
+            deletion=_deletion(number, audio_sha256, public_id),
             files_removed=bool(files_removed),
             waiting_for=len(waited_for(db, number)),
         )
-        for number, audio_sha256, files_removed in db.execute(
+        for number, audio_sha256, public_id, files_removed in db.execute(
             query.order_by(deletion.c.id)
         ).all()
     ]
 
 
-def _deletion(number: int, audio_sha256: str | None) -> Deletion:
-    return Deletion(id=number, audio_sha256=audio_sha256)
+def _deletion(number: int, audio_sha256: str | None, public_id: str | None) -> Deletion:
+    return Deletion(id=number, audio_sha256=audio_sha256, public_id=public_id)

@@ -76,6 +76,18 @@ def mark_deleted(db: Connection, name_key: str, deletion_id: int) -> None:
     db.execute(imported_file.update().where(names, is_left).values(**values))
 
 
+def rename(db: Connection, old_name_key: str, name_key: str) -> None:
+    """The voice of some files is called otherwise now: they are deleted with it.
+
+    They are not imported again either, as they were looked at.
+    """
+    where = (
+        imported_file.c.name_key == old_name_key,
+        imported_file.c.deleted_at.is_(None),
+    )
+    db.execute(imported_file.update().where(*where).values(name_key=name_key))
+
+
 def to_remove(db: Connection, deletion_id: int) -> list[ImportedFile]:
     """Stock's files that a deletion has to remove."""
     columns = imported_file.c

@@ -3,11 +3,12 @@
 import re
 import unicodedata
 
+from vllm_tts_cache.catalogue.ids import is_voice_id
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 MAX_NAME_CHARS = 128
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 # A name is one segment of a URL: a proxy may take these apart, escaped or not.
 _SEPARATORS = ("/", "\\")
 _DOT_SEGMENTS = (".", "..")
@@ -59,13 +60,16 @@ def clean_new(name: str) -> str:
 
     Raises:
         InvalidSpeakerError: It cannot be the name of a speaker, is the placeholder
-            ``default``, or holds characters that nobody sees.
+            ``default``, has the form of an id, or holds characters that nobody sees.
     """
     name = clean(name)
     if fold(name) == _PLACEHOLDER:
         reason = (
             f"{name!r} is what OpenAI clients send for no voice at all; choose another"
         )
+        raise InvalidSpeakerError("name", reason)
+    if is_voice_id(fold(name)):
+        reason = f"{name!r} has the form of a voice's id; choose another"
         raise InvalidSpeakerError("name", reason)
     if (unseen := _first_unseen(name)) is not None:
         reason = (
@@ -75,9 +79,17 @@ def clean_new(name: str) -> str:
     return name
 
 
+def search_text(*texts: str | None) -> str:
+    """What free text is looked for in: the texts, folded, each on a line of its own."""
+    return "\n".join(fold(text) for text in texts if text)
+
+
 def is_storable(text: str) -> bool:
-    """Whether the text has a UTF-8 form: JSON can smuggle in half a character."""
-    return _SURROGATE.search(text) is None
+    """Whether every database takes it: half characters and NUL none or not all do.
+
+    JSON can smuggle in both.
+    """
+    return _UNSTORABLE.search(text) is None
 
 
 def _why_invalid(name: str) -> str | None:
@@ -86,7 +98,7 @@ def _why_invalid(name: str) -> str | None:
     if len(name) > MAX_NAME_CHARS:
         return f"it has {len(name)} characters, at most {MAX_NAME_CHARS} are allowed"
     if not is_storable(name):
-        return "it contains an unpaired surrogate, which is not a character"
+        return "it contains an unpaired surrogate or NUL, which are no characters"
     if name in _DOT_SEGMENTS or any(separator in name for separator in _SEPARATORS):
         return "'/', '\\', '.' and '..' have a meaning in URLs"
     categories = [unicodedata.category(character) for character in name]

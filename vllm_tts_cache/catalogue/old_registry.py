@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vllm_tts_cache.catalogue import dialect, imports, speakers
+from vllm_tts_cache.catalogue import dialect, imports, speakers, sqlite
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.errors import StorageError
@@ -29,7 +29,7 @@ def take_over(path: Path, database: Database) -> int:
         StorageError: The registry cannot be read; it may be copied in part.
     """
     num_new = 0
-    with dialect.catalogue_errors(path), _opened(path) as old:
+    with sqlite.errors(path), _opened(path) as old:
         if old is None:
             return 0
         for batch in _batches(old, "SELECT * FROM speaker ORDER BY generation"):
@@ -42,7 +42,7 @@ def take_over(path: Path, database: Database) -> int:
         query = "SELECT seq FROM sqlite_sequence WHERE name = 'speaker'"
         if (last := old.execute(query).fetchone()) is not None:
             with database.write() as db:
-                dialect.raise_sequence(db, "speaker", last[0])
+                dialect.raise_sequence(db, "speaker", "generation", last[0])
     return num_new
 
 

@@ -1,17 +1,29 @@
 """What is registered, what registering takes, and what its files count as."""
 
+import json
 import math
 import struct
-from dataclasses import InitVar, dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import NamedTuple
 
+from vllm_tts_cache.catalogue import transcripts
+from vllm_tts_cache.catalogue.details import (
+    check_expiry,
+    check_labels,
+    check_language,
+    labels_of_json,
+)
 from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
 from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.tenants import DEFAULT_TENANT
 
-DEFAULT_TENANT = "default"
 MAX_EMBEDDING_DIM = 4096
 AUDIO_KIND = "audio"  # a stored file that is no encoding
+PREVIEW_PREFIX = "preview-"  # begins the kind of what a voice has said to try it
 
 
 class Segment(str, Enum):
@@ -63,12 +75,21 @@ class SpeakerRecord:
         embedding_dim: Values of the registered embedding; None with audio.
         file_size: Bytes of the uploaded file.
         created_at: When it was registered, in Unix seconds.
+        speaker_id: Its public id, which renaming and registering anew do not change.
+        consent_id: The consent recording that it stands on, if ``consent`` names one.
+        language: BCP 47 tag.
+        labels_json: The labels, as JSON; parsed where they are shown.
+        is_pinned: Whether workers keep its encodings in memory whatever comes.
+        expires_at: When it is deleted, in Unix seconds; None for never.
+        updated_at: When it was last changed; None if it never was.
+        clip_starts_json: Where its clips begin, as JSON; None of one clip.
     """
 
     tenant: str = DEFAULT_TENANT
     name: str
     name_key: str
     generation: int
+    speaker_id: str
     audio_sha256: str | None
     num_samples: int
     sample_rate_hz: int
@@ -80,6 +101,38 @@ class SpeakerRecord:
     original_filename: str | None
     file_size: int | None
     created_at: float
+    consent_id: str | None
+    language: str | None
+    labels_json: str | None
+    is_pinned: bool
+    expires_at: float | None
+    updated_at: float | None
+    clip_starts_json: str | None = None
+
+    @property
+    def clip_starts(self) -> tuple[int, ...]:
+        """The first sample of each clip; ``(0,)`` of one, and of none."""
+        return starts_of_json(self.clip_starts_json)
+
+    @property
+    def num_clips(self) -> int:
+        """How many clips its reference audio is made of; 1 without audio."""
+        return len(self.clip_starts)
+
+    @property
+    def clip_seconds(self) -> list[float]:
+        """How long each clip lasts."""
+        ends = (*self.clip_starts, self.num_samples)
+        return [(end - start) / self.sample_rate_hz for start, end in pairwise(ends)]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels, parsed."""
+        return labels_of_json(self.labels_json)
+
+    def has_expired(self) -> bool:
+        """Whether its time is over; it is deleted soon, and spoken no more."""
+        return self.expires_at is not None and self.expires_at <= time.time()
 
     @property
     def seconds(self) -> float:
@@ -92,10 +145,13 @@ class NewSpeaker:
     """What registering takes: a name, and either stored audio or an embedding.
 
     Attributes:
+        clip_starts: Where the clips of its audio begin; of several, ``ref_text`` has
+            a line for each.
         embedding: Finite values, kept as float32; at most ``MAX_EMBEDDING_DIM``.
         created_at: Unix seconds; None for the time of registration.
         taken_over: Accepted earlier, by stock vLLM-Omni or an older version: it may
             break rules that are newer than it is.
+        labels: Key -> value; see `details` for limits.
         (The others are those of `SpeakerRecord`.)
 
     Raises:
@@ -108,6 +164,7 @@ class NewSpeaker:
     audio_sha256: str | None = None
     num_samples: int = 0
     sample_rate_hz: int = 0
+    clip_starts: tuple[int, ...] = (0,)
     embedding: tuple[float, ...] | None = None
     ref_text: str | None = None
     description: str | None = None
@@ -115,13 +172,22 @@ class NewSpeaker:
     original_filename: str | None = None
     file_size: int | None = None
     created_at: float | None = None
+    language: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_pinned: bool = False
+    expires_at: float | None = None
     taken_over: InitVar[bool] = False
 
     def __post_init__(self, taken_over: bool) -> None:
         name = clean(self.name) if taken_over else clean_new(self.name)
         object.__setattr__(self, "name", name)
+        ref_text = transcripts.of_clips(self.ref_text, len(self.clip_starts))
+        object.__setattr__(self, "ref_text", ref_text)
         for attribute in TEXT_LIMITS:
             check_text(attribute, getattr(self, attribute), any_length=taken_over)
+        check_language(self.language)
+        check_labels(self.labels)
+        check_expiry(self.expires_at)
         if (self.audio_sha256 is None) == (self.embedding is None):
             reason = "give either reference audio or an embedding"
             raise InvalidSpeakerError("speaker", reason)
@@ -129,6 +195,11 @@ class NewSpeaker:
             _check_embedding(self.embedding)
         elif self.num_samples <= 0 or self.sample_rate_hz <= 0:
             raise InvalidSpeakerError("audio_sample", "it has no samples")
+
+    @property
+    def clip_starts_json(self) -> str | None:
+        """As the catalogue keeps them: None for one clip."""
+        return json.dumps(self.clip_starts) if len(self.clip_starts) > 1 else None
 
     @property
     def name_key(self) -> str:
@@ -150,14 +221,20 @@ def check_text(attribute: str, text: str | None, *, any_length: bool = False) ->
     Raises:
         InvalidSpeakerError: The message names the form field.
     """
-    field, what, max_chars = TEXT_LIMITS[attribute]
+    form_field, what, max_chars = TEXT_LIMITS[attribute]
     if text is None:
         return
     if len(text) > max_chars and not any_length:
         reason = f"{what} has {len(text)} characters, at most {max_chars} are allowed"
-        raise InvalidSpeakerError(field, reason)
+        raise InvalidSpeakerError(form_field, reason)
     if not is_storable(text):
-        raise InvalidSpeakerError(field, f"{what} contains an unpaired surrogate")
+        reason = f"{what} contains an unpaired surrogate or NUL"
+        raise InvalidSpeakerError(form_field, reason)
+
+
+def starts_of_json(stored: str | None) -> tuple[int, ...]:
+    """Where clips begin, as a row says it."""
+    return tuple(json.loads(stored)) if stored else (0,)
 
 
 def pack_embedding(embedding: tuple[float, ...]) -> bytes:

@@ -19,11 +19,20 @@ from sqlalchemy import (
     UniqueConstraint,
     inspect,
     select,
+    text,
 )
 
+from vllm_tts_cache.catalogue.dialect import is_postgres
+from vllm_tts_cache.catalogue.ids import new_voice_id
+from vllm_tts_cache.catalogue.names import search_text
+from vllm_tts_cache.catalogue.tenant_sums import FILL
 from vllm_tts_cache.errors import StorageError
 
 metadata = MetaData()
+
+# Compared and ordered as SQLite does it, by code point: whatever language a server's
+# database has, its order is another one.
+_TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 
 # SQLite before 3.32 takes 999 parameters at most.
 _PER_STATEMENT = 500
@@ -38,45 +47,96 @@ schema_version = Table(
     "schema_version", metadata, Column("version", Integer, nullable=False)
 )
 
+_IS_PINNED = text("is_pinned = 1")
+
 # AUTOINCREMENT never hands out a number twice, those of deleted rows included. The
 # embedding is last, so that reading the other columns stays on one page.
 speaker = Table(
     "speaker",
     metadata,
     _numbered("generation"),
-    Column("tenant", Text, nullable=False),
-    Column("name_key", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("audio_sha256", Text),
+    Column("tenant", _TEXT, nullable=False),
+    Column("name_key", _TEXT, nullable=False),
+    Column("name", _TEXT, nullable=False),
+    Column("audio_sha256", _TEXT),
     Column("num_samples", BigInteger, nullable=False),
     Column("sample_rate_hz", Integer, nullable=False),
-    Column("ref_text", Text),
-    Column("consent", Text, nullable=False),
-    Column("description", Text),
-    Column("mime_type", Text),
-    Column("original_filename", Text),
+    Column("ref_text", _TEXT),
+    Column("consent", _TEXT, nullable=False),
+    Column("description", _TEXT),
+    Column("mime_type", _TEXT),
+    Column("original_filename", _TEXT),
     Column("file_size", BigInteger),
     Column("created_at", Float, nullable=False),
+    Column("speaker_id", _TEXT),
+    Column("consent_id", _TEXT),
+    Column("language", _TEXT),
+    Column("labels_json", _TEXT),
+    Column("search_text", _TEXT),
+    Column("is_pinned", Integer, nullable=False, server_default="0"),
+    Column("expires_at", Float),
+    Column("updated_at", Float),
+    Column("clip_starts_json", Text),
     Column("embedding", LargeBinary),
     UniqueConstraint("tenant", "name_key"),
     CheckConstraint("(audio_sha256 IS NULL) <> (embedding IS NULL)"),
     Index("speaker_audio", "audio_sha256"),
+    Index("speaker_public_id", "speaker_id", unique=True),
+    Index("speaker_consent", "consent_id"),
+    Index("speaker_expiry", "expires_at"),
+    Index("speaker_age", "tenant", "created_at"),
+    Index(
+        "speaker_pinned",
+        "audio_sha256",
+        sqlite_where=_IS_PINNED,
+        postgresql_where=_IS_PINNED,
+    ),
+    sqlite_autoincrement=True,
+)
+
+# The labels once more, folded, to search by. They go with their speaker's row.
+speaker_label = Table(
+    "speaker_label",
+    metadata,
+    Column("generation", BigInteger, primary_key=True),
+    Column("label_key", _TEXT, primary_key=True),
+    Column("label_value", _TEXT, nullable=False),
+    Index("speaker_label_value", "label_key", "label_value"),
+)
+
+# Recordings in which somebody consents to being cloned; their audio is stored as that
+# of speakers is.
+consent = Table(
+    "consent",
+    metadata,
+    _numbered("number"),
+    Column("consent_id", _TEXT, nullable=False, unique=True),
+    Column("tenant", _TEXT, nullable=False),
+    Column("name", _TEXT, nullable=False),
+    Column("language", _TEXT, nullable=False),
+    Column("audio_sha256", _TEXT, nullable=False),
+    Column("num_samples", BigInteger, nullable=False),
+    Column("sample_rate_hz", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index("consent_audio", "audio_sha256"),
     sqlite_autoincrement=True,
 )
 
 # A kind is "audio" or an encoder's fingerprint. ``used_at`` orders the rows of one
 # segment by their last use: microseconds of Unix time, but never less than before.
+# ``object_name`` says where it is in an object store; NULL where a directory has it.
 stored_file = Table(
     "stored_file",
     metadata,
     _numbered("id"),
-    Column("audio_sha256", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("segment", Text, nullable=False),
+    Column("audio_sha256", _TEXT, nullable=False),
+    Column("kind", _TEXT, nullable=False),
+    Column("segment", _TEXT, nullable=False),
     Column("is_audio", Integer, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("used_at", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
+    Column("object_name", _TEXT),
     UniqueConstraint("audio_sha256", "kind"),
     Index("stored_file_use", "segment", "is_audio", "used_at"),
     sqlite_autoincrement=True,
@@ -86,23 +146,60 @@ stored_file = Table(
 usage = Table(
     "usage",
     metadata,
-    Column("segment", Text, primary_key=True),
+    Column("segment", _TEXT, primary_key=True),
     Column("is_audio", Integer, primary_key=True),
     Column("num_files", BigInteger, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
 )
 
-# The name is hashed: nothing of a deleted voice is kept. NULL for the audio of a
-# voice that was replaced, which nobody asks for. The address goes with the files.
+# The same of each tenant's voices and consent recordings. A clip that a tenant has more
+# than once counts once, and one that several have counts for each.
+tenant_usage = Table(
+    "tenant_usage",
+    metadata,
+    Column("tenant", _TEXT, primary_key=True),
+    Column("num_voices", BigInteger, nullable=False),
+    Column("num_consents", BigInteger, nullable=False),
+    Column("num_pinned", BigInteger, nullable=False),
+    Column("audio_bytes", BigInteger, nullable=False),
+)
+
+# Whose a registered audio is, and how often: owners are voices and recordings.
+tenant_audio = Table(
+    "tenant_audio",
+    metadata,
+    Column("tenant", _TEXT, primary_key=True),
+    Column("audio_sha256", _TEXT, primary_key=True),
+    Column("num_owners", BigInteger, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+)
+
+# What a tenant has had encoded, whoever encoded it: it has asked for it, and then it
+# was told that it is there. Rows go with the file that they are about.
+tenant_encoding = Table(
+    "tenant_encoding",
+    metadata,
+    Column("audio_sha256", _TEXT, primary_key=True),
+    Column("kind", _TEXT, primary_key=True),
+    Column("tenant", _TEXT, primary_key=True),
+    Column("is_told", Integer, nullable=False),
+)
+
+# The name is hashed: nothing of a deleted voice is kept but its id, which says nothing.
+# Both are NULL for the audio of a voice that was replaced, which nobody asks for. The
+# address goes with the files. Without a tenant it was written before there were any.
 deletion = Table(
     "deletion",
     metadata,
     _numbered("id"),
-    Column("audio_sha256", Text),
-    Column("name_hash", Text),
+    Column("audio_sha256", _TEXT),
+    Column("name_hash", _TEXT),
     Column("requested_at", Float, nullable=False),
     Column("files_removed", Integer, nullable=False),
+    Column("public_id", _TEXT),
+    Column("tenant", _TEXT),
     Index("deletion_name", "name_hash"),
+    Index("deletion_public_id", "public_id"),
     Index("deletion_files", "files_removed"),
     sqlite_autoincrement=True,
 )
@@ -110,7 +207,7 @@ deletion = Table(
 participant = Table(
     "participant",
     metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", _TEXT, primary_key=True),
     Column("joined_at", Float, nullable=False),
 )
 
@@ -118,7 +215,7 @@ participant = Table(
 confirmation = Table(
     "confirmation",
     metadata,
-    Column("participant_id", Text, ForeignKey("participant.id"), primary_key=True),
+    Column("participant_id", _TEXT, ForeignKey("participant.id"), primary_key=True),
     Column("deletion_id", BigInteger, ForeignKey("deletion.id"), primary_key=True),
     Index("confirmation_deletion", "deletion_id"),
 )
@@ -128,10 +225,10 @@ confirmation = Table(
 imported_file = Table(
     "imported_file",
     metadata,
-    Column("file_name", Text, primary_key=True),
+    Column("file_name", _TEXT, primary_key=True),
     Column("mtime_ns", BigInteger, nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("name_key", Text),
+    Column("name_key", _TEXT),
     Column("created_at", Float),
     Column("deleted_at", Float),
     Column("deletion_id", BigInteger),
@@ -139,9 +236,159 @@ imported_file = Table(
     Index("imported_file_deletion", "deletion_id"),
 )
 
+# What a catalogue on a server has beside: several machines reach it.
+on_server = MetaData()
+
+# Whose files its rows are of: one directory's. A row at most.
+home = Table(
+    "home",
+    on_server,
+    Column("catalogue_id", _TEXT, primary_key=True),
+    Column("directory_id", _TEXT, nullable=False),
+    Column("place", _TEXT, nullable=False),
+)
+
+# Until when a participant is waited for, in Unix seconds of the server's clock.
+lease = Table(
+    "lease",
+    on_server,
+    Column("participant_id", _TEXT, primary_key=True),
+    Column("until", Float, nullable=False),
+)
+
+# Objects of the bucket that no row of ``stored_file`` names. Nobody uses one from
+# ``removable_from`` on, in Unix seconds of the server's clock.
+loose_object = Table(
+    "loose_object",
+    on_server,
+    Column("object_name", _TEXT, primary_key=True),
+    Column("audio_sha256", _TEXT, nullable=False),
+    Column("removable_from", Float, nullable=False),
+    Index("loose_object_audio", "audio_sha256"),
+    Index("loose_object_time", "removable_from"),
+)
+
+# Whose turn an encoding is, and until when, by the server's clock.
+encode_turn = Table(
+    "encode_turn",
+    on_server,
+    Column("key_digest", _TEXT, primary_key=True),
+    Column("holder", _TEXT, nullable=False),
+    Column("until", Float, nullable=False),
+)
+
+# Since when leases have been renewed, by whomsoever, without a gap; by the same clock.
+# A row at most.
+renewals = Table(
+    "renewals",
+    on_server,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("began_at", Float, nullable=False),
+    Column("last_at", Float, nullable=False),
+)
+
+_BY_ID_AND_AGE = (
+    "ALTER TABLE speaker ADD COLUMN speaker_id TEXT",
+    "ALTER TABLE speaker ADD COLUMN consent_id TEXT",
+    "ALTER TABLE speaker ADD COLUMN language TEXT",
+    "ALTER TABLE speaker ADD COLUMN labels_json TEXT",
+    "ALTER TABLE speaker ADD COLUMN search_text TEXT",
+    "ALTER TABLE speaker ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE speaker ADD COLUMN expires_at FLOAT",
+    "ALTER TABLE speaker ADD COLUMN updated_at FLOAT",
+    "ALTER TABLE deletion ADD COLUMN public_id TEXT",
+    "CREATE UNIQUE INDEX speaker_public_id ON speaker (speaker_id)",
+    "CREATE INDEX speaker_consent ON speaker (consent_id)",
+    "CREATE INDEX speaker_expiry ON speaker (expires_at)",
+    "CREATE INDEX speaker_age ON speaker (tenant, created_at)",
+    "CREATE INDEX speaker_pinned ON speaker (audio_sha256) WHERE is_pinned = 1",
+    "CREATE INDEX deletion_public_id ON deletion (public_id)",
+    """CREATE TABLE speaker_label (generation BIGINT NOT NULL, label_key TEXT NOT NULL,
+    label_value TEXT NOT NULL, PRIMARY KEY (generation, label_key))""",
+    "CREATE INDEX speaker_label_value ON speaker_label (label_key, label_value)",
+    """CREATE TABLE consent (number INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    consent_id TEXT NOT NULL, tenant TEXT NOT NULL, name TEXT NOT NULL,
+    language TEXT NOT NULL, audio_sha256 TEXT NOT NULL, num_samples BIGINT NOT NULL,
+    sample_rate_hz INTEGER NOT NULL, created_at FLOAT NOT NULL, UNIQUE (consent_id))""",
+    "CREATE INDEX consent_audio ON consent (audio_sha256)",
+)
+# A process of an older version that was not stopped would write rows without an id, and
+# delete what it does not know the owner of. It is told to stop, and changes nothing.
+_STOP_IT = "written by a newer vllm-tts-cache; stop this server and upgrade it"
+REFUSE_OLDER_WRITERS = (
+    f"""CREATE TRIGGER speaker_has_an_id BEFORE INSERT ON speaker
+    WHEN NEW.speaker_id IS NULL BEGIN SELECT RAISE(ABORT, '{_STOP_IT}'); END""",
+    f"""CREATE TRIGGER deletion_has_an_id BEFORE INSERT ON deletion
+    WHEN NEW.name_hash IS NOT NULL AND NEW.public_id IS NULL
+    BEGIN SELECT RAISE(ABORT, '{_STOP_IT}'); END""",
+)
+
+
+def _identify_speakers(db: Connection) -> None:
+    """Version 2: ids, labels, expiry and consent recordings."""
+    for statement in (*_BY_ID_AND_AGE, *REFUSE_OLDER_WRITERS):
+        db.execute(text(statement))
+    rows = text(
+        "SELECT generation, name_key, description FROM speaker"
+        " WHERE speaker_id IS NULL LIMIT :limit"
+    )
+    update = text(
+        "UPDATE speaker SET speaker_id = :speaker_id, search_text = :search_text"
+        " WHERE generation = :generation"
+    )
+    while some := db.execute(rows, {"limit": _PER_STATEMENT}).all():
+        changed = [
+            {
+                "generation": generation,
+                "speaker_id": new_voice_id(),
+                "search_text": search_text(name_key, description),
+            }
+            for generation, name_key, description in some
+        ]
+        db.execute(update, changed)
+
+
+def _count_clips(db: Connection) -> None:
+    """Version 3: voices of several clips; of one, as all were, nothing is written."""
+    db.execute(text("ALTER TABLE speaker ADD COLUMN clip_starts_json TEXT"))
+
+
+def _name_objects(db: Connection) -> None:
+    """Version 4: files that are objects of a bucket."""
+    db.execute(text("ALTER TABLE stored_file ADD COLUMN object_name TEXT"))
+
+
+_TENANTS = (
+    """CREATE TABLE tenant_usage (tenant {text} NOT NULL PRIMARY KEY,
+    num_voices BIGINT NOT NULL, num_consents BIGINT NOT NULL,
+    num_pinned BIGINT NOT NULL, audio_bytes BIGINT NOT NULL)""",
+    """CREATE TABLE tenant_audio (tenant {text} NOT NULL, audio_sha256 {text} NOT NULL,
+    num_owners BIGINT NOT NULL, num_bytes BIGINT NOT NULL,
+    PRIMARY KEY (tenant, audio_sha256))""",
+    """CREATE TABLE tenant_encoding (audio_sha256 {text} NOT NULL, kind {text} NOT NULL,
+    tenant {text} NOT NULL, is_told INTEGER NOT NULL,
+    PRIMARY KEY (audio_sha256, kind, tenant))""",
+    "ALTER TABLE deletion ADD COLUMN tenant {text}",
+)
+
+
+def _count_tenants(db: Connection) -> None:
+    """Version 5: what each tenant has, and what it has had encoded."""
+    kind = 'TEXT COLLATE "C"' if is_postgres(db) else "TEXT"
+    for statement in _TENANTS:
+        db.execute(text(statement.format(text=kind)))
+    for statement in FILL:
+        db.execute(text(statement))
+
+
 # One step per version, appended to and never edited: a database that exists ran the
 # earlier ones. A new database is made as the tables above say, at the last version.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = ()
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _identify_speakers,
+    _count_clips,
+    _name_objects,
+    _count_tenants,
+)
 VERSION = 1 + len(MIGRATIONS)
 
 
@@ -152,27 +399,41 @@ def stored_version(db: Connection) -> int:
     return db.execute(select(schema_version.c.version)).scalar_one()
 
 
-def migrate(db: Connection) -> None:
+def migrate(db: Connection, is_in_use: Callable[[], bool] = lambda: False) -> None:
     """Bring the schema up to date, within the caller's transaction.
 
     Raises:
-        StorageError: The database was written by a newer version of this package.
+        StorageError: The database was written by a newer version of this package, or
+            by an older one that is still at work.
     """
     version = stored_version(db)
     if version > VERSION:
         raise StorageError(
             f"The voice catalogue was written by a newer vllm-tts-cache (schema "
             f"{version}; this one knows {VERSION}). Upgrade vllm-tts-cache, or set "
-            "SPEAKER_SAMPLES_DIR to another directory."
+            "SPEAKER_SAMPLES_DIR to another directory, and SPEAKER_CATALOGUE_URL, if "
+            "it is set, to another database."
         )
+    if is_postgres(db):
+        on_server.create_all(db)  # what it lacks, of whatever version it is
     if version == 0:
         metadata.create_all(db)
+        if not is_postgres(db):  # which has no older writers
+            for statement in REFUSE_OLDER_WRITERS:
+                db.execute(text(statement))
         db.execute(schema_version.insert().values(version=VERSION))
         return
+    if version == VERSION:
+        return
+    # It would take what it does not know for damaged, or for nobody's.
+    if is_in_use():
+        raise StorageError(
+            "A server of an earlier vllm-tts-cache is at work on this voice catalogue; "
+            "nothing was changed. Stop that server, then start this one."
+        )
     for step in MIGRATIONS[version - 1 :]:
         step(db)
-    if version < VERSION:
-        db.execute(schema_version.update().values(version=VERSION))
+    db.execute(schema_version.update().values(version=VERSION))
 
 
 def slices(values: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.catalogue import Catalogue
-from vllm_tts_cache.catalogue.database import opening_lock
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.stock_file import (
@@ -64,7 +63,7 @@ def import_stock_directory(
             was imported so far stays; the next import goes on from there.
     """
     report = ImportReport()
-    with storage_errors(directory), opening_lock(catalogue.path):
+    with storage_errors(directory), catalogue.importing():
         files = _new_files(directory, catalogue, report)
         for generations in _by_voice(directory, files, catalogue, report):
             *older, newest = generations

@@ -5,10 +5,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, bindparam, cast, func, select
 
+from vllm_tts_cache.catalogue import objects
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
-from vllm_tts_cache.catalogue.schema import slices, stored_file, usage
+from vllm_tts_cache.catalogue.schema import (
+    slices,
+    stored_file,
+    tenant_encoding,
+    usage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +23,14 @@ class StoredFile:
 
     Attributes:
         kind: ``audio``, or the fingerprint of the encoder that made it.
+        object_name: Where it is in an object store; None for a file of its directory.
     """
 
     audio_sha256: str
     kind: str
     segment: Segment
     num_bytes: int
+    object_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +44,14 @@ class Usage:
 _IS_ROW = (stored_file.c.audio_sha256 == bindparam("of_sha")) & (
     stored_file.c.kind == bindparam("of_kind")
 )
-_FIND = select(
-    stored_file.c.audio_sha256,
-    stored_file.c.kind,
-    stored_file.c.segment,
-    stored_file.c.num_bytes,
-).where(_IS_ROW)
 _OF_AUDIO = select(
     stored_file.c.audio_sha256,
     stored_file.c.kind,
     stored_file.c.segment,
     stored_file.c.num_bytes,
+    stored_file.c.object_name,
 )
+_FIND = _OF_AUDIO.where(_IS_ROW)
 
 
 def find(db: Connection, audio_sha256: str, kind: str) -> StoredFile | None:
@@ -57,9 +61,10 @@ def find(db: Connection, audio_sha256: str, kind: str) -> StoredFile | None:
 
 
 def of_audio(db: Connection, audio_sha256: str) -> list[StoredFile]:
-    """The rows of an audio and its encodings."""
+    """The rows of an audio and its encodings, in the order in which they came."""
     where = stored_file.c.audio_sha256 == audio_sha256
-    return [_file(*row) for row in db.execute(_OF_AUDIO.where(where))]
+    query = _OF_AUDIO.where(where).order_by(stored_file.c.id)
+    return [_file(*row) for row in db.execute(query)]
 
 
 def between(db: Connection, first: str, last: str) -> list[StoredFile]:
@@ -91,12 +96,18 @@ def put(db: Connection, file: StoredFile, used_at: int | None = None) -> None:
 
     Its number is a new one, so that who asks what came since sees it.
     """
-    remove(db, file.audio_sha256, [file.kind])
+    _remove(db, file.audio_sha256, [file.kind])
     is_audio = int(file.kind == AUDIO_KIND)
     if used_at is None:
         used_at = _next_use(db, file.segment, is_audio)
     db.execute(stored_file.insert(), _row(file, is_audio, used_at))
     _count(db, file.segment, is_audio, 1, file.num_bytes)
+
+
+def date(db: Connection, file: StoredFile, created_at: float) -> None:
+    """Have a file stored at another time: when the one was that it is a copy of."""
+    where = {"of_sha": file.audio_sha256, "of_kind": file.kind}
+    db.execute(stored_file.update().where(_IS_ROW).values(created_at=created_at), where)
 
 
 def put_all(db: Connection, files: Sequence[tuple[StoredFile, int]]) -> None:
@@ -120,7 +131,24 @@ def put_all(db: Connection, files: Sequence[tuple[StoredFile, int]]) -> None:
 def remove(
     db: Connection, audio_sha256: str, kinds: Iterable[str] | None = None
 ) -> list[StoredFile]:
-    """Delete the rows of an audio, or only those kinds of it; return what they were."""
+    """Delete the rows of an audio, or only those kinds of it; return what they were.
+
+    Their objects are nobody's from then on, and are removed once that is committed.
+    What tenants were told of them goes as well.
+    """
+    chosen = None if kinds is None else list(kinds)
+    gone = _remove(db, audio_sha256, chosen)
+    told = tenant_encoding.c
+    of_them = tenant_encoding.delete().where(told.audio_sha256 == audio_sha256)
+    if chosen is not None:
+        of_them = of_them.where(told.kind.in_(chosen))
+    db.execute(of_them)
+    return gone
+
+
+def _remove(
+    db: Connection, audio_sha256: str, kinds: Iterable[str] | None
+) -> list[StoredFile]:
     gone = of_audio(db, audio_sha256)
     if kinds is not None:
         chosen = set(kinds)
@@ -129,6 +157,8 @@ def remove(
         where = {"of_sha": file.audio_sha256, "of_kind": file.kind}
         db.execute(stored_file.delete().where(_IS_ROW), where)
         _count(db, file.segment, int(file.kind == AUDIO_KIND), -1, -file.num_bytes)
+        if file.object_name is not None:
+            objects.let_go(db, file.object_name, audio_sha256)
     return gone
 
 
@@ -209,7 +239,9 @@ def last_id(db: Connection) -> int:
 def sums(db: Connection) -> dict[tuple[str, int], Usage]:
     """What ``usage`` must say, added up from all rows."""
     group = stored_file.c.segment, stored_file.c.is_audio
-    total = func.count(), func.sum(stored_file.c.num_bytes)
+    # PostgreSQL adds whole numbers up to a decimal one.
+    num_bytes = cast(func.sum(stored_file.c.num_bytes), BigInteger)
+    total = func.count(), num_bytes
     query = select(*group, *total).group_by(*group)
     return {(s, a): Usage(files, size) for s, a, files, size in db.execute(query)}
 
@@ -260,6 +292,7 @@ def _row(file: StoredFile, is_audio: int, used_at: int) -> dict[str, object]:
         "segment": file.segment.value,
         "is_audio": is_audio,
         "num_bytes": file.num_bytes,
+        "object_name": file.object_name,
         "used_at": used_at,
         "created_at": time.time(),
     }
@@ -273,10 +306,13 @@ def _next_use(db: Connection, segment: Segment, is_audio: int) -> int:
     return max(time.time_ns() // 1000, (db.execute(newest).scalar() or 0) + 1)
 
 
-def _file(audio_sha256: str, kind: str, segment: str, num_bytes: int) -> StoredFile:
+def _file(
+    audio_sha256: str, kind: str, segment: str, num_bytes: int, object_name: str | None
+) -> StoredFile:
     return StoredFile(
         audio_sha256=audio_sha256,
         kind=kind,
         segment=Segment(segment),
         num_bytes=num_bytes,
+        object_name=object_name,
     )

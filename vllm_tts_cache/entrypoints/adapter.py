@@ -11,9 +11,13 @@ from typing import Any, ClassVar
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 
 from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.catalogue.transcripts import of_clips
+from vllm_tts_cache.entrypoints.callers import speaking_tenant
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed
 from vllm_tts_cache.entrypoints.inline import Clip
+from vllm_tts_cache.entrypoints.metrics.series import CountedRequest, process_metrics
 from vllm_tts_cache.entrypoints.request_speaker import (
+    CacheOutcome,
     as_clone,
     clone_facts,
     drop_what_is_ignored,
@@ -37,6 +41,7 @@ from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint
 from vllm_tts_cache.speaker.modes import Mode
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.speaker_store import Found
+from vllm_tts_cache.tenants import Tenant
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -128,20 +133,23 @@ class CachedAdapter:
 
         Raises: SpeakerRequestError, ServerFaultError.
         """
-        if not (self.tts_cache_clones and names_speaker(request, self._presets)):
-            report("none")
-            return await self.speak(request, sampling_params_list, has_inline_ref_audio)
-        found = await self._found(request)
-        if found is not None and found.record.audio_sha256 is None:
-            report("none")
-            named = await self._named_by_embedding(request, found.record)
-            return await self.speak(named, sampling_params_list, False)
-        try:
-            return await self.clone(await self._ensured(request, found))
-        except GoneError:
-            # Deleted or replaced since, or an inline clip was deleted with a voice.
+        with process_metrics().request(self.tts_cache_family.name) as counted:
+            if not (self.tts_cache_clones and names_speaker(request, self._presets)):
+                report("none")
+                return await self.speak(
+                    request, sampling_params_list, has_inline_ref_audio
+                )
             found = await self._found(request)
-            return await self.clone(await self._ensured(request, found))
+            if found is not None and found.record.audio_sha256 is None:
+                report("none")
+                named = await self._named_by_embedding(request, found.record)
+                return await self.speak(named, sampling_params_list, False)
+            try:
+                return await self._cloned(request, found, counted)
+            except GoneError:
+                # Deleted or replaced since, or an inline clip was deleted with a voice.
+                found = await self._found(request)
+                return await self._cloned(request, found, counted)
 
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
@@ -170,6 +178,11 @@ class CachedAdapter:
         return self.ctx.server.speakers
 
     @property
+    def _tenant(self) -> Tenant:
+        """Whose request is worked on. Raises: NoTenantError."""
+        return speaking_tenant(self._service.tenants)
+
+    @property
     def _presets(self) -> Container[str]:
         return self.ctx.server.builtin_names
 
@@ -180,11 +193,19 @@ class CachedAdapter:
         """
         if request.ref_audio is not None:
             return None
-        if (found := await self._service.find(request.voice)) is None:
+        if (found := await self._service.find(self._tenant, request.voice)) is None:
             raise SpeakerNotFoundError(request.voice)
         return found
 
-    async def _ensured(self, request: Any, found: Found | None) -> Speaker:
+    async def _cloned(
+        self, request: Any, found: Found | None, counted: CountedRequest
+    ) -> PreparedRequest:
+        speaker, counted.outcome = await self._ensured(request, found)
+        return await self.clone(speaker)
+
+    async def _ensured(
+        self, request: Any, found: Found | None
+    ) -> tuple[Speaker, CacheOutcome]:
         stored_ref_text = None if found is None else found.record.ref_text
         facts = clone_facts(
             request, stored_ref_text=stored_ref_text, is_inline=found is None
@@ -192,16 +213,31 @@ class CachedAdapter:
         mode = self.tts_cache_family.mode(facts)
         self._tell_task(request, mode)
         seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
+        if found is not None:
+            self._service.model.check_clips(found.record.num_clips)
+            seen.ref_text = of_clips(seen.ref_text, found.record.num_clips)
         # First what costs nothing: a request that is refused fetches nothing.
         self._check(seen)
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
+        if found is not None:
+            clip, existed = await self._encoded(request, found, mode)
+        else:
+            with self._service.places.inline(self._tenant):
+                clip, existed = await self._encoded(request, None, mode)
+        outcome: CacheOutcome = "hit" if existed else "miss"
+        report(outcome)
+        return Speaker(clip=clip, mode=mode, request=seen), outcome
+
+    async def _encoded(
+        self, request: Any, found: Found | None, mode: Mode
+    ) -> tuple[Clip, bool]:
+        """Return the clip when its encodings exist, and whether they did before."""
         clip = await self._clip(request, found)
         self._check_clip(clip)
         need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
         stored = None if found is None else found.fingerprints
-        existed = await self._service.ensurer.ensure(need, stored=stored)
-        report("hit" if existed else "miss")
-        return Speaker(clip=clip, mode=mode, request=seen)
+        tenant = self._tenant.name
+        return clip, await self._service.ensure(tenant, need, stored=stored)
 
     async def _clip(self, request: Any, found: Found | None) -> Clip:
         if found is None:

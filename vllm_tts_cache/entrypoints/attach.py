@@ -1,10 +1,13 @@
 """Attaches our parts to the host's API process, and to its synchronous engine."""
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.speaker.family import families
 
 
@@ -13,15 +16,22 @@ def attach() -> None:
 
     The API server looks its classes up by name when it starts, which is after general
     plugins ran. Called again, it changes nothing.
+
+    Raises: ConfigError.
     """
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
-    from vllm_tts_cache.entrypoints import speech_routes, voices
+    from vllm_tts_cache.entrypoints import nameless_logs
     from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
     from vllm_tts_cache.entrypoints.speech_stream import CachedStreamingSpeech
+    from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
 
     if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
         return
+    settings = load_settings()
+    # What is wrong with the file is said now, and not when the model is loaded.
+    TenantKeys(settings.tenants_file)
+    nameless_logs.install()
     api_server.OmniOpenAIServingSpeech = CachedServingSpeech
     api_server.OmniStreamingSpeechHandler = CachedStreamingSpeech
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
@@ -30,16 +40,49 @@ def attach() -> None:
         if not family.pipelines:  # those have none of the host's, see `diffusion`
             adapter = family.part("adapter")
             adapters[adapter.name] = adapter
-    routers = voices.router, speech_routes.speech_router, speech_routes.batch_router
-    for router in routers:
-        for route in filter(_is_api_route, router.routes):
+    for router in (*routers(), *page_routers(settings)):
+        for route in filter(is_api_route, router.routes):
             api_server._remove_route_from_router(
                 api_server.router, route.path, set(route.methods)
             )
         api_server.router.include_router(router)
 
 
-def _is_api_route(route: BaseRoute) -> TypeGuard[APIRoute]:
+def routers() -> tuple[APIRouter, ...]:
+    """All routes of ours."""
+    from vllm_tts_cache.entrypoints import (
+        archive_routes,
+        clip_routes,
+        consent_routes,
+        preview_routes,
+        speech_routes,
+        voices,
+    )
+
+    return (
+        voices.router,
+        voices.changes_router,
+        clip_routes.router,
+        clip_routes.import_router,
+        archive_routes.router,
+        preview_routes.router,
+        consent_routes.router,
+        consent_routes.changes_router,
+        speech_routes.speech_router,
+        speech_routes.batch_router,
+        speech_routes.generate_router,
+    )
+
+
+def page_routers(settings: Settings) -> Sequence[APIRouter]:
+    """Those of the page, unless it is switched off; nobody calls them by HTTP's API."""
+    from vllm_tts_cache.entrypoints import web_routes
+
+    return [web_routes.page_router(web_routes.read_assets())] if settings.web else []
+
+
+def is_api_route(route: BaseRoute) -> TypeGuard[APIRoute]:
+    """Whether it answers requests at a path with methods."""
     return isinstance(route, APIRoute)
 
 

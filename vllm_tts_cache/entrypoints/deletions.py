@@ -3,18 +3,23 @@
 import asyncio
 import contextlib
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
 
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
+from vllm_tts_cache.catalogue.ids import is_consent_id
 from vllm_tts_cache.catalogue.record import AUDIO_KIND
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.errors import (
+    ConsentNotFoundError,
     DeletionPendingError,
     SpeakerNotFoundError,
     StorageError,
+    StorageUnavailableError,
     TTSCacheError,
+    log_text_of,
 )
 from vllm_tts_cache.speaker.rpc_client import (
     FORGET,
@@ -37,8 +42,15 @@ MIN_ROUND_SECONDS = 0.05
 AFTER_ERROR_SECONDS = 2.0
 # Whoever began a deletion removes its files at once, or is dead, or cannot.
 ORPHANED_SECONDS = 5.0
+# How soon after its end a voice is deleted; it is found by nobody from then on.
+EXPIRY_SECONDS = 1.0
+MAX_EXPIRED = 100
+SWEEP_SECONDS = 10.0
 # Whoever shuts down does not wait for all files; the next start goes on.
 RECOVER_PATIENCE_SECONDS = 2.0
+# After an outage of the catalogue: at most so often, and within so long.
+RECOVERY_SECONDS = 300.0
+RECOVERY_SPREAD_SECONDS = 120.0
 NUM_THREADS = 2
 MAX_WAITING = 64
 
@@ -54,6 +66,7 @@ class Deletions:
     Args:
         workers: None if the model that is served has none.
         forget_here: Drops what this process remembers of an audio.
+        forget_all_here: Likewise of all.
     """
 
     def __init__(
@@ -62,17 +75,25 @@ class Deletions:
         lookups: Lookups,
         workers: Callable[[], AsyncWorkers | None],
         forget_here: Callable[[str], None],
+        forget_all_here: Callable[[], None],
     ):
         self._store = store
         self._lookups = lookups
         self._workers = workers
         self._forget_here = forget_here
+        self._forget_all_here = forget_all_here
+        # After which absence workers were told to drop all, and what they still had.
+        self._dropped, self._busy = 0, set[str]()
         self._to_remove: dict[int, Deletion] = {}
         self._orphans: dict[int, float] = {}
+        self._next_expiry = self._next_sweep = 0.0
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_shut_down = False
         self._recovering: threading.Thread | None = None
+        self._was_down = False
+        self._recovered_at = 0.0
+        self._recover_at: float | None = None  # when to recover after an outage
         self._clients = BoundedExecutor(
             "too many deletions wait", num_threads=NUM_THREADS, max_waiting=MAX_WAITING
         )
@@ -84,13 +105,17 @@ class Deletions:
         if self._task is None:
             self._store.join()
             self._task = asyncio.create_task(self._run())
-            self._recovering = threading.Thread(
-                target=_recover,
-                args=(self._store,),
-                name="tts-cache-recover",
-                daemon=True,
-            )
-            self._recovering.start()
+            self._recover()
+
+    def _recover(self) -> None:
+        self._recovered_at, self._recover_at = time.monotonic(), None
+        self._recovering = threading.Thread(
+            target=_recover,
+            args=(self._store,),
+            name="tts-cache-recover",
+            daemon=True,
+        )
+        self._recovering.start()
 
     def shutdown(self) -> None:
         """Take part no longer; what is left is for the others, or the next start."""
@@ -104,27 +129,49 @@ class Deletions:
         with contextlib.suppress(StorageError):  # a dead participant is not waited for
             self._store.leave()
 
-    async def delete(self, name: str) -> None:
-        """Delete a voice; returns when nothing of it is left anywhere.
+    async def delete(self, name: str, tenant: str) -> Deletion:
+        """Delete a tenant's voice; returns when nothing of it is left anywhere.
 
-        Called again, it tells how far the last deletion of that name is.
+        Called again, it tells how far the last deletion of that name or id is.
 
         Raises:
             SpeakerNotFoundError: There is no such voice, and no deletion of one.
             DeletionPendingError: Something is left; it goes on without the caller.
             StorageError: The catalogue failed; nothing was changed.
         """
+        if is_consent_id(name):
+            raise SpeakerNotFoundError(name)
+        return await self._delete(name, tenant, self._store.delete)
+
+    async def delete_consent(self, consent_id: str, tenant: str) -> None:
+        """Delete a tenant's consent recording, as `delete` does a voice.
+
+        Raises:
+            ConsentNotFoundError: There is none, and no deletion of one.
+            ConsentInUseError: Voices stand on it.
+            DeletionPendingError: Something is left; it goes on without the caller.
+            StorageError: The catalogue failed; nothing was changed.
+        """
+        if not is_consent_id(consent_id):
+            raise ConsentNotFoundError(consent_id)
+        await self._delete(consent_id, tenant, self._store.consents.delete)
+
+    async def _delete(
+        self, name: str, tenant: str, delete: Callable[[str, str], Deletion]
+    ) -> Deletion:
         self.start()
+        deletion = None
         try:
-            deletion = await self._clients.run(self._store.delete, name)
-        except SpeakerNotFoundError:
-            if await self._progress(name) is None:
+            deletion = await self._clients.run(delete, name, tenant)
+        except (SpeakerNotFoundError, ConsentNotFoundError):
+            if (progress := await self._progress(name, tenant)) is None:
                 raise
+            deletion = progress.deletion
         else:
             self.carry_out(deletion)
-        progress = await self._finished_or_late(name)
+        progress = await self._finished_or_late(name, tenant)
         if progress is None:  # another caller was told
-            return
+            return deletion
         if not progress.is_finished:
             raise DeletionPendingError(
                 name,
@@ -132,23 +179,26 @@ class Deletions:
                 waiting_for=progress.waiting_for,
             )
         await self._clients.run(self._store.acknowledge, progress.deletion.id)
+        return deletion
 
     def carry_out(self, deletion: Deletion) -> None:
         """Remove a deletion's files soon, and have everybody forget its audio."""
         self._to_remove[deletion.id] = deletion
         self._news.set()
 
-    async def _finished_or_late(self, name: str) -> DeletionProgress | None:
+    async def _finished_or_late(
+        self, name: str, tenant: str
+    ) -> DeletionProgress | None:
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
-            progress = await self._progress(name)
+            progress = await self._progress(name, tenant)
             if progress is None or progress.is_finished or time.monotonic() > until:
                 return progress
             await asyncio.sleep(PROGRESS_SECONDS)
 
-    async def _progress(self, name: str) -> DeletionProgress | None:
+    async def _progress(self, name: str, tenant: str) -> DeletionProgress | None:
         # It may drop participants that died, so it is not a mere look-up.
-        return await self._clients.run(self._store.progress, name)
+        return await self._clients.run(self._store.progress, name, tenant)
 
     async def _run(self) -> None:
         pause_seconds = ROUND_SECONDS
@@ -160,21 +210,53 @@ class Deletions:
             try:
                 await self._round()
                 pause_seconds = ROUND_SECONDS
+                self._recover_after_outage()
             except Exception as exc:  # noqa: BLE001  if it died no DELETE would end
-                throttled.warn_of("deleting", "A deletion is not finished: %r", exc)
+                self._was_down |= _is_outage(exc)
+                reason = log_text_of(exc)
+                throttled.warn_of("deleting", "A deletion is not finished: %s", reason)
                 pause_seconds = AFTER_ERROR_SECONDS
             await asyncio.sleep(MIN_ROUND_SECONDS)
+
+    def _recover_after_outage(self) -> None:
+        """Recover in a while: what could not be committed may have left something."""
+        now = time.monotonic()
+        if self._was_down and (self._recover_at is None or self._recover_at < now):
+            # All files are gone through: seldom, and not by all servers at once.
+            soonest = max(now, self._recovered_at + RECOVERY_SECONDS)
+            self._recover_at = soonest + random.uniform(0, RECOVERY_SPREAD_SECONDS)
+        self._was_down = False
+        is_at_it = self._recovering is not None and self._recovering.is_alive()
+        if self._recover_at is not None and self._recover_at < now and not is_at_it:
+            self._recover()
 
     async def _round(self) -> None:
         """Do what there is to do.
 
         Raises: TTSCacheError; all else was done, and the next round tries again.
         """
+        await self._delete_expired()
         error = await self._remove_files()
         await self._confirm()
         await self._adopt_orphans()
+        await self._sweep()
         if error is not None:
             raise error
+
+    async def _delete_expired(self) -> None:
+        """Begin to delete voices whose end has come; the next rounds see to the rest.
+
+        Raises: StorageError.
+        """
+        now = time.monotonic()
+        if now < self._next_expiry:
+            return
+        self._next_expiry = now + EXPIRY_SECONDS
+        if not await self._lookups.run(self._store.has_expired):
+            return
+        for deletion in await self._own.run(self._store.delete_expired, MAX_EXPIRED):
+            self.carry_out(deletion)
+            self._next_expiry = now  # there may be more
 
     async def _remove_files(self) -> StorageError | None:
         """Remove the files of all deletions; returns an error if any has some left."""
@@ -193,6 +275,7 @@ class Deletions:
 
         Raises: WorkerRPCError, StorageError.
         """
+        await self._forget_all()
         deletions = await self._lookups.run(self._store.deletions_to_confirm)
         if not deletions:
             return
@@ -200,29 +283,55 @@ class Deletions:
         stored = await self._lookups.run(self._store.stored_kinds, sorted(audios))
         # What others have as well is theirs: workers know of no names or transcripts.
         gone = sorted(sha for sha in audios if AUDIO_KIND not in stored[sha])
-        busy = await self._forget_in_workers(gone)
+        busy = await self._forget_in_workers(ForgetCall(audio_sha256s=gone))
         for deletion in deletions:
             if (sha := deletion.audio_sha256) in busy:
                 continue  # asked again in the next round
             if sha is not None:
                 # After the workers, of whom a prompt could have been made anew.
                 self._forget_here(sha)
+                await self._own.run(self._store.forget_unstored, sha)
             await self._own.run(self._store.confirm, deletion.id)
 
-    async def _forget_in_workers(self, audio_sha256s: list[str]) -> set[str]:
+    async def _forget_all(self) -> None:
+        """Forget everything, if nobody knows any more what was deleted meanwhile.
+
+        Raises: WorkerRPCError.
+        """
+        if (absence := self._store.missed()) is None:
+            return
+        again = ForgetCall(audio_sha256s=sorted(self._busy))
+        if absence != self._dropped:
+            again = ForgetCall(audio_sha256s=[], everything=True)
+        self._busy = await self._forget_in_workers(again)
+        self._dropped = absence
+        if not self._busy:
+            # After the workers, of whom a prompt could have been made anew.
+            self._forget_all_here()
+            self._store.has_dropped(absence)
+            # Copies on disk of what was deleted meanwhile: each is looked for.
+            self._recover_at = time.monotonic()
+
+    async def _forget_in_workers(self, call: ForgetCall) -> set[str]:
         """Return which audios an encode thread is still working on.
 
         Raises: WorkerRPCError.
         """
-        if not audio_sha256s or (workers := self._workers()) is None:
+        is_empty = not (call.audio_sha256s or call.everything)
+        if is_empty or (workers := self._workers()) is None:
             return set()
         try:
-            answers = await workers.call(
-                FORGET, ForgetCall(audio_sha256s=audio_sha256s)
-            )
+            answers = await workers.call(FORGET, call)
         except UnsupportedModelError:
             return set()
         return {sha for answer in answers for sha in answer.busy}
+
+    async def _sweep(self) -> None:
+        """Have objects removed that nobody has, now and then. Raises: StorageError."""
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_SECONDS
+            await self._own.run(self._store.sweep)
 
     async def _adopt_orphans(self) -> None:
         """Remove what somebody else began to delete, and has not for a while.
@@ -235,6 +344,11 @@ class Deletions:
         for deletion in unfinished:
             if now - self._orphans[deletion.id] > ORPHANED_SECONDS:
                 self.carry_out(deletion)
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether the catalogue was out of reach, and not merely busy."""
+    return isinstance(error, StorageUnavailableError) and error.was_cut_off
 
 
 def _recover(store: SpeakerStore) -> None:

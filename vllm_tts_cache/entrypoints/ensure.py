@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,9 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 throttled = ThrottledLog(logger)
+
+# Of those that are forgotten the worker is asked once more.
+MAX_FETCHED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,8 @@ class Ensurer:
         self._fingerprints: dict[str, str] | None = None
         self._looks = StatusLooks(workers)
         self._doubted: set[str] = set()
+        # Of an object store's: audio -> encoders whose encoding the worker has fetched.
+        self._fetched: OrderedDict[str, set[str]] = OrderedDict()
 
     @property
     def num_flights(self) -> int:
@@ -120,7 +126,7 @@ class Ensurer:
         urgent: bool = True,
         force: bool = False,
     ) -> bool:
-        """Return when the encodings exist; True if they already did.
+        """Return when the worker can have the encodings; True if they existed.
 
         A caller that leaves withdraws what nobody else waits for.
 
@@ -139,14 +145,18 @@ class Ensurer:
             WorkerRPCError: The workers could not be asked.
         """
         keys = dict(zip(await self.keys(need), need.encoder_names, strict=True))
+        sha = need.ref.audio_sha256
+        missing, absent = list(keys), list(keys)
         if not force:
-            missing = await self._missing(keys, need.ref.audio_sha256, stored)
-            keys = {key: keys[key] for key in missing}
-        if not keys:
+            missing = await self._missing(keys, sha, stored)
+            absent = [key for key in keys if key in missing or not self._is_here(key)]
+        if not absent:
             return True
-        await self._wait(keys, need.ref, urgent=urgent, force=force)
-        self._doubted.discard(need.ref.audio_sha256)
-        return False
+        wanted = {key: keys[key] for key in absent}
+        await self._wait(wanted, need.ref, urgent=urgent, force=force)
+        self._doubted.discard(sha)
+        self._note_here(wanted)
+        return not missing
 
     def doubt(self, audio_sha256: str) -> None:
         """Let the worker look at this audio's files once more: a prompt was missing."""
@@ -155,6 +165,27 @@ class Ensurer:
     def forget(self, audio_sha256: str) -> None:
         """Doubt it no longer: it was deleted."""
         self._doubted.discard(audio_sha256)
+        self._fetched.pop(audio_sha256, None)
+
+    def _is_here(self, key: EncodingKey) -> bool:
+        """Whether the worker has had what is stored: a directory's it has."""
+        if not self._store.blobs.is_remote:
+            return True
+        return key.encoder_fingerprint in self._fetched.get(key.audio_sha256, ())
+
+    def _note_here(self, keys: Iterable[EncodingKey]) -> None:
+        if not self._store.blobs.is_remote:
+            return
+        for key in keys:
+            had = self._fetched.setdefault(key.audio_sha256, set())
+            had.add(key.encoder_fingerprint)
+            self._fetched.move_to_end(key.audio_sha256)
+        while len(self._fetched) > MAX_FETCHED:
+            self._fetched.popitem(last=False)
+
+    def forget_all(self) -> None:
+        """Doubt none any longer."""
+        self._doubted.clear()
 
     async def status(
         self, need: EncodingNeed, stored: frozenset[str]
@@ -200,7 +231,8 @@ class Ensurer:
         except WorkerRPCError as exc:
             throttled.warn_of("asking for causes", "Asking why it failed: %s", exc)
             return None
-        return next((a.causes[request_id] for a in answers if a.causes), None)
+        causes = (answer.causes.get(request_id) for answer in answers)  # not its alone
+        return next(filter(None, causes), None)
 
     def shutdown(self) -> None:
         """Stop asking.
@@ -213,7 +245,7 @@ class Ensurer:
         try:
             return self._store.read(key)
         except StorageError as exc:
-            throttled.warn_of("reading an encoding", "%s", exc)
+            throttled.warn_of("reading an encoding", "%s", exc.log_text)
             return None
 
     async def _missing(
@@ -246,7 +278,9 @@ class Ensurer:
                     ref.segment,
                     urgent=urgent,
                     force=force,
-                    is_doubted=ref.audio_sha256 in self._doubted,
+                    # What is stored elsewhere is the worker's to fetch.
+                    is_doubted=self._store.blobs.is_remote
+                    or ref.audio_sha256 in self._doubted,
                 )
                 wants.append(want)
             # Shielded: others wait for them too.

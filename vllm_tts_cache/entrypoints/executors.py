@@ -1,11 +1,15 @@
 """Threads for one kind of work, with a bound on what waits for them."""
 
 import asyncio
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from vllm_tts_cache.errors import ServerBusyError
+from vllm_tts_cache.tenants import Tenant
+from vllm_tts_cache.thread_priority import give_way
 
 RETRY_AFTER_SECONDS = 2
 
@@ -23,13 +27,20 @@ class BoundedExecutor:
         what: What is too much of it, for the message of a refusal.
         num_threads: Functions that run at once.
         max_waiting: Functions that may wait for a thread.
+        gives_way: Whether those that speak go first, see `give_way`.
     """
 
-    def __init__(self, what: str, *, num_threads: int, max_waiting: int):
+    def __init__(
+        self, what: str, *, num_threads: int, max_waiting: int, gives_way: bool = False
+    ):
         self._what = what
         self._max_pending = num_threads + max_waiting
         self._num_pending = 0
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tts-cache")
+        self._pool = ThreadPoolExecutor(
+            num_threads,
+            thread_name_prefix="tts-cache",
+            initializer=give_way if gives_way else None,
+        )
 
     async def run(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -40,9 +51,9 @@ class BoundedExecutor:
         """
         if self._num_pending >= self._max_pending:
             raise ServerBusyError(self._what, RETRY_AFTER_SECONDS)
-        self._num_pending += 1
         loop = asyncio.get_running_loop()
         future = self._pool.submit(function, *args, **kwargs)
+        self._num_pending += 1
         # Counted until the thread is done with it, not until the caller has left.
         future.add_done_callback(lambda _: _call_in(loop, self._leave))
         return await asyncio.wrap_future(future)
@@ -59,6 +70,61 @@ def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> N
     # At exit the loop may be closed before the last thread is done.
     if not loop.is_closed():
         loop.call_soon_threadsafe(function)
+
+
+class Places:
+    """So many at once, and one more is refused; for the event loop only.
+
+    Args:
+        what: What is too much of it, for the message of a refusal.
+        num_places: How many.
+    """
+
+    def __init__(self, what: str, num_places: int):
+        self._what = what
+        self._num_free = num_places
+
+    def enter(self) -> Callable[[], None]:
+        """Take a place; returns what gives it back, once however often it is called.
+
+        Raises: ServerBusyError.
+        """
+        if not self._num_free:
+            raise ServerBusyError(self._what, RETRY_AFTER_SECONDS)
+        self._num_free -= 1
+        held = [True]
+
+        def leave() -> None:
+            if held:
+                held.pop()
+                self._num_free += 1
+
+        return leave
+
+
+class TenantPlaces:
+    """Likewise, so many for each tenant that has a limit; for the event loop only."""
+
+    def __init__(self) -> None:
+        self._num_taken: defaultdict[str, int] = defaultdict(int)
+
+    @contextmanager
+    def inline(self, tenant: Tenant) -> Iterator[None]:
+        """Hold a place while an inline reference is fetched and encoded.
+
+        Raises: ServerBusyError.
+        """
+        name, limit = tenant.name, tenant.limits.max_inline
+        if limit is not None and self._num_taken[name] >= limit:
+            what = f"{limit} references of this key's tenant are worked on"
+            raise ServerBusyError(what, RETRY_AFTER_SECONDS)
+        self._num_taken[name] += 1
+        try:
+            yield
+        finally:
+            self._num_taken[name] -= 1
+            if not self._num_taken[name]:
+                del self._num_taken[name]
 
 
 class Lookups:

@@ -1,33 +1,108 @@
 """The catalogue as the host's other parts expect to find it: mappings of plain dicts.
 
-Adapters of families that we do not serve look voices up by these, in the host's way.
+Adapters of families that we do not serve look voices up by these, in the host's way:
+on the event loop, which must not wait for a database behind a network. So the voices
+that a request names are read before, in threads, and `known` while it is worked on.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.record import SpeakerRecord
-from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.entrypoints.request_speaker import PLACEHOLDER
+from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
+from vllm_tts_cache.speaker.family import clips_problem
+from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostVoice:
+    """What there is to tell the host of a name.
+
+    Attributes:
+        row: As it keeps voices; None if nobody is registered under the name.
+        audio: Samples, ``(num_samples,)`` float32, and their rate in Hz.
+        embedding: What the voice was registered as, if that was no audio.
+        error: Why it cannot be told.
+    """
+
+    row: dict[str, Any] | None = None
+    audio: tuple[Any, int] | None = None
+    embedding: list[float] | None = None
+    error: TTSCacheError | None = None
+
+
+NOBODY = HostVoice()
+_known: ContextVar[Mapping[str, HostVoice]] = ContextVar("host_voices")
+
+
+@contextmanager
+def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
+    """Tell the host this of names, by their folded form, in whatever runs inside."""
+    token = _known.set({**_known.get({}), **voices})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def told_of(name: str) -> HostVoice | None:
+    """What the host is told of the name; None if nobody has read it.
+
+    Raises: StorageError if it could not be read.
+    """
+    voice = _known.get({}).get(fold(name))
+    if voice is not None and voice.row is None and voice.error is not None:
+        raise voice.error
+    return voice
+
+
+def read_voice(store: SpeakerStore, found: Found) -> HostVoice:
+    """Read whatever the host may ask of a voice; for a thread."""
+    row, error, audio = _as_host_dict(found.record, store), None, None
+    try:
+        audio = _audio(store, found)
+    except TTSCacheError as exc:
+        error = exc
+    embedding = _embedding(store, found)
+    return HostVoice(row=row, audio=audio, embedding=embedding, error=error)
 
 
 class HostView(Mapping[str, dict[str, Any]]):
-    """``uploaded_speakers`` of the host, read through on every look-up."""
+    """``uploaded_speakers`` of the host, read through on every look-up.
 
-    def __init__(self, store: SpeakerStore):
+    Args:
+        store: Where voices are.
+        tenant: Tells whose request is worked on.
+    """
+
+    def __init__(self, store: SpeakerStore, tenant: Callable[[], str]):
         self._store = store
+        self._tenant = tenant
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        if (found := self._store.find(name)) is None:
+        if (row := self._row(name)) is None:
             raise KeyError(name)
-        return _as_host_dict(found.record, self._store)
+        return row
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._store.find(name) is not None
+        return isinstance(name, str) and self._row(name) is not None
+
+    def _row(self, name: str) -> dict[str, Any] | None:
+        if (voice := told_of(name)) is not None:
+            return voice.row
+        found = self._store.find(name, self._tenant())
+        return None if found is None else _as_host_dict(found.record, self._store)
 
     def __iter__(self) -> Iterator[str]:
-        return self._store.catalogue.iter_names()
+        return self._store.catalogue.iter_names(self._tenant())
 
     def __len__(self) -> int:
+        # Of all tenants: the host asks while it starts, for a line in its log.
         return self._store.catalogue.count()
 
 
@@ -39,7 +114,9 @@ class SpeakerNames(Set[str]):
         self._registered = registered
 
     def __contains__(self, name: object) -> bool:
-        return name in self._builtin or name in self._registered
+        # The host asks for the placeholder before anything, and nobody registers it.
+        is_registered = name != PLACEHOLDER and name in self._registered
+        return name in self._builtin or is_registered
 
     def __iter__(self) -> Iterator[str]:
         yield from self._builtin
@@ -59,22 +136,47 @@ class NoMemo(dict[str, str]):
         """Remember nothing."""
 
 
-def load_audio(store: SpeakerStore, name: str) -> tuple[Any, int] | None:
+def load_audio(
+    store: SpeakerStore, name: str, tenant: Callable[[], str]
+) -> tuple[Any, int] | None:
     """Return a voice's samples, ``(num_samples,)`` float32, and their rate in Hz.
 
     None if it has no audio, or none that can be read: the host says that it is missing.
+
+    Raises:
+        SpeakerRequestError: It is made of several clips, which these families do not
+            take: joined they would be another clip.
     """
-    found = store.find(name)
-    if found is None or found.record.audio_sha256 is None:
+    if (voice := told_of(name)) is not None:
+        if voice.error is not None:
+            raise voice.error
+        return voice.audio
+    found = store.find(name, tenant())
+    return None if found is None else _audio(store, found)
+
+
+def _audio(store: SpeakerStore, found: Found) -> tuple[Any, int] | None:
+    if found.record.audio_sha256 is None:
         return None
+    if (problem := clips_problem(None, found.record.num_clips)) is not None:
+        name = found.record.name
+        raise SpeakerRequestError(f"Voice {name!r} cannot be spoken here: {problem}.")
     audio = store.read_audio(found.record.audio_sha256)
     return None if audio is None else (audio.samples, audio.sample_rate_hz)
 
 
-def load_embedding(store: SpeakerStore, name: str) -> list[float] | None:
+def load_embedding(
+    store: SpeakerStore, name: str, tenant: Callable[[], str]
+) -> list[float] | None:
     """Return the raw embedding that a voice was registered as; None if it has audio."""
-    if (found := store.find(name)) is None:
+    if (voice := told_of(name)) is not None:
+        return voice.embedding
+    if (found := store.find(name, tenant())) is None:
         return None
+    return _embedding(store, found)
+
+
+def _embedding(store: SpeakerStore, found: Found) -> list[float] | None:
     embedding = store.catalogue.speaker_embedding(found.record)
     return None if embedding is None else list(embedding)
 

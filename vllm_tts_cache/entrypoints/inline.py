@@ -20,6 +20,7 @@ from vllm_tts_cache.entrypoints.executors import (
     BoundedExecutor,
     Lookups,
 )
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError, TTSCacheError
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -37,11 +38,13 @@ class Clip:
 
     Attributes:
         num_samples: At the clip's own rate.
+        num_clips: How many it is made of.
     """
 
     ref: SpeakerRef
     num_samples: int
     sample_rate_hz: int
+    num_clips: int = 1
 
     @classmethod
     def of_record(cls, record: SpeakerRecord) -> "Clip | None":
@@ -53,6 +56,7 @@ class Clip:
             ref=ref,
             num_samples=record.num_samples,
             sample_rate_hz=record.sample_rate_hz,
+            num_clips=record.num_clips,
         )
 
 
@@ -73,6 +77,7 @@ class InlineClips:
         self._max_fetches = max_fetches
         self._known: OrderedDict[bytes, Clip] = OrderedDict()
         self._num_forgets = 0
+        self._num_fetches = process_metrics().fetches
         self._fetches = SharedTasks[Clip]()
         self._decodes = SharedTasks[Clip]()
         self._executor = BoundedExecutor(
@@ -92,6 +97,7 @@ class InlineClips:
         if url[:5].lower() == "data:":
             return await self._of_data_url(url)
         if url not in self._fetches and len(self._fetches) >= self._max_fetches:
+            self._count("refused")
             what = f"{self._max_fetches} references are being fetched"
             raise ServerBusyError(what, RETRY_AFTER_SECONDS)
         return await self._fetches.run(url, lambda: self._fetch(url, connector))
@@ -102,6 +108,11 @@ class InlineClips:
         for digest, clip in list(self._known.items()):
             if clip.ref.audio_sha256 == audio_sha256:
                 del self._known[digest]
+
+    def forget_all(self) -> None:
+        """Forget what all data URLs hold; what is decoded now is not kept."""
+        self._num_forgets += 1
+        self._known.clear()
 
     def shutdown(self) -> None:
         """Stop the threads."""
@@ -127,8 +138,16 @@ class InlineClips:
         return clip
 
     async def _fetch(self, url: str, connector: MediaConnector) -> Clip:
-        data = await _fetched(url, connector)
+        try:
+            data = await _fetched(url, connector)
+        except InvalidAudioError:
+            self._count("failed")
+            raise
+        self._count("fetched")
         return await self._executor.run(lambda: self._keep(decode(data)))
+
+    def _count(self, outcome: str) -> None:
+        self._num_fetches.labels(outcome).inc()
 
     def _keep(self, decoded: DecodedAudio) -> Clip:
         self._store.keep_inline(decoded)

@@ -209,9 +209,11 @@ class EncodePoller:
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
                 await self._look()
-            await asking
         finally:
             asking.cancel()
+            # Nothing of it is left for the next time, nor is its error for nobody.
+            await asyncio.gather(asking, return_exceptions=True)
+        await asking
 
     async def _ask(self) -> None:
         """Tell the workers what is wanted, and take in how far they are.

@@ -70,6 +70,12 @@ class PromptMemory(Generic[P]):
             if entry.audio_sha256 == audio_sha256:
                 self._drop(key)
 
+    def forget_all(self) -> None:
+        """Drop everything; what is being built is not kept."""
+        self._num_forgets += 1
+        self._entries.clear()
+        self.num_bytes = 0
+
     def _keep(self, key: Hashable, entry: _Entry[P]) -> None:
         if key in self._entries or entry.num_bytes > self._max_bytes:
             return

@@ -13,6 +13,7 @@ from vllm_tts_cache.speaker.modes import CLONE_MODE, CloneFacts, Mode, Transcrip
 
 # What OpenAI clients send where the host wants no voice at all.
 PLACEHOLDER = "default"
+_VOICE_FIELDS = ("voice", "speaker")  # the host's second name for it
 
 CacheOutcome = Literal["hit", "miss", "none"]
 
@@ -29,6 +30,26 @@ def drop_what_is_ignored(request: Any, presets: Container[str]) -> None:
         request.voice = request.ref_audio = None
     elif _is_placeholder(request.voice) and PLACEHOLDER not in presets:
         request.voice = None
+
+
+def with_plain_voice(given: Any) -> Any:
+    """Return a request's JSON object with the id alone in place of ``{"id": id}``.
+
+    The host takes a voice like that, as OpenAI's client sends it, at one of its routes.
+
+    Raises: ValueError if it is an object without an id.
+    """
+    if not isinstance(given, dict):
+        return given
+    objects = {name: given[name] for name in _VOICE_FIELDS if _is_object(given, name)}
+    for name, voice in objects.items():
+        if not isinstance(voice.get("id"), str):
+            raise ValueError(f"{name} must be a name, an id, or an object with an 'id'")
+    return {**given, **{name: voice["id"] for name, voice in objects.items()}}
+
+
+def _is_object(given: dict[str, Any], name: str) -> bool:
+    return isinstance(given.get(name), dict)
 
 
 def names_speaker(request: Any, presets: Container[str]) -> bool:

@@ -18,11 +18,20 @@ from vllm.entrypoints.serve.exception_handling.error_response import (
 )
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.entrypoints.callers import caller_of
 from vllm_tts_cache.errors import (
+    AdminKeyError,
     AudioBudgetError,
+    ConsentInUseError,
+    ConsentLimitError,
+    ConsentNotFoundError,
     DeletionPendingError,
+    DownloadsOffError,
     EncodeTimeoutError,
     InvalidSpeakerError,
+    ObjectStoreError,
+    PinLimitError,
+    PreviewNotFoundError,
     RequestTooLargeError,
     ServerBusyError,
     ServerFaultError,
@@ -32,7 +41,9 @@ from vllm_tts_cache.errors import (
     SpeakerRequestError,
     StorageBusyError,
     StorageFullError,
+    StorageUnavailableError,
     TTSCacheError,
+    UnauthorizedError,
 )
 from vllm_tts_cache.files import storage_error
 from vllm_tts_cache.speaker.rpc_client import WorkerBusyError
@@ -47,6 +58,8 @@ _MIB = 1024 * 1024
 _MAX_DIGITS = 18
 # A clip, and what a form holds beside it: texts, an embedding, the parts' headers.
 VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
+# Texts in JSON, each with a limit of its own.
+CHANGES_MAX_BYTES = 64 * 1024
 # A clip in base64, and 1 MiB of text and options.
 SPEECH_MAX_BYTES = -(-DEFAULT_LIMITS.max_bytes // 3) * 4 + _MIB
 # A batch has 32 items by the host's default; few of them bring a clip of their own.
@@ -54,7 +67,10 @@ BATCH_MAX_BYTES = 64 * _MIB
 
 
 class GuardedRoute(APIRoute):
-    """Maps our errors here: the host's application owns its exception handlers."""
+    """Asks for a key, and maps our errors here.
+
+    The host's application owns its exception handlers, and knows keys, but no tenants.
+    """
 
     body_max_bytes = _MIB
 
@@ -62,26 +78,45 @@ class GuardedRoute(APIRoute):
         """Wrap the handler that FastAPI made."""
         handle = super().get_route_handler()
 
-        async def guarded(request: Request) -> Response:
+        async def bounded(request: Request) -> Response:
             body = _BoundedBody(request.receive, self.body_max_bytes)
+            body.check_announced(request.headers.get("content-length"))
             try:
-                body.check_announced(request.headers.get("content-length"))
                 return await handle(Request(request.scope, body.receive))
-            except TTSCacheError as exc:
-                return _answer(request, exc)
             except HTTPException as exc:
                 # FastAPI takes what goes wrong while it reads for a body that is
                 # wrong: a body without end, or a full disk to spool an upload to.
                 if body.is_too_large:
-                    return _answer(request, RequestTooLargeError(self.body_max_bytes))
-                return _answer(request, _error_behind(exc))
+                    raise RequestTooLargeError(self.body_max_bytes) from exc
+                raise _error_behind(exc) from exc
+
+        async def guarded(request: Request) -> Response:
+            try:
+                request.state.caller = caller_of(request)
+                return await self.counted(bounded(request))
+            except TTSCacheError as exc:
+                return self._answer(request, exc)
 
         return guarded
 
+    async def counted(self, handled: Awaitable[Response]) -> Response:
+        """Count what is asked of the route: here nothing."""
+        return await handled
 
-def guarded_route(body_max_bytes: int) -> type[GuardedRoute]:
+    def _answer(self, request: Request, error: TTSCacheError) -> Response:
+        if is_server_fault(status_of(error)):
+            cause = f"answering: {type(error).__name__}"
+            # Not the path that was called, which may name a voice.
+            where = request.method, self.path
+            throttled.warn_of(cause, "%s %s: %s", *where, error.log_text)
+        return json_response(error)
+
+
+def guarded_route(
+    body_max_bytes: int, kind: type[GuardedRoute] = GuardedRoute
+) -> type[GuardedRoute]:
     """Return the route class whose bodies have at most so many bytes."""
-    return type("GuardedRoute", (GuardedRoute,), {"body_max_bytes": body_max_bytes})
+    return type(kind.__name__, (kind,), {"body_max_bytes": body_max_bytes})
 
 
 class _BoundedBody:
@@ -138,13 +173,6 @@ def _error_behind(exc: HTTPException) -> TTSCacheError:
     raise FastAPIHTTPException(exc.status_code, exc.detail, exc.headers) from exc
 
 
-def _answer(request: Request, error: TTSCacheError) -> Response:
-    if is_server_fault(status_of(error)):
-        cause = f"answering: {type(error).__name__}"
-        throttled.warn_of(cause, "%s %s: %s", request.method, request.url.path, error)
-    return json_response(error)
-
-
 class NoSpeechModelError(SpeakerRequestError):
     """The served model has no speech API."""
 
@@ -154,15 +182,25 @@ class NoSpeechModelError(SpeakerRequestError):
 
 # The first class that fits decides.
 _ROUTE_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
+    (UnauthorizedError, HTTPStatus.UNAUTHORIZED),
+    (AdminKeyError, HTTPStatus.FORBIDDEN),
     (NoSpeechModelError, HTTPStatus.NOT_FOUND),
     (SpeakerNotFoundError, HTTPStatus.NOT_FOUND),
+    (PreviewNotFoundError, HTTPStatus.NOT_FOUND),
+    (ConsentNotFoundError, HTTPStatus.NOT_FOUND),
+    (ConsentInUseError, HTTPStatus.CONFLICT),
+    (ConsentLimitError, HTTPStatus.CONFLICT),
     (SpeakerExistsError, HTTPStatus.CONFLICT),
     (SpeakerLimitError, HTTPStatus.CONFLICT),
+    (PinLimitError, HTTPStatus.CONFLICT),
     (AudioBudgetError, HTTPStatus.CONFLICT),
+    (DownloadsOffError, HTTPStatus.FORBIDDEN),
     (RequestTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (SpeakerRequestError, HTTPStatus.BAD_REQUEST),
     (StorageFullError, HTTPStatus.INSUFFICIENT_STORAGE),
     (StorageBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (StorageUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (ObjectStoreError, HTTPStatus.SERVICE_UNAVAILABLE),
     (ServerBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
     (DeletionPendingError, HTTPStatus.SERVICE_UNAVAILABLE),
     (EncodeTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -194,9 +232,16 @@ def json_response(error: Exception, **details: Any) -> JSONResponse:
     """Return the answer of a voices route; ``details`` go beside ``error``."""
     status = status_of(error)
     body = create_error_response(str(error), _kind(status), status).model_dump()
-    return JSONResponse(
-        {**body, **details}, status_code=status.value, headers=retry_after(error)
-    )
+    headers = retry_after(error)
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers = {"WWW-Authenticate": "Bearer"}
+    return JSONResponse({**body, **details}, status_code=status.value, headers=headers)
+
+
+def pending_response(error: DeletionPendingError) -> JSONResponse:
+    """Return the answer of a DELETE that goes on: how far it is."""
+    progress = {"files_removed": error.files_removed, "waiting_for": error.waiting_for}
+    return json_response(error, deletion=progress)
 
 
 def speech_response(error: Exception) -> JSONResponse:
@@ -222,6 +267,7 @@ def _kind(status: HTTPStatus) -> str:
     kinds = {
         HTTPStatus.NOT_FOUND: "NotFoundError",
         HTTPStatus.CONFLICT: "ConflictError",
+        HTTPStatus.UNAUTHORIZED: "AuthenticationError",
     }
     if is_server_fault(status):
         return "InternalServerError"

@@ -3,40 +3,54 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning
-from vllm_tts_cache.catalogue.record import Segment, SpeakerRecord
-from vllm_tts_cache.catalogue.speakers import Page
+from vllm_tts_cache.audio.quality.check import ClipQuality
+from vllm_tts_cache.catalogue.changes import SpeakerChanges
+from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.catalogue.stored_files import Usage
-from vllm_tts_cache.config import Settings
+from vllm_tts_cache.config import Settings, metrics_directory
+from vllm_tts_cache.entrypoints import voice_models
 from vllm_tts_cache.entrypoints.deletions import Deletions
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
-from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
+from vllm_tts_cache.entrypoints.executors import (
+    BoundedExecutor,
+    Lookups,
+    Places,
+    TenantPlaces,
+)
 from vllm_tts_cache.entrypoints.inline import InlineClips
+from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.previews import Previews
 from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
+from vllm_tts_cache.entrypoints.served_model import CannotCloneError, ServedModel
 from vllm_tts_cache.entrypoints.status import CacheStatus
+from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
+from vllm_tts_cache.entrypoints.told import ToldEnsurer
 from vllm_tts_cache.entrypoints.uploads import Upload, Uploads
 from vllm_tts_cache.entrypoints.wants import GoneError
 from vllm_tts_cache.errors import (
     SpeakerNotFoundError,
-    SpeakerRequestError,
     StorageBusyError,
     TTSCacheError,
 )
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.rpc_client import (
     STATS,
     AsyncEngine,
     AsyncWorkers,
     UnsupportedModelError,
 )
+from vllm_tts_cache.store.bundles import Bundles
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.registrations import Registered
 from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.tenants import DEFAULT_TENANT, Caller, Tenant
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -45,6 +59,8 @@ throttled = ThrottledLog(logger)
 # Of what prompts begin with, per process: about 5,000 voices of 30 s on Fish Speech.
 PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
 MAX_WAITING_LISTS = 64
+MAX_BUNDLES = 4
+MAX_ARCHIVES = 2
 # How long a look-up waits for a process that opens or recovers the catalogue.
 BUSY_SECONDS = 5.0
 BUSY_POLL_SECONDS = 0.02
@@ -56,10 +72,7 @@ class Registration:
 
     record: SpeakerRecord
     warnings: tuple[AudioWarning, ...] = ()
-
-
-class CannotCloneError(SpeakerRequestError):
-    """The model that is served clones no voices, or not through us."""
+    quality: ClipQuality | None = None
 
 
 class SpeakerService:
@@ -69,9 +82,21 @@ class SpeakerService:
 
     Args:
         engine: The host's engine client; None if the model has none (diffusion).
-        family: Tells which family is served; None if it clones not through us.
-        refusal: Tells why the model clones no voices, if a family of ours knows.
-        note: Tells what becomes of references on a model that is of no family of ours.
+        model: What is served.
+        keys: Whose API keys are whose.
+
+    Attributes:
+        model: What is served.
+        tenants: Whose API keys are whose.
+        uploads: Decodes and stores what comes.
+        bundles: Exports and imports voices.
+        bundling: Runs that, one at a time: a bundle may have 64 MiB.
+        exports: Bundles that are being sent.
+        archives: The same of archives, which take minutes.
+        places: Inline references of each tenant that are worked on.
+        previews: What voices have said to try them.
+        reads: Runs what reads lists and files.
+        may_download: Whether the operator lets reference audio out.
     """
 
     def __init__(
@@ -79,20 +104,28 @@ class SpeakerService:
         store: SpeakerStore,
         settings: Settings,
         engine: AsyncEngine | None,
-        family: Callable[[], Family | None],
-        refusal: Callable[[], str | None],
-        note: Callable[[], str],
+        model: ServedModel,
+        keys: TenantKeys,
     ):
         self.store = store
-        self._family = family
-        self._refusal = refusal
-        self._note = note
+        self.model = model
+        self.tenants = keys
         self._workers = None if engine is None else AsyncWorkers(engine)
         self._lookups = Lookups(is_local=store.catalogue.is_local)
-        self._uploads = Uploads(store, family)
-        self._reads = BoundedExecutor(
+        self.uploads = Uploads(store, model.family, settings.min_quality)
+        self.reads = BoundedExecutor(
             "too many lists wait", num_threads=2, max_waiting=MAX_WAITING_LISTS
         )
+        self.bundles = Bundles(store, settings.bundle_key, self._find)
+        self.places = TenantPlaces()
+        self._told = ToldEnsurer(store, self._lookups)
+        self.bundling = BoundedExecutor(
+            "too many bundles wait", num_threads=1, max_waiting=MAX_BUNDLES
+        )
+        self.exports = Places("too many bundles are being sent", MAX_BUNDLES)
+        self.archives = Places("too many archives are being sent", MAX_ARCHIVES)
+        self.previews = Previews(store, self.reads)
+        self.may_download = settings.audio_download
         self._max_bytes = {
             "registered_audio": settings.audio_max_bytes,
             "inline_audio": settings.inline_audio_max_bytes,
@@ -104,7 +137,11 @@ class SpeakerService:
             store, self._lookups, max_fetches=settings.max_fetches
         )
         self.deletions = Deletions(
-            store, self._lookups, self._cloning_workers, self._forget
+            store,
+            self._lookups,
+            self._cloning_workers,
+            self._forget,
+            self._forget_all,
         )
         self._ensurer = None
         if self._workers is not None:
@@ -115,6 +152,13 @@ class SpeakerService:
                 timeout_seconds=settings.encode_timeout_seconds,
                 max_waiting_inline=settings.max_waiting_inline,
             )
+        self.metrics = MetricsRefresh(
+            process_metrics(),
+            store,
+            self._cloning_workers,
+            lambda: 0 if self._ensurer is None else self._ensurer.num_flights,
+            metrics_directory(),
+        )
 
     @property
     def ensurer(self) -> Ensurer:
@@ -122,77 +166,120 @@ class SpeakerService:
 
         Raises: CannotCloneError.
         """
-        if self._ensurer is None or self._family() is None:
-            raise self._cannot_clone()
+        if self._ensurer is None or self.model.family() is None:
+            raise self.model.cannot_clone()
         return self._ensurer
 
     def start(self) -> None:
         """Begin what goes on in the background; needs a running event loop."""
+        self.tenants.start()
         self.deletions.start()
+        self.metrics.start()
         self._in_background(self._introduce())
+        if self.tenants.is_on:
+            self._in_background(self._take_in())
 
     def shutdown(self) -> None:
         """Let go of threads, tasks and files."""
         for task in self._background:
             task.cancel()
+        self.tenants.shutdown()
         if self._ensurer is not None:
             self._ensurer.shutdown()
         self.deletions.shutdown()
-        for threads in (self.inline, self._uploads, self._reads, self._lookups):
+        self.metrics.shutdown()
+        pools = (
+            *(self.inline, self.uploads, self.reads, self.bundling, self._lookups),
+            self._told,
+        )
+        for threads in pools:
             threads.shutdown()
         self.store.close()
 
     # -------- registering
 
     async def register_audio(
-        self, upload: Upload, data: bytes, *, precompute: bool
+        self,
+        tenant: Tenant,
+        upload: Upload,
+        *files: bytes,
+        precompute: bool,
+        check: bool = True,
     ) -> Registration:
-        """Register a speaker by a reference clip.
+        """Register a speaker by a reference clip, or by several.
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
-        done, warnings = await self._uploads.register_audio(upload, data)
+        clip = await self.uploads.register_audio(tenant, upload, *files, check=check)
+        record = clip.done.record
+        self.registered(clip.done, precompute=precompute)
+        return Registration(record=record, warnings=clip.warnings, quality=clip.quality)
+
+    def registered(self, done: Registered, *, precompute: bool) -> None:
+        """Go on with a voice that is in the store: what it replaced, its encodings."""
         self._replaced(done)
         if precompute:
             self._precompute_in_background(done.record)
-        return Registration(record=done.record, warnings=warnings)
 
     async def register_embedding(
-        self, upload: Upload, embedding: tuple[float, ...]
+        self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
     ) -> Registration:
         """Register a speaker by a raw speaker embedding: ready at once.
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
-        done = await self._uploads.register_embedding(upload, embedding)
+        done = await self.uploads.register_embedding(tenant, upload, embedding)
         self._replaced(done)
         return Registration(record=done.record)
 
+    async def change(
+        self, tenant: Tenant, name: str, changes: SpeakerChanges
+    ) -> SpeakerRecord:
+        """Change what is written beside a speaker.
+
+        Raises: SpeakerNotFoundError, SpeakerExistsError, InvalidSpeakerError,
+            ServerBusyError, StorageError.
+        """
+        done = await self.uploads.threads.run(
+            self.store.change, name, changes, tenant.name, tenant.limits
+        )
+        self._replaced(done)
+        if done.record.ref_text and done.deletion is not None:
+            self._precompute_in_background(done.record)
+        return done.record
+
     # -------- looking
 
-    async def find(self, name: str) -> Found | None:
-        """Return the speaker of this name, or None; one indexed read.
+    async def find(self, tenant: Tenant, name: str) -> Found | None:
+        """Return the tenant's speaker of this name, or None; one indexed read.
 
         Raises: StorageError.
         """
         until = time.monotonic() + BUSY_SECONDS
         while True:
             try:
-                return await self._lookups.run(self.store.find, name)
+                return await self._lookups.run(self._find, name, tenant.name)
             except StorageBusyError:
                 # A read waits for nobody but one who opens or recovers the file.
                 if time.monotonic() > until:
                     raise
                 await asyncio.sleep(BUSY_POLL_SECONDS)
 
-    async def get(self, name: str) -> Found:
-        """Return the speaker of this name.
+    async def get(self, tenant: Tenant, name: str) -> Found:
+        """Return the tenant's speaker of this name.
 
         Raises: SpeakerNotFoundError, StorageError.
         """
-        if (found := await self.find(name)) is None:
+        if (found := await self.find(tenant, name)) is None:
             raise SpeakerNotFoundError(name)
         return found
+
+    def shown(self, record: SpeakerRecord) -> dict[str, Any]:
+        """Show a voice as the routes do.
+
+        Of several tenants none learns from a number how much the others register.
+        """
+        return voice_models.voice(record, is_numbered=not self.tenants.is_on)
 
     async def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
         """Return the embedding that a speaker was registered as.
@@ -204,20 +291,37 @@ class SpeakerService:
             raise SpeakerNotFoundError(record.name)
         return found
 
+    async def audio(self, record: SpeakerRecord) -> tuple[bytes, str]:
+        """Return the reference audio as a file, and its media type.
+
+        Raises: SpeakerNotFoundError if there is none, ServerBusyError, StorageError.
+        """
+        file = None
+        if (sha := record.audio_sha256) is not None:
+            file = await self.reads.run(self.store.audio_for_client, sha)
+        if file is None:
+            raise SpeakerNotFoundError(record.name)
+        return file
+
     async def records(self, page: Page) -> list[SpeakerRecord]:
         """Return a page of speakers, ordered by name."""
-        return await self._reads.run(self.store.catalogue.records, page)
+        return await self.reads.run(self.store.catalogue.records, page)
 
     async def names(self, page: Page) -> list[str]:
         """Return the names of the same page, for less."""
-        return await self._reads.run(self.store.catalogue.names, page)
+        return await self.reads.run(self.store.catalogue.names, page)
 
-    async def stats(self) -> dict[str, object]:
-        """Count what is registered and stored, and show each worker's counters.
+    async def stats(self, caller: Caller) -> dict[str, object]:
+        """Count what the caller may know of.
+
+        Without tenants, and for an administrator, that is what is registered and
+        stored, and each worker's counters; for one tenant of several what it has.
 
         Raises: WorkerRPCError, StorageError.
         """
-        known = await self._reads.run(self._counts)
+        if self.tenants.is_on and caller.tenant is not None:
+            return await self.reads.run(self._counts_of, caller.tenant)
+        known = await self.reads.run(self._counts)
         flights = 0 if self._ensurer is None else self._ensurer.num_flights
         workers = []
         if (cloning := self._cloning_workers()) is not None:
@@ -236,8 +340,34 @@ class SpeakerService:
         try:
             return await self._precompute(found, force=force)
         except GoneError:
-            found = await self.get(found.record.name)
+            tenant = Tenant(name=found.record.tenant)
+            found = await self.get(tenant, found.record.name)
             return await self._precompute(found, force=force)
+
+    async def ensure(
+        self,
+        tenant: str,
+        need: EncodingNeed,
+        *,
+        stored: frozenset[str] | None = None,
+        urgent: bool = True,
+        force: bool = False,
+    ) -> bool:
+        """Return when the encodings exist; True if the tenant may know they did.
+
+        Args:
+            tenant: Who asks.
+            need: Which encodings.
+            stored: What `find` said of them; None if nobody has looked.
+            urgent: Whether a request waits.
+            force: Encode anew what exists.
+
+        Raises: CannotCloneError, and as `Ensurer.ensure`.
+        """
+        how = {"urgent": urgent, "force": force}
+        if not self.tenants.is_on:
+            return await self.ensurer.ensure(need, stored=stored, **how)
+        return await self._told.ensure(self.ensurer, tenant, need, told=stored, **how)
 
     async def status(self, found: Found) -> tuple[CacheStatus, str | None]:
         """Derive the speaker's status and, of what cannot be ``ready``, the reason.
@@ -245,69 +375,62 @@ class SpeakerService:
         Raises: WorkerRPCError, StorageError.
         """
         try:
-            self._check_clones()
+            self.model.check_clones()
             if found.record.audio_sha256 is None:
                 return "ready", None
-            need = self._need_of(found.record)
-            return await self.ensurer.status(need, found.fingerprints)
-        except (CannotCloneError, UnsupportedModelError):
-            return "unsupported", self._reason()
+            need, stored = self.model.need_of(found.record), found.fingerprints
+            if not self.tenants.is_on:
+                return await self.ensurer.status(need, stored)
+            tenant = found.record.tenant
+            return await self._told.status(self.ensurer, tenant, need, stored)
+        except CannotCloneError as exc:
+            return "unsupported", str(exc)
+        except UnsupportedModelError:
+            return "unsupported", self.model.reason
 
     # -------- how
 
-    def _check_clones(self) -> None:
-        """Refuse what the checkpoint cannot do. Raises: CannotCloneError."""
-        if self._refusal() is not None:
-            raise self._cannot_clone()
-
-    def _cannot_clone(self) -> CannotCloneError:
-        return CannotCloneError(self._reason())
-
-    def _reason(self) -> str:
-        return self._refusal() or self._note()
-
     async def _precompute(self, found: Found, *, force: bool) -> bool:
-        self._check_clones()
+        self.model.check_clones()
         if found.record.audio_sha256 is None:
             return True
-        need = self._need_of(found.record)
-        return await self.ensurer.ensure(need, stored=found.fingerprints, force=force)
+        record, stored = found.record, found.fingerprints
+        need = self.model.need_of(record)
+        return await self.ensure(record.tenant, need, stored=stored, force=force)
 
     async def _introduce(self) -> None:
         # By now the serving class, which starts this, knows its family.
-        if self._ensurer is not None and self._family() is not None:
+        if self._ensurer is not None and self.model.family() is not None:
             await self._ensurer.introduce()
 
+    async def _take_in(self) -> None:
+        # Whoever was alone before there were tenants knows of its own encodings.
+        await self.reads.run(self.store.take_tenant_in, DEFAULT_TENANT)
+
+    def _find(self, name: str, tenant: str) -> Found | None:
+        find = self.store.find_told if self.tenants.is_on else self.store.find
+        return find(name, tenant)
+
     def _cloning_workers(self) -> AsyncWorkers | None:
-        return None if self._family() is None else self._workers
-
-    def _need_of(self, record: SpeakerRecord) -> EncodingNeed:
-        """Return what a speaker with audio needs in its own mode.
-
-        Raises: CannotCloneError.
-        """
-        assert record.audio_sha256 is not None
-        if (family := self._family()) is None:
-            raise self._cannot_clone()
-        ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
-        names = family.precomputed(has_transcript=bool(record.ref_text))
-        return EncodingNeed(ref=ref, encoder_names=names)
+        return None if self.model.family() is None else self._workers
 
     def _replaced(self, done: Registered) -> None:
         if done.deletion is not None:
             self.deletions.carry_out(done.deletion)
 
     def _precompute_in_background(self, record: SpeakerRecord) -> None:
-        if self._cloning_workers() is not None:
-            need = self._need_of(record)
-            self._in_background(self.ensurer.ensure(need, urgent=False))
+        if self._cloning_workers() is None:
+            return
+        with suppress(CannotCloneError):  # registered where another model was served
+            need = self.model.need_of(record)
+            self._in_background(self.ensure(record.tenant, need, urgent=False))
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         async def run() -> None:
             try:
                 await work
             except TTSCacheError as exc:  # the next request that needs it says it
-                throttled.warn_of("precomputing", "In the background: %s", exc)
+                throttled.warn_of("precomputing", "In the background: %s", exc.log_text)
 
         task = asyncio.create_task(run())
         self._background.add(task)  # the loop itself keeps only a weak reference
@@ -321,6 +444,12 @@ class SpeakerService:
         if self._ensurer is not None:
             self._ensurer.forget(audio_sha256)
 
+    def _forget_all(self) -> None:
+        self.prompts.forget_all()
+        self.inline.forget_all()
+        if self._ensurer is not None:
+            self._ensurer.forget_all()
+
     def _counts(self) -> dict[str, object]:
         catalogue = self.store.catalogue
         storage: dict[str, object] = {
@@ -328,10 +457,40 @@ class SpeakerService:
             for segment, kinds in catalogue.usage().items()
         }
         storage["max_bytes"] = self._max_bytes
-        return {
+        counts = {
             "registry": {"speakers": catalogue.count()},
             "storage": storage,
             "deletions": {"unfinished": catalogue.num_unfinished_deletions()},
+        }
+        if not self.tenants.is_on:
+            return counts
+        names = catalogue.usage_of_tenants().keys() | self.tenants.tenants.keys()
+        known = {name: self.tenants.tenants.get(name) for name in sorted(names)}
+        each = {
+            name: self._counts_of(tenant or Tenant(name=name))
+            for name, tenant in known.items()
+        }
+        return {**counts, "tenants": each}
+
+    def _counts_of(self, tenant: Tenant) -> dict[str, object]:
+        catalogue = self.store.catalogue
+        used, limits = catalogue.usage_of(tenant.name), tenant.limits
+        return {
+            "registry": {
+                "speakers": used.num_voices,
+                "consents": used.num_consents,
+                "pinned": used.num_pinned,
+                "audio_bytes": used.audio_bytes,
+            },
+            "limits": {
+                "speakers": limits.max_voices,
+                "consents": limits.max_voices,
+                "pinned": limits.max_pinned,
+                "audio_bytes": limits.max_audio_bytes,
+            },
+            "deletions": {
+                "unfinished": catalogue.num_unfinished_deletions(tenant.name)
+            },
         }
 
 
@@ -342,12 +501,11 @@ def _shown(used: Usage) -> dict[str, int]:
 def open_service(
     settings: Settings,
     engine: AsyncEngine | None,
-    family: Callable[[], Family | None],
-    refusal: Callable[[], str | None],
-    note: Callable[[], str],
+    model: ServedModel,
 ) -> SpeakerService:
     """Open the storage and put the service on top of it.
 
-    Raises: StorageError.
+    Raises: StorageError, ConfigError.
     """
-    return SpeakerService(open_store(settings), settings, engine, family, refusal, note)
+    keys = TenantKeys(settings.tenants_file)
+    return SpeakerService(open_store(settings), settings, engine, model, keys)

@@ -11,12 +11,21 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 from vllm_omni.errors import OmniClientError
 
+from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import diffusion, host_speakers
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter
+from vllm_tts_cache.entrypoints.callers import KnowsTenants, speaking_tenant
 from vllm_tts_cache.entrypoints.diffusion import DiffusionAdapter
-from vllm_tts_cache.entrypoints.host_speakers import HostView, NoMemo, SpeakerNames
+from vllm_tts_cache.entrypoints.host_speakers import (
+    NOBODY,
+    HostView,
+    HostVoice,
+    NoMemo,
+    SpeakerNames,
+)
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.other_models import OtherModel, of_model
 from vllm_tts_cache.entrypoints.request_speaker import (
     refuse_embedding,
@@ -25,11 +34,9 @@ from vllm_tts_cache.entrypoints.request_speaker import (
 )
 from vllm_tts_cache.entrypoints.routing import status_of
 from vllm_tts_cache.entrypoints.sampling import check_sampling
-from vllm_tts_cache.entrypoints.service import (
-    CannotCloneError,
-    Upload,
-    open_service,
-)
+from vllm_tts_cache.entrypoints.served_model import CannotCloneError, ServedModel
+from vllm_tts_cache.entrypoints.service import open_service
+from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
 from vllm_tts_cache.errors import (
     EncodeError,
     InvalidSpeakerError,
@@ -51,7 +58,7 @@ class RefusedRequestError(ValueError):
     """What the host logs in one line; the route answers the error behind it."""
 
 
-class CachedServingSpeech(OmniOpenAIServingSpeech):
+class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
     """Speech requests whose speakers come from the catalogue, by content address."""
 
     _is_started = False
@@ -74,6 +81,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     def _start(self) -> None:
         self._is_started = True
+        if (adapter := self._cached_adapter) is not None:
+            process_metrics().begin_family(adapter.tts_cache_family.name)
         if self.served_family is not None or self.refusal is not None:
             # Registered voices are found where the prompt is built: the host, which
             # asks before that for each request, need know no more than the presets.
@@ -88,12 +97,15 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         self.speakers = open_service(
             load_settings(),
             engine,
-            family=lambda: self.served_family,
-            refusal=lambda: self.refusal,
-            note=lambda: self.other_model.note(self._get_tts_adapter()),
+            ServedModel(
+                family=lambda: self.served_family,
+                refusal=lambda: self.refusal,
+                note=lambda: self.other_model.note(self._get_tts_adapter()),
+            ),
         )
         self.speakers.start()
-        self.uploaded_speakers = HostView(self.speakers.store)  # type: ignore[assignment]
+        view = HostView(self.speakers.store, self._tenant_name)
+        self.uploaded_speakers = view  # type: ignore[assignment]
         self._ref_audio_data_url_cache = NoMemo()
 
     def _get_available_speakers(self) -> Any:
@@ -107,14 +119,21 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
     def _load_uploaded_audio(self, voice_name: str) -> tuple[Any, int] | None:
         """Read a voice's audio in our form, for families that we do not serve."""
         try:
-            return host_speakers.load_audio(self.speakers.store, voice_name)
+            return host_speakers.load_audio(
+                self.speakers.store, voice_name, self._tenant_name
+            )
         except StorageError as exc:
-            throttled.warn_of("reading a voice", "Voice %s: %s", voice_name, exc)
+            throttled.warn_of("reading a voice", "Reading a voice: %s", exc.log_text)
             return None
 
     def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
         """Read a voice's raw embedding, for families that we do not serve."""
-        return host_speakers.load_embedding(self.speakers.store, voice_name)
+        return host_speakers.load_embedding(
+            self.speakers.store, voice_name, self._tenant_name
+        )
+
+    def _tenant_name(self) -> str:
+        return speaking_tenant(self.tenants).name
 
     def shutdown(self) -> None:
         """Release what the process holds; stock would go through all names."""
@@ -123,6 +142,11 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         self.speakers.shutdown()
 
     # -------- what our routes and adapters ask
+
+    @property
+    def tenants(self) -> TenantKeys:
+        """Whose API keys are whose."""
+        return self.speakers.tenants
 
     @property
     def builtin_names(self) -> frozenset[str]:
@@ -141,6 +165,13 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         if adapter is None or not adapter.tts_cache_clones:
             return None
         return adapter.tts_cache_family
+
+    @property
+    def checkpoint_name(self) -> str:
+        """What the server was started with: two checkpoints sound different."""
+        if self._diffusion_mode:
+            return str(getattr(self, "_diffusion_model_name", ""))
+        return str(self.model_config.model)
 
     @property
     def refusal(self) -> str | None:
@@ -177,8 +208,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             )
         return self._media_connector
 
-    def check_upload(self, upload: Upload) -> None:
-        """Refuse a name that is taken, and what no request could use.
+    def check_new(self, name: str, ref_text: str | None) -> None:
+        """Refuse a voice that nobody could speak with, and a name that is taken.
 
         Raises: InvalidSpeakerError, CannotCloneError.
         """
@@ -186,14 +217,27 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             raise CannotCloneError(self.refusal)
         if self.note is not None and not self._takes_voices:
             raise CannotCloneError(self.note)
-        if fold(upload.name) in {fold(builtin) for builtin in self.builtin_names}:
-            reason = (
-                f"{upload.name!r} is a built-in voice of this model; choose another"
-            )
+        self._check_name(name)
+        self._check_ref_text(ref_text)
+
+    def check_changes(self, changes: SpeakerChanges) -> None:
+        """Refuse a new name that is taken, and a transcript that cannot be used.
+
+        Raises: InvalidSpeakerError.
+        """
+        if "name" in changes.given:
+            self._check_name(changes.given["name"])
+        self._check_ref_text(changes.given.get("ref_text"))
+
+    def _check_name(self, name: str) -> None:
+        if fold(name) in {fold(builtin) for builtin in self.builtin_names}:
+            reason = f"{name!r} is a built-in voice of this model; choose another"
             raise InvalidSpeakerError("name", reason)
+
+    def _check_ref_text(self, ref_text: str | None) -> None:
         adapter = self._cached_adapter
-        if adapter is not None and upload.ref_text is not None:
-            adapter.tts_cache_check_text("ref_text", upload.ref_text)
+        if adapter is not None and ref_text is not None:
+            adapter.tts_cache_check_text("ref_text", ref_text)
 
     def check_embedding(self, embedding: tuple[float, ...]) -> None:
         """Refuse a raw embedding that the model cannot speak with.
@@ -221,6 +265,37 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     # -------- requests
 
+    async def create_speech_batch(self, batch_request: Any) -> Any:
+        """As the host, which asks for the voices of all items before any is spoken."""
+        if self._diffusion_mode:  # which has no batches
+            return await super().create_speech_batch(batch_request)
+        named = [batch_request, *batch_request.items[: self._batch_max_items]]
+        with host_speakers.known(await self._read_for_host(*named)):
+            return await super().create_speech_batch(batch_request)
+
+    async def _read_for_host(self, *requests: Any) -> dict[str, HostVoice]:
+        """Read the voices that requests name, by their folded names.
+
+        The host asks for them on the event loop; of a model of ours it may ask for
+        presets alone.
+        """
+        names = {fold(r.voice): r.voice for r in requests if r.voice is not None}
+        if self.served_family is not None:
+            return dict.fromkeys(names, NOBODY)
+        return {key: await self._read_voice(name) for key, name in names.items()}
+
+    async def _read_voice(self, name: str) -> HostVoice:
+        try:
+            if (known := host_speakers.told_of(name)) is not None:  # of a batch
+                return known
+            tenant = speaking_tenant(self.tenants)
+            if (found := await self.speakers.find(tenant, name)) is None:
+                return NOBODY
+            read = host_speakers.read_voice
+            return await self.speakers.reads.run(read, self.speakers.store, found)
+        except TTSCacheError as exc:
+            return HostVoice(error=exc)
+
     async def _prepare_speech_generation(
         self,
         request: Any,
@@ -243,7 +318,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
             check_sampling(request.extra_params)
         except InvalidSpeakerError as exc:
             raise _as_told(exc) from exc
-        prepared = await _told(prepare(request_id=request_id))
+        with host_speakers.known(await self._read_for_host(request)):
+            prepared = await _told(prepare(request_id=request_id))
         request_id, outputs, params = prepared
         if (ref := SpeakerRef.from_info(params)) is None:
             return prepared
@@ -261,7 +337,8 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         """As the host, with a speaker that the prompt names by content address."""
         host = super()._create_diffusion_speech
         if (adapter := self._diffusion_adapter) is None:
-            return await host(request)
+            with host_speakers.known(await self._read_for_host(request)):
+                return await host(request)
         build = functools.partial(
             adapter.build, request, [], request.ref_audio is not None
         )

@@ -5,21 +5,30 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic import model_validator
 from starlette.background import BackgroundTask
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm_omni.entrypoints.openai import api_server
 from vllm_omni.entrypoints.openai.protocol.audio import (
     BatchSpeechRequest,
+    OpenAICreateAudioGenerateRequest,
     OpenAICreateSpeechRequest,
 )
 
 from vllm_tts_cache.entrypoints import routing
+from vllm_tts_cache.entrypoints.callers import (
+    CallingTenant,
+    caller_found,
+    speaking_for,
+    tenant_of,
+)
 from vllm_tts_cache.entrypoints.first_output import first_chunk_or_disconnect
 from vllm_tts_cache.entrypoints.request_speaker import (
     CACHE_HEADER,
     Outcomes,
     observe_outcomes,
+    with_plain_voice,
 )
 from vllm_tts_cache.entrypoints.routing import (
     BATCH_MAX_BYTES,
@@ -29,10 +38,24 @@ from vllm_tts_cache.entrypoints.routing import (
 
 speech_router = APIRouter(route_class=guarded_route(SPEECH_MAX_BYTES))
 batch_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
+generate_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
 
 _JSON = [Depends(validate_json_request)]
 # Nobody reads it: the client has left.
 _CLIENT_CLOSED_REQUEST = 499
+
+
+class SpeechBatch(BatchSpeechRequest):
+    """The host's, whose voices may be objects with an id, as OpenAI's client's are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_plain_voices(cls, given: Any) -> Any:
+        given = with_plain_voice(given)
+        if isinstance(given, dict) and isinstance(given.get("items"), list):
+            items = [with_plain_voice(item) for item in given["items"]]
+            return {**given, "items": items}
+        return given
 
 
 @speech_router.post("/v1/audio/speech", dependencies=_JSON)
@@ -40,7 +63,9 @@ async def create_speech(
     request: OpenAICreateSpeechRequest, raw_request: Request
 ) -> Response:
     """As stock, plus a header; a stream answers when its first audio is there."""
-    with observe_outcomes() as outcomes:
+    # Not by a dependency, on whose way FastAPI spends more than on this.
+    tenant = tenant_of(caller_found(raw_request))
+    with speaking_for(tenant), observe_outcomes() as outcomes:
         response: Any = await api_server.create_speech(request, raw_request)
         if isinstance(response, StreamingResponse):
             response = await _begun(response, raw_request, outcomes)
@@ -50,13 +75,23 @@ async def create_speech(
 
 
 @batch_router.post("/v1/audio/speech/batch", dependencies=_JSON)
-async def create_speech_batch(
-    request: BatchSpeechRequest, raw_request: Request
-) -> Response:
+async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Response:
     """As stock, plus the header: `miss` if any item's voice had to be encoded."""
-    with observe_outcomes() as outcomes:
+    tenant = tenant_of(caller_found(raw_request))
+    with speaking_for(tenant), observe_outcomes() as outcomes:
         response = await api_server.create_speech_batch(request, raw_request)
     return _with_header(response, outcomes)
+
+
+@generate_router.post("/v1/audio/generate", dependencies=_JSON)
+async def create_audio_generate(
+    request: OpenAICreateAudioGenerateRequest,
+    raw_request: Request,
+    tenant: CallingTenant,
+) -> Any:
+    """As stock, which names no voices; for a tenant, where there are some."""
+    del tenant
+    return await api_server.create_audio_generate(request, raw_request)
 
 
 async def _begun(

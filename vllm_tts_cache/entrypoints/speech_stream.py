@@ -10,11 +10,18 @@ from vllm_omni.entrypoints.openai.serving_speech_stream import (
     OmniStreamingSpeechHandler,
 )
 
+from vllm_tts_cache.entrypoints.callers import caller_of, speaking_for, tenant_of
+from vllm_tts_cache.entrypoints.request_speaker import with_plain_voice
+from vllm_tts_cache.entrypoints.routing import json_response
+from vllm_tts_cache.errors import SpeakerRequestError
+from vllm_tts_cache.tenants import Tenant
+
 Message = MutableMapping[str, Any]
 
 # A session's configuration may bring a clip, for which the host takes 4 MiB.
 AHEAD_MAX_BYTES = 8 * 1024 * 1024
 _TOO_BIG = 1009
+_DENIED = 1008
 _GONE = 1006
 
 
@@ -27,9 +34,18 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
 
     async def handle_session(self, websocket: WebSocket) -> None:
         """Serve one connection until it is closed, by whomever."""
+        try:
+            tenant = tenant_of(caller_of(websocket))
+        except SpeakerRequestError as exc:
+            await _deny(websocket, exc)
+        else:
+            await self._serve(websocket, tenant)
+
+    async def _serve(self, websocket: WebSocket, tenant: Tenant) -> None:
         ahead = _ReadAhead(websocket)
         seen = WebSocket(websocket.scope, ahead.receive, ahead.send)
-        session = asyncio.create_task(super().handle_session(seen))
+        with speaking_for(tenant):  # which the task keeps
+            session = asyncio.create_task(super().handle_session(seen))
         reading = asyncio.create_task(ahead.read())
         tasks = {session, reading}
         try:
@@ -54,6 +70,34 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
         except (RecursionError, ValueError):
             await self._send_error(websocket, "Invalid JSON message")
             return None
+
+    async def _build_config(self, websocket: WebSocket, msg: dict[str, Any]) -> Any:
+        """As the host; the voice may be an object with an id."""
+        try:
+            return await super()._build_config(websocket, with_plain_voice(msg))
+        except ValueError as exc:
+            await self._send_error(websocket, f"Invalid session config: {exc}")
+            return None
+
+    async def _generate_and_send(
+        self, websocket: WebSocket, *args: Any, **kwargs: Any
+    ) -> None:
+        """As the host, as long as the key is one: it may have been taken away."""
+        try:
+            caller_of(websocket)
+        except SpeakerRequestError as exc:
+            await self._send_error(websocket, str(exc))
+            await websocket.close(_DENIED)
+            raise WebSocketDisconnect(_DENIED) from exc
+        await super()._generate_and_send(websocket, *args, **kwargs)
+
+
+async def _deny(websocket: WebSocket, error: SpeakerRequestError) -> None:
+    """Answer the handshake by HTTP; where the server cannot, close it."""
+    try:
+        await websocket.send_denial_response(json_response(error))
+    except RuntimeError:
+        await websocket.close(_DENIED)
 
 
 class _ReadAhead:

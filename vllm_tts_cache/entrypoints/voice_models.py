@@ -1,79 +1,243 @@
-"""The voices routes' forms and answers: stock's fields, and ours beside them."""
+"""What the voices routes answer: stock's fields, OpenAI's, and ours beside them."""
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Any, Literal
 
-from fastapi import Form, UploadFile
+from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS, AudioWarning
+from vllm_tts_cache.audio.limits import AudioWarning
+from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.record import SpeakerRecord
-from vllm_tts_cache.entrypoints.uploads import Upload
-from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 
 # Of the records on one page: some milliseconds of the event loop.
 PAGE_MAX_BYTES = 1024 * 1024
 # What a record takes beside its texts.
-_RECORD_BYTES = 512
-_MIB = 1024 * 1024
+_RECORD_BYTES = 768
+
+# Of somebody's voice: for whoever asked, and as what it is.
+FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
 
 
-def upload_of_form(
-    name: Annotated[str, Form()],
-    consent: Annotated[str, Form()],
-    ref_text: Annotated[str | None, Form()] = None,
-    speaker_description: Annotated[str | None, Form()] = None,
-) -> Upload:
-    """Read the fields of a registration.
+class _Answer(BaseModel):
+    """Documents an answer; none is checked against it while it is served."""
 
-    Raises: InvalidSpeakerError.
-    """
-    if not consent.strip():
-        raise InvalidSpeakerError("consent", "it must not be empty")
-    return Upload(
-        name=name,
-        consent=consent,
-        ref_text=(ref_text or "").strip() or None,
-        description=(speaker_description or "").strip() or None,
+    model_config = ConfigDict(extra="allow")
+
+
+class VoiceClip(_Answer):
+    """One of several clips of a voice: a part of its audio."""
+
+    start_seconds: float
+    duration_seconds: float
+
+
+class Voice(_Answer):
+    """A registered voice."""
+
+    id: str = Field(examples=["voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
+    object: Literal["audio.voice"]
+    type: Literal["audio_sample"]
+    name: str = Field(examples=["keeper"])
+    consent: str = Field(description="as it was sent", examples=["recorded 2026-11-01"])
+    consent_id: str | None = Field(
+        default=None, description="the consent recording that it stands on"
+    )
+    created_at: int = Field(description="Unix seconds", examples=[1793491200])
+    updated_at: int | None = None
+    expires_at: int | None = Field(
+        default=None, description="Unix seconds; it is deleted then"
+    )
+    file_size: int
+    mime_type: str
+    embedding_source: Literal["audio", "direct"]
+    embedding_dim: int | None
+    generation: int | None = Field(
+        default=None,
+        description="grows with every registration; not told where there are tenants",
+    )
+    pinned: bool
+    labels: dict[str, str] = Field(examples=[{"gender": "female"}])
+    language: str | None = Field(default=None, examples=["de"])
+    ref_text: str | None = None
+    speaker_description: str | None = None
+    audio_sha256: str | None = Field(
+        default=None, description="content address of the reference audio"
+    )
+    sample_rate: int | None = None
+    duration_seconds: float | None = Field(
+        default=None, description="of all clips together"
+    )
+    clips: list[VoiceClip] | None = Field(
+        default=None, description="in their order; of a voice of several clips only"
     )
 
 
-async def read_clip(file: UploadFile) -> bytes:
-    """Return an uploaded file's bytes.
+class Warned(_Answer):
+    """Something that is no error, but may be heard."""
 
-    Raises: InvalidAudioError if it is too large.
+    code: str
+    message: str
+
+
+class Reason(_Answer):
+    """Something that speaks against a clip."""
+
+    code: str = Field(examples=["noisy"])
+    message: str = Field(description="what it is, and what to do")
+
+
+class Quality(_Answer):
+    """What a clip is worth; a figure that cannot be measured is null."""
+
+    verdict: Literal["good", "fair", "poor"]
+    reasons: list[Reason]
+    duration_seconds: float
+    speech_seconds: float
+    speech_share: float
+    longest_pause_seconds: float
+    loudness_lufs: float | None
+    peak_dbfs: float | None
+    clipped_share: float
+    noise_dbfs: float | None
+    snr_db: float | None
+    bandwidth_hz: int | None
+
+
+class Registered(_Answer):
+    """A registration: the voice as stock shows it, and as OpenAI's client reads it."""
+
+    success: Literal[True]
+    voice: Voice
+    id: str
+    object: Literal["audio.voice"]
+    type: Literal["audio_sample"]
+    name: str
+    created_at: int
+    warnings: list[Warned] = Field(default_factory=list)
+    quality: Quality | None = None
+    note: str | None = None
+
+
+class CacheStatus(_Answer):
+    """Whether a voice's encodings exist."""
+
+    voice: str = Field(description="its name")
+    cache_status: CacheState
+    error: str | None = None
+    message: str | None = None
+
+
+class VoiceStatus(_Answer):
+    """A voice and what it can be used for now."""
+
+    voice: Voice
+    cache_status: CacheState
+    error: str | None = None
+    modes: list[str] = Field(
+        description="ways of cloning that need nothing more than the voice",
+        examples=[["x-vector", "in-context"]],
+    )
+
+
+class VoiceList(_Answer):
+    """A page of voices: stock's two lists, and where the next page begins."""
+
+    voices: list[str]
+    uploaded_voices: list[Voice] = Field(default_factory=list)
+    next: str | None = Field(
+        default=None, description="give it as `after`; missing on the last page"
+    )
+
+
+class ImportedVoice(_Answer):
+    """What became of a bundle."""
+
+    voice: Voice
+    encodings_kept: int = Field(description="taken from the bundle, or there before")
+    encodings_left: int = Field(description="not taken; the voice is encoded again")
+
+
+class Imported(_Answer):
+    """The voices of a bundle."""
+
+    imported: list[ImportedVoice]
+
+
+class VoiceDeleted(_Answer):
+    """Nothing of the voice is left."""
+
+    success: Literal[True]
+    message: str
+    id: str
+    object: Literal["audio.voice.deleted"]
+    deleted: Literal[True]
+
+
+class Consent(_Answer):
+    """A consent recording."""
+
+    id: str = Field(examples=["cons_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
+    object: Literal["audio.voice_consent"]
+    name: str
+    language: str = Field(examples=["en-US"])
+    created_at: int
+
+
+class ConsentList(_Answer):
+    """A page of consent recordings, newest first."""
+
+    object: Literal["list"]
+    data: list[Consent]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ConsentDeleted(_Answer):
+    """Nothing of the recording is left."""
+
+    id: str
+    object: Literal["audio.voice_consent"]
+    deleted: Literal[True]
+
+
+class ErrorDetails(_Answer):
+    """What is wrong, and what to do."""
+
+    message: str = Field(examples=["Voice 'ann' is not registered. ..."])
+    type: str = Field(examples=["NotFoundError"])
+    code: int = Field(description="the HTTP status", examples=[404])
+    param: str | None = None
+
+
+class Error(_Answer):
+    """An error in the host's shape."""
+
+    error: ErrorDetails
+
+
+def answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what a route answers, for its entry in the OpenAPI document."""
+    errors = {status: {"model": Error} for status in (400, 503, *statuses)}
+    return {200: {"model": model}, **errors}
+
+
+def file_answers(*media_types: str) -> dict[int | str, dict[str, Any]]:
+    """Return what a route answers that gives a file."""
+    content = {media_type: {} for media_type in media_types}
+    errors = {status: {"model": Error} for status in (403, 404, 503)}
+    return {200: {"content": content, "description": "the file"}, **errors}
+
+
+def voice(record: SpeakerRecord, *, is_numbered: bool = True) -> dict[str, Any]:
+    """Show a voice as the list does: stock's fields first.
+
+    Args:
+        record: The voice.
+        is_numbered: Whether to tell its number among all registrations.
     """
-    # One byte more than allowed is enough to know.
-    data = await file.read(DEFAULT_LIMITS.max_bytes + 1)
-    if len(data) > DEFAULT_LIMITS.max_bytes:
-        size = "" if file.size is None else f"it has {file.size / _MIB:.1f} MiB, "
-        allowed = f"allowed are {DEFAULT_LIMITS.max_bytes / _MIB:.0f} MiB"
-        raise InvalidAudioError(f"{size}{allowed}")
-    return data
-
-
-def parse_embedding(text: str) -> tuple[float, ...]:
-    """Parse a JSON list of numbers.
-
-    Raises: InvalidSpeakerError.
-    """
-    field = "speaker_embedding"
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidSpeakerError(field, f"it is not JSON: {exc}") from exc
-    if not isinstance(values, list) or not values:
-        raise InvalidSpeakerError(field, "it must be a non-empty list of numbers")
-    if not all(type(value) in (int, float) for value in values):
-        raise InvalidSpeakerError(field, "it must contain only numbers")
-    try:
-        return tuple(map(float, values))
-    except OverflowError as exc:
-        raise InvalidSpeakerError(field, "a value is no finite float32") from exc
-
-
-def voice(record: SpeakerRecord) -> dict[str, Any]:
-    """Show a voice as the list does: stock's fields first."""
     shown: dict[str, Any] = {
         "name": record.name,
         "consent": record.consent,
@@ -87,12 +251,37 @@ def voice(record: SpeakerRecord) -> dict[str, Any]:
         shown["ref_text"] = record.ref_text
     if record.description:
         shown["speaker_description"] = record.description
-    shown["generation"] = record.generation
+    if is_numbered:
+        shown["generation"] = record.generation
     if record.audio_sha256:
         shown["audio_sha256"] = record.audio_sha256
         shown["sample_rate"] = record.sample_rate_hz
         shown["duration_seconds"] = round(record.seconds, 3)
-    return shown
+    if record.num_clips > 1:
+        shown["clips"] = _clips(record)
+    return {**openai_voice(record), **shown, **_details(record)}
+
+
+def openai_voice(record: SpeakerRecord) -> dict[str, Any]:
+    """Show what OpenAI's client reads of a voice."""
+    return {
+        "id": record.speaker_id,
+        "object": "audio.voice",
+        "created_at": int(record.created_at),
+        "name": record.name,
+        "type": "audio_sample",
+    }
+
+
+def consent(record: ConsentRecord) -> dict[str, Any]:
+    """Show a consent recording."""
+    return {
+        "id": record.consent_id,
+        "object": "audio.voice_consent",
+        "created_at": int(record.created_at),
+        "name": record.name,
+        "language": record.language,
+    }
 
 
 def warnings(found: Sequence[AudioWarning]) -> list[dict[str, str]]:
@@ -112,7 +301,38 @@ def first_page(records: Iterable[SpeakerRecord]) -> list[SpeakerRecord]:
     return page
 
 
+def _details(record: SpeakerRecord) -> dict[str, Any]:
+    given = {
+        "language": record.language,
+        "consent_id": record.consent_id,
+        "updated_at": _seconds(record.updated_at),
+        "expires_at": _seconds(record.expires_at),
+    }
+    shown = {name: value for name, value in given.items() if value is not None}
+    return {"labels": record.labels, "pinned": record.is_pinned, **shown}
+
+
+def _clips(record: SpeakerRecord) -> list[dict[str, float]]:
+    return [
+        {
+            "start_seconds": round(start / record.sample_rate_hz, 3),
+            "duration_seconds": round(seconds, 3),
+        }
+        for start, seconds in zip(record.clip_starts, record.clip_seconds, strict=True)
+    ]
+
+
+def _seconds(moment: float | None) -> int | None:
+    return None if moment is None else int(moment)
+
+
 def _num_bytes(record: SpeakerRecord) -> int:
-    texts = record.name, record.consent, record.ref_text, record.description
+    texts = (
+        record.name,
+        record.consent,
+        record.ref_text,
+        record.description,
+        record.labels_json,
+    )
     # An answer is UTF-8: a character takes up to four bytes.
     return _RECORD_BYTES + sum(len(text.encode()) for text in texts if text)

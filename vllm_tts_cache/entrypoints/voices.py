@@ -5,15 +5,27 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
 
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.catalogue.speakers import Page
-from vllm_tts_cache.entrypoints import routing, voice_models
-from vllm_tts_cache.entrypoints.routing import VOICE_MAX_BYTES, guarded_route
+from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
+from vllm_tts_cache.entrypoints import routing, voice_forms, voice_models
+from vllm_tts_cache.entrypoints.callers import AnyCaller, CallingTenant
+from vllm_tts_cache.entrypoints.metrics.uploads import VoicesRoute
+from vllm_tts_cache.entrypoints.routing import (
+    CHANGES_MAX_BYTES,
+    VOICE_MAX_BYTES,
+    guarded_route,
+)
 from vllm_tts_cache.entrypoints.service import SpeakerService
 from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
 from vllm_tts_cache.entrypoints.uploads import Upload
-from vllm_tts_cache.entrypoints.voice_models import upload_of_form
+from vllm_tts_cache.entrypoints.voice_forms import (
+    VoiceChanges,
+    parse_label_filters,
+    upload_of_form,
+)
+from vllm_tts_cache.entrypoints.voice_models import answers
 from vllm_tts_cache.errors import (
     DeletionPendingError,
     InvalidSpeakerError,
@@ -21,7 +33,8 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.store.speaker_store import Found
 
-router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
+router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES, VoicesRoute))
+changes_router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
 
 MAX_PAGE = 1000
 
@@ -36,43 +49,65 @@ def _handler(request: Request) -> CachedServingSpeech:
 Handler = Annotated[CachedServingSpeech, Depends(_handler)]
 
 
-@router.post("/v1/audio/voices")
+@router.post(
+    "/v1/audio/voices", responses=answers(voice_models.Registered, 409, 413, 507)
+)
 async def register_voice(
     handler: Handler,
+    tenant: CallingTenant,
     upload: Annotated[Upload, Depends(upload_of_form)],
-    audio_sample: Annotated[UploadFile | None, File()] = None,
+    audio_sample: Annotated[
+        list[UploadFile] | None,
+        BeforeValidator(voice_forms.without_empty),
+        File(description="the clip; repeated, several clips of one voice"),
+    ] = None,
+    ref_text: Annotated[
+        list[str] | None,
+        Form(description="what is said in it; of several a line, or a field, for each"),
+    ] = None,
     speaker_embedding: Annotated[str | None, Form()] = None,
     precompute: Annotated[bool, Form()] = True,
+    check: Annotated[
+        bool, Form(description="say what the clip is worth: `quality`")
+    ] = True,
 ) -> Any:
-    """Register a voice by a reference clip or by a raw speaker embedding.
+    """Register a voice by reference clips or by a raw speaker embedding.
 
+    Most models take one clip; several are a 400 on those.
     Registering over an existing name replaces it, unless the policy is `immutable`.
     With `precompute` (the default) its encodings are made in the background.
     """
+    clips = audio_sample or []
+    handler.speakers.uploads.check_number(len(clips))
+    transcript = voice_forms.transcript_of(ref_text or [], max(1, len(clips)))
+    upload = replace(upload, ref_text=transcript)
     upload.check_texts()
-    handler.check_upload(upload)
-    if (audio_sample is None) == (speaker_embedding is None):
+    handler.check_new(upload.name, upload.ref_text)
+    if (not clips) == (speaker_embedding is None):
         reason = "give either audio_sample or speaker_embedding"
         raise InvalidSpeakerError("audio_sample", reason)
-    if audio_sample is not None:
+    if clips:
         upload = replace(
             upload,
-            mime_type=audio_sample.content_type,
-            original_filename=audio_sample.filename,
+            mime_type=clips[0].content_type,
+            original_filename=clips[0].filename,
         )
         upload.check_texts()
-        data = await voice_models.read_clip(audio_sample)
+        files = await voice_forms.read_clips(clips)
         done = await handler.speakers.register_audio(
-            upload, data, precompute=precompute
+            tenant, upload, *files, precompute=precompute, check=check
         )
     else:
-        embedding = voice_models.parse_embedding(speaker_embedding or "")
+        embedding = voice_forms.parse_embedding(speaker_embedding or "")
         handler.check_embedding(embedding)
-        done = await handler.speakers.register_embedding(upload, embedding)
+        done = await handler.speakers.register_embedding(tenant, upload, embedding)
     answer: dict[str, Any] = {
         "success": True,
-        "voice": voice_models.voice(done.record),
+        "voice": handler.speakers.shown(done.record),
+        **voice_models.openai_voice(done.record),
     }
+    if done.quality is not None:
+        answer["quality"] = done.quality.to_dict()
     if done.warnings:
         answer["warnings"] = voice_models.warnings(done.warnings)
     if handler.note is not None:
@@ -80,66 +115,122 @@ async def register_voice(
     return answer
 
 
-@router.get("/v1/audio/voices")
-async def list_voices(
-    handler: Handler,
+def _page(
+    tenant: CallingTenant,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
-    after: str | None = None,
-    search: str | None = None,
-    names_only: bool = False,
+    after: Annotated[
+        str | None, Query(description="`next` of the last page, a name, or an id")
+    ] = None,
+    search: Annotated[
+        str | None, Query(description="in names, descriptions and labels' values")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        Query(description="`key:value`; may be repeated, and all must fit"),
+    ] = None,
+    sort: Sort = "name",
+) -> Page:
+    return Page(
+        limit=limit,
+        after=after or "",
+        search=search or "",
+        labels=parse_label_filters(label or []),
+        sort=sort,
+        tenant=tenant.name,
+    )
+
+
+@router.get("/v1/audio/voices", responses=answers(voice_models.VoiceList))
+async def list_voices(
+    handler: Handler, page: Annotated[Page, Depends(_page)], names_only: bool = False
 ) -> Any:
-    """List voices by name: stock's two lists, a page at a time.
+    """List voices: stock's two lists, a page at a time.
 
     A page holds at most `limit` voices, and about 1 MiB of them. `next` is there if
     more may follow; give it as `after`. Built-in voices come with the first page.
     """
-    page = Page(limit=limit, after=after or "", search=search or "")
     answer: dict[str, Any] = {}
-    if names_only:
+    if names_only and page.sort == "name":
         names = await handler.speakers.names(page)
-        num_found = len(names)
+        num_found, last = len(names), names[-1:]
     else:
         records = await handler.speakers.records(page)
         num_found = len(records)
         records = voice_models.first_page(records)
+        last = [cursor(record, page.sort) for record in records[-1:]]
         names = [record.name for record in records]
-        answer["uploaded_voices"] = [voice_models.voice(record) for record in records]
-    builtin = set() if after else handler.builtin_names | {"default"}
-    if search:
-        builtin = {name for name in builtin if fold(search) in fold(name)}
-    answer["voices"] = sorted(builtin.union(names))
-    if names and (num_found == limit or len(names) < num_found):
-        answer["next"] = names[-1]
-    return answer
+        if not names_only:
+            shown = [handler.speakers.shown(record) for record in records]
+            answer["uploaded_voices"] = shown
+    answer["voices"] = sorted({*_builtin(handler, page), *names})
+    if last and (num_found == page.limit or len(names) < num_found):
+        answer["next"] = last[0]
+    # As it is: FastAPI would go through a thousand voices once more.
+    return JSONResponse(answer)
 
 
-@router.get("/v1/audio/voices/{name}")
-async def get_voice(handler: Handler, name: str) -> Any:
-    """Show one voice and the state of its encodings."""
-    found = await handler.speakers.get(name)
-    status = await _status(handler.speakers, found)
-    return {**status, "voice": voice_models.voice(found.record)}
+def _builtin(handler: CachedServingSpeech, page: Page) -> set[str]:
+    """The voices that come with the checkpoint, if they are on the page."""
+    if page.after or page.labels:
+        return set()
+    builtin = handler.builtin_names | {"default"}
+    return {name for name in builtin if fold(page.search) in fold(name)}
 
 
-@router.delete("/v1/audio/voices/{name}")
-async def delete_voice(handler: Handler, name: str) -> Any:
+@router.get("/v1/audio/voices/{name}", responses=answers(voice_models.VoiceStatus, 404))
+async def get_voice(handler: Handler, tenant: CallingTenant, name: str) -> Any:
+    """Show one voice, named or by its id, and the state of its encodings."""
+    return await _shown(handler.speakers, await handler.speakers.get(tenant, name))
+
+
+@changes_router.patch(
+    "/v1/audio/voices/{name}", responses=answers(voice_models.VoiceStatus, 404, 409)
+)
+async def change_voice(
+    handler: Handler, tenant: CallingTenant, name: str, changes: VoiceChanges
+) -> Any:
+    """Change what is written beside a voice; its audio and its id stay.
+
+    What the body leaves out stays, null takes away. With a transcript, or without, a
+    voice can be cloned in other ways: `modes` says which need nothing more.
+    """
+    parsed = changes.parsed()
+    handler.check_changes(parsed)
+    changed = await handler.speakers.change(tenant, name, parsed)
+    found = await handler.speakers.get(tenant, changed.speaker_id)
+    return await _shown(handler.speakers, found)
+
+
+@router.delete(
+    "/v1/audio/voices/{name}", responses=answers(voice_models.VoiceDeleted, 404)
+)
+async def delete_voice(handler: Handler, tenant: CallingTenant, name: str) -> Any:
     """Delete a voice; answers when nothing of it is left anywhere.
 
     If that takes long the answer is 503, and says how far it is; repeated, it says
     that again, or that it is done.
     """
     try:
-        await handler.speakers.deletions.delete(name)
+        deleted = await handler.speakers.deletions.delete(name, tenant.name)
     except DeletionPendingError as exc:
-        progress = {"files_removed": exc.files_removed, "waiting_for": exc.waiting_for}
-        return routing.json_response(exc, deletion=progress)
-    return {"success": True, "message": f"Voice '{name}' deleted successfully"}
+        return routing.pending_response(exc)
+    return {
+        "success": True,
+        "message": f"Voice '{name}' deleted successfully",
+        "id": deleted.public_id or name,
+        "object": "audio.voice.deleted",
+        "deleted": True,
+    }
 
 
-@router.post("/v1/audio/voices/{name}/cache")
-async def precompute_voice(handler: Handler, name: str, force: bool = False) -> Any:
+@router.post(
+    "/v1/audio/voices/{name}/cache", responses=answers(voice_models.CacheStatus, 404)
+)
+async def precompute_voice(
+    handler: Handler, tenant: CallingTenant, name: str, force: bool = False
+) -> Any:
     """Make the voice's encodings exist and wait for it; one encode for all callers."""
-    found = await handler.speakers.get(name)
+    found = await handler.speakers.get(tenant, name)
     answer = {"voice": found.record.name, "cache_status": "ready"}
     try:
         existed = await handler.speakers.precompute(found, force=force)
@@ -151,16 +242,30 @@ async def precompute_voice(handler: Handler, name: str, force: bool = False) -> 
     return answer
 
 
-@router.get("/v1/audio/voices/{name}/cache")
-async def cache_status(handler: Handler, name: str) -> Any:
+@router.get(
+    "/v1/audio/voices/{name}/cache", responses=answers(voice_models.CacheStatus, 404)
+)
+async def cache_status(handler: Handler, tenant: CallingTenant, name: str) -> Any:
     """Show whether the voice's encodings exist."""
-    return await _status(handler.speakers, await handler.speakers.get(name))
+    return await _status(handler.speakers, await handler.speakers.get(tenant, name))
 
 
 @router.get("/v1/audio/speaker_cache")
-async def speaker_cache(handler: Handler) -> Any:
-    """Show what is registered and stored and, per worker, counters and sizes."""
-    return JSONResponse(await handler.speakers.stats())
+async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
+    """Show what is registered and stored and, per worker, counters and sizes.
+
+    Where the server has tenants, that is for an administrator's key; a tenant's shows
+    what the tenant has.
+    """
+    return JSONResponse(await handler.speakers.stats(caller))
+
+
+async def _shown(speakers: SpeakerService, found: Found) -> dict[str, Any]:
+    return {
+        **await _status(speakers, found),
+        "voice": speakers.shown(found.record),
+        "modes": speakers.model.modes(found.record),
+    }
 
 
 async def _status(speakers: SpeakerService, found: Found) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """Where the encode thread computes: its device, stream, memory and CPU priority."""
 
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +14,7 @@ from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.speaker.origin import origin_of
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.thread_priority import give_way
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -28,7 +27,6 @@ MARGIN_BYTES = 256 * _MIB
 # Takes what decoding leaves over, and a tenth of a core against a thread that wants
 # all of it. At 19 that would be a seventieth: a reference would outlive its request's
 # patience. Nobody needs a privilege to be nicer; only the way back needs one.
-ENCODE_NICE = 10
 
 
 class EncodeDevice:
@@ -206,19 +204,3 @@ def _too_little(num_bytes: int, num_free_bytes: int) -> EncodeError:
         f"memory and {num_free_bytes / _MIB:.0f} MiB are free; a lower "
         "gpu_memory_utilization leaves it more"
     )
-
-
-def give_way() -> None:
-    """Make the calling thread, and the threads it will start, nicer than decoding.
-
-    Called before the thread's first tensor operation, because the threads that compute
-    for it inherit its value at their start.
-    """
-    if sys.platform != "linux":  # elsewhere the value is the whole process's
-        return
-    thread_id = threading.get_native_id()
-    nice = max(ENCODE_NICE, os.getpriority(os.PRIO_PROCESS, thread_id))
-    try:
-        os.setpriority(os.PRIO_PROCESS, thread_id, nice)
-    except OSError as exc:  # a sandbox may refuse any call
-        logger.info("The encode thread keeps its priority: %s", exc)

@@ -41,6 +41,7 @@ class EncodeJob:
         lane: Where it waits; those who join it can only bring it forward.
         wanted_until: When its last lease runs out, on the queue's clock.
         force_ids: Who wants it encoded although it is stored.
+        queued_at: When it was wanted first, on the queue's clock.
         began_at: When the encode thread took it; None while it waits.
         not_before: When it may be looked at again, after another process had it.
         aside_since: When another process was first seen to have it.
@@ -52,6 +53,7 @@ class EncodeJob:
     lane: Lane
     wanted_until: float
     force_ids: set[str] = field(default_factory=set)
+    queued_at: float = 0.0
     began_at: float | None = None
     not_before: float = 0.0
     aside_since: float | None = None
@@ -156,6 +158,10 @@ class WaitingLine:
             return None
         return max(0.0, min(job.not_before for job in self._jobs()) - now)
 
+    def audios(self) -> set[str]:
+        """The audios of jobs that wait."""
+        return {job.key.audio_sha256 for job in self._jobs()}
+
     def remove(self, audio_sha256s: Collection[str]) -> int:
         """Remove the jobs of these audios; returns how many there were."""
         removed = [j for j in self._jobs() if j.key.audio_sha256 in audio_sha256s]
@@ -227,6 +233,10 @@ class Outcomes:
     def has_forced(self, key: EncodingKey, force_id: str) -> bool:
         """Tell whether the key was encoded for this force id."""
         return (key, force_id) in self._forced
+
+    def failed_audios(self) -> set[str]:
+        """The audios of jobs that failed."""
+        return {key.audio_sha256 for key in self._failures}
 
     def forget_failures(self, audio_sha256s: Collection[str]) -> None:
         """Forget the failures of these audios."""

@@ -18,6 +18,7 @@ from vllm_tts_cache.model_executor.encode_jobs import (
     Report,
     WaitingLine,
 )
+from vllm_tts_cache.model_executor.encode_times import EncodeClock
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
@@ -25,7 +26,6 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 # Another process that has the key finishes, or dies and its lock with it. After this
 # long it is stuck, and encoding twice is harmless.
 MAX_ASIDE_SECONDS = 120.0
-LOOK_AGAIN_SECONDS = 0.1
 _PAUSE_AFTER_FAULT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
 
@@ -68,6 +68,8 @@ class EncodeQueue:
     Args:
         work: What is done for a job.
         max_waiting_inline: Inline jobs that may wait; further ones are refused.
+        look_again_seconds: After which a job is looked at again that another process
+            has in hand.
         clock: Monotonic seconds; leases are told on it.
     """
 
@@ -76,9 +78,11 @@ class EncodeQueue:
         work: EncodeWork,
         *,
         max_waiting_inline: int,
+        look_again_seconds: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._work = work
+        self._look_again_seconds = look_again_seconds
         self._clock = clock
         self._line = WaitingLine(max_waiting_inline)
         self._running: EncodeJob | None = None
@@ -91,6 +95,7 @@ class EncodeQueue:
         self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
         self._num_finished = 0
         self._num_refused = 0
+        self.times = EncodeClock()
 
     def want(self, job: EncodeJob) -> Report:
         """Queue the job, or join the one of its key; returns how far that is.
@@ -107,6 +112,7 @@ class EncodeQueue:
                 return failure
             if self._pause_reason is not None:
                 return Report(JobState.FAILED, self._pause_reason)
+            job.queued_at = now
             if not self._line.add(job, now):
                 self._num_refused += 1
                 return Report(JobState.REFUSED)
@@ -138,6 +144,13 @@ class EncodeQueue:
             if running is None or running.key.audio_sha256 not in audio_sha256s:
                 return []
             return [running.key.audio_sha256]
+
+    def audios(self) -> set[str]:
+        """Those of which something waits, is in hand, or is remembered as failed."""
+        with self._changed:
+            known = self._line.audios() | self._outcomes.failed_audios()
+            running = self._running
+            return known if running is None else known | {running.key.audio_sha256}
 
     def call(self, act: Callable[[], T], timeout_seconds: float | None = None) -> T:
         """Run something on the thread, before the jobs that wait; return its result.
@@ -287,8 +300,19 @@ class EncodeQueue:
         with turn:
             # Another process may have finished since the first look.
             if not self._work.is_done(job):
-                self._work.keep(job, self._work.encode(job))
+                self._work.keep(job, self._timed_encode(job))
         return Report(JobState.READY)
+
+    def _timed_encode(self, job: EncodeJob) -> Encoding:
+        began_at = self._clock()
+        encoding = self._work.encode(job)
+        self.times.add(
+            job.encoder_name,
+            job.segment,
+            encode_seconds=self._clock() - began_at,
+            queue_seconds=began_at - job.queued_at,
+        )
+        return encoding
 
     def _turn(self, job: EncodeJob) -> Turn | None:
         turn = self._work.take_turn(job)
@@ -318,11 +342,13 @@ class EncodeQueue:
             reason,
         )
         is_missing = isinstance(exc, MissingAudioError)
+        if not is_missing:
+            self.times.fail(job.encoder_name)
         return Report(JobState.NO_AUDIO if is_missing else JobState.FAILED, reason)
 
     def _put_aside(self, job: EncodeJob) -> None:
         now = self._clock()
         job.began_at = None
-        job.not_before = now + LOOK_AGAIN_SECONDS
+        job.not_before = now + self._look_again_seconds
         job.aside_since = now if job.aside_since is None else job.aside_since
         self._line.put_back(job)

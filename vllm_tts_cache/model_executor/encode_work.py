@@ -14,7 +14,7 @@ from vllm_tts_cache.model_executor.encode_queue import MissingAudioError, Turn
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.store.cache import EncodingCache
 from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.locks import KeyTurns
+from vllm_tts_cache.store.locks import Turns
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 # Of the first encode. Long enough for every kernel that a longer clip runs.
@@ -39,7 +39,7 @@ class StoredEncodeWork:
         encoders: Mapping[str, ReferenceEncoder],
         cache: EncodingCache,
         store: SpeakerStore,
-        turns: KeyTurns,
+        turns: Turns,
         device: EncodeDevice,
     ):
         self._encoders = dict(encoders)
@@ -48,6 +48,7 @@ class StoredEncodeWork:
         self._turns = turns
         self._device = device
         self.num_encodes: Counter[str] = Counter()
+        self.disk_evictions = store.evictions
 
     def load(
         self, load: Callable[[], Mapping[str, ReferenceEncoder]]
@@ -85,7 +86,7 @@ class StoredEncodeWork:
         if self._cache.is_stored(job.key):
             return True
         if not self._cache.contains(job.key):
-            return False
+            return self._store.blobs.is_remote and self._load(job)
         if (found := self._cache.get(job.key, job.segment)) is None:
             return False
         self._cache.put(job.key, found, job.segment)
@@ -125,6 +126,10 @@ class StoredEncodeWork:
         if not self._store.has_audio(job.key.audio_sha256):
             raise MissingAudioError("its reference audio was deleted meanwhile")
         raise EncodeError("its encoding fits neither in memory nor on the disk")
+
+    def _load(self, job: EncodeJob) -> bool:
+        """Have here what another machine made, if one has."""
+        return self._cache.load(job.key, job.segment) and self._cache.contains(job.key)
 
     def _run(self, encoder: ReferenceEncoder, audio: ReferenceAudio) -> Encoding:
         num_bytes = encoder.need.of(audio.seconds)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.throttled_log import ThrottledLog
 
@@ -39,7 +40,7 @@ class FailedRequests:
     ) -> None:
         """Log the cause, count it, and remember the request."""
         message = "No speaker prompt for request %s: %s"
-        self._log.warn_of("no speaker prompt", message, request_id, cause)
+        self._log.warn_of("no speaker prompt", message, request_id, log_text_of(cause))
         if speakers is not None:
             speakers.remember_failed_prompt(request_id, str(cause) or repr(cause))
         self._ids[request_id] = None

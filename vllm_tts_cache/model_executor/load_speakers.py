@@ -112,28 +112,33 @@ def build_worker_speakers(
     """
     store = open_store(settings, import_stock=False)  # the API process does that
     cache = open_cache(settings, store)
+    turns = open_turns(settings, store.catalogue.database)
     work = StoredEncodeWork(
         encoders=encoders,
         cache=cache,
         store=store,
-        turns=open_turns(settings),
+        turns=turns,
         device=EncodeDevice(device),
     )
     queue = EncodeQueue(
         work,
         max_waiting_inline=settings.max_waiting_inline,
+        look_again_seconds=turns.look_again_seconds,
     )
-    return WorkerSpeakers(
+    speakers = WorkerSpeakers(
         fingerprints={name: e.fingerprint for name, e in encoders.items()},
         cache=cache,
         queue=queue,
         work=work,
         recency=Recency(store.used),
+        forget_copies=store.forget,
         close_store=store.close,
         home=store.home,
         clock=time.monotonic,
         ranks=ranks,
     )
+    speakers.keep_pinned(store.pinned_audio)
+    return speakers
 
 
 def _encode_device(vllm_config: Any, family: Family) -> torch.device:

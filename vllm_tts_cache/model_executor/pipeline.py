@@ -6,7 +6,8 @@ so nothing of a failed request is found by another.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.distributed import parallel_state
 
+from vllm_tts_cache.errors import ServerFaultError, log_text_of
 from vllm_tts_cache.model_executor import worker_methods
 from vllm_tts_cache.model_executor.agreement import (
     ALONE,
@@ -22,10 +24,26 @@ from vllm_tts_cache.model_executor.agreement import (
 )
 from vllm_tts_cache.model_executor.scheduler import REASON
 from vllm_tts_cache.model_executor.speaker_side import SpeakerSide
-from vllm_tts_cache.speaker.ref import FIELD, REQUEST_FIELD
+from vllm_tts_cache.speaker.ref import REQUEST_FIELD
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+
+class MissingPromptError(ServerFaultError):
+    """What a request was to speak with cannot be had: it is worth making it anew."""
+
+
+@contextmanager
+def looking_up_a_prompt() -> Iterator[None]:
+    """Tell what fails inside from all that may fail of a request besides.
+
+    Raises: MissingPromptError, whatever is raised inside.
+    """
+    try:
+        yield
+    except Exception as exc:
+        raise MissingPromptError(str(exc) or repr(exc)) from exc
 
 
 class CachedPipeline(SpeakerSide):
@@ -55,22 +73,25 @@ class CachedPipeline(SpeakerSide):
 
         Args:
             prompt: The request's.
-            cause: Why it cannot be had.
+            cause: Why it cannot be had. Of a `MissingPromptError` the API process is
+                told, and submits the request once more.
 
         Raises: OutOfMemoryError of one rank of several, which the others know nothing
             of: they would wait for this one.
         """
         speakers = self.tts_cache_speakers
-        is_own = isinstance(cause, torch.OutOfMemoryError)
-        if is_own and speakers is not None and speakers.ranks.are_several:
-            raise cause
-        if not (isinstance(prompt, Mapping) and FIELD in prompt):
+        is_missing = isinstance(cause, MissingPromptError)
+        origin = cause.__cause__ if is_missing else cause
+        are_several = speakers is not None and speakers.ranks.are_several
+        if are_several and isinstance(origin, torch.OutOfMemoryError):
+            raise origin
+        if not (is_missing and isinstance(prompt, Mapping)):
             return DiffusionOutput(error=str(cause) or repr(cause))
         request_id = str(prompt.get(REQUEST_FIELD, "of a batch job"))
         message = "No speaker prompt for request %s: %s"
-        throttled.warn_of("no speaker prompt", message, request_id, cause)
+        throttled.warn_of("no speaker prompt", message, request_id, log_text_of(cause))
         if speakers is not None:
-            speakers.remember_failed_prompt(request_id, str(cause) or repr(cause))
+            speakers.remember_failed_prompt(request_id, str(cause))
         return DiffusionOutput(error=REASON)
 
 

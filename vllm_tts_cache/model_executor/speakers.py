@@ -2,6 +2,7 @@
 
 import logging
 import re
+import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,10 +13,12 @@ from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
 from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Lane, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
+from vllm_tts_cache.model_executor.pins import Pins
 from vllm_tts_cache.model_executor.recency import Recency
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.speaker.wire import (
+    EncodeTimes,
     Forgotten,
     JobReport,
     JobState,
@@ -53,6 +56,8 @@ class WorkerSpeakers:
         queue: The encode thread.
         work: What that does; its counters are told.
         recency: Takes note of which speakers memory answered for.
+        forget_copies: Removes what this machine's disk has of an audio whose truth is
+            elsewhere.
         close_store: Called when this is closed.
         home: Where the files are.
         clock: The queue's.
@@ -68,6 +73,7 @@ class WorkerSpeakers:
         queue: EncodeQueue,
         work: StoredEncodeWork,
         recency: Recency,
+        forget_copies: Callable[[str], None],
         close_store: Callable[[], None],
         home: StoreHome,
         clock: Callable[[], float],
@@ -77,15 +83,18 @@ class WorkerSpeakers:
         self._queue = queue
         self._work = work
         self._recency = recency
+        self._forget_copies = forget_copies
         self._close_store = close_store
         self._clock = clock
         self.home = home
+        self.worker_id = uuid.uuid4().hex
         self.ranks = ranks
         self.fingerprints = dict(fingerprints)
         self._failed_prompts: OrderedDict[str, str] = OrderedDict()
         self._num_prompts = 0
         self._num_failed_prompts = 0
         self._num_calls: Counter[str] = Counter()
+        self._pins: Pins | None = None
 
     # -------- for whoever loads the model
 
@@ -106,6 +115,11 @@ class WorkerSpeakers:
         Raises: EncodeError, TimeoutError.
         """
         self._queue.call(self._work.warm_up, timeout_seconds)
+
+    def keep_pinned(self, pinned: Callable[[], frozenset[str]]) -> None:
+        """Keep pinned voices in memory from now on; a thread asks which they are."""
+        self._pins = Pins(self._cache, pinned, lambda: self.fingerprints)
+        self._pins.start()
 
     # -------- for the worker's sleep
 
@@ -200,13 +214,23 @@ class WorkerSpeakers:
         return None if found is None else serde.encode(key, found)
 
     def forget(self, audio_sha256s: Collection[str]) -> Forgotten:
-        """Drop the audios from memory and from the queue.
+        """Drop the audios from memory, from copies on disk and from the queue.
 
         An encode in hand stores nothing when it finishes; ``busy`` names its audio,
         for callers that want to be sure that its samples are gone too.
+
+        Raises: StorageError: A copy is still there.
         """
         num_entries = sum(self._cache.forget(sha) for sha in audio_sha256s)
         busy = self._queue.drop(frozenset(audio_sha256s))
+        for sha in audio_sha256s:
+            self._forget_copies(sha)
+        return Forgotten(num_entries=num_entries, busy=busy)
+
+    def forget_all(self) -> Forgotten:
+        """Drop all audios, as `forget` drops some."""
+        num_entries = self._cache.forget_all()
+        busy = self._queue.drop(self._queue.audios())
         return Forgotten(num_entries=num_entries, busy=busy)
 
     def count_call(self, method: str) -> None:
@@ -221,13 +245,23 @@ class WorkerSpeakers:
             "encodes": {
                 name: self._work.num_encodes[name] for name in self.fingerprints
             },
+            "failed_encodes": {
+                name: self._queue.times.num_failed(name) for name in self.fingerprints
+            },
+            "disk_evictions": dict(self._work.disk_evictions.snapshot()),
             "prompts": self._num_prompts,
             "failed_prompts": self._num_failed_prompts,
             "rpc_calls": dict(self._num_calls),
         }
 
+    def encode_times(self) -> list[EncodeTimes]:
+        """Return how long encodes took and waited since the start."""
+        return self._queue.times.times()
+
     def close(self) -> None:
         """End the threads, the encode thread after the job in hand, and the store."""
+        if self._pins is not None:
+            self._pins.close()
         self._queue.close()
         self._recency.close()
         self._close_store()

@@ -81,7 +81,10 @@ def tts_cache_forget(
     speakers: WorkerSpeakers, _rank: int, call: bytes
 ) -> wire.Forgotten:
     """Drop the audios of a `ForgetCall` from memory and from the queue."""
-    return speakers.forget(wire.decode(wire.ForgetCall, call).audio_sha256s)
+    asked = wire.decode(wire.ForgetCall, call)
+    if asked.everything:
+        return speakers.forget_all()
+    return speakers.forget(asked.audio_sha256s)
 
 
 @_method
@@ -96,7 +99,12 @@ def tts_cache_failed(
 @_method
 def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
     """Return counters and sizes; nothing is looked up on the disk."""
-    return wire.WorkerStats(rank=rank, stats=speakers.stats())
+    return wire.WorkerStats(
+        rank=rank,
+        stats=speakers.stats(),
+        worker_id=speakers.worker_id,
+        encode_times=speakers.encode_times(),
+    )
 
 
 METHODS = (

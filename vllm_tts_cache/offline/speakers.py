@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -140,6 +141,9 @@ class OfflineSpeakers:
 
         Raises: ConfigError.
         """
+        for clip in clips:
+            if not isinstance(clip, str | PathLike):
+                raise ConfigError(f"{clip!r}: a voice of a batch job is one clip")
         given = [None] * len(clips) if ref_texts is None else list(ref_texts)
         if len(given) != len(clips):
             raise ConfigError(f"{len(clips)} clips have {len(given)} transcripts")

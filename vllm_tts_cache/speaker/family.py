@@ -88,7 +88,9 @@ class Family:
             for all of a request is waited for before it starts.
         plausible_tokens: Of one that does not, how many tokens it plausibly takes to
             speak a text; None if only ``max_tokens`` can tell.
-        limits: Of a clip.
+        limits: Of a clip, or of all clips of a voice together.
+        max_clips: Clips that a voice may be made of; more than one where its official
+            code takes several for one prompt, and its encoders encode each by itself.
         stored_transcript_selects: Whether a voice's own transcript chooses the mode as
             one in the request does.
         asks_inline_transcript: Whether inline audio without a transcript is refused
@@ -122,6 +124,7 @@ class Family:
     resumes: bool = False
     plausible_tokens: Callable[[str], int] | None = None
     limits: ClipLimits = ClipLimits()
+    max_clips: int = 1
     stored_transcript_selects: bool = True
     asks_inline_transcript: bool = False
     official: str = ""
@@ -224,6 +227,28 @@ def family_of_pipeline(architecture: str | None) -> Family | None:
         if architecture in family.pipelines:
             return family
     return None
+
+
+def clips_problem(family: Family | None, num_clips: int) -> str | None:
+    """Say why a model takes no voice of so many clips and what to do, or None.
+
+    Args:
+        family: Of the model; None for one that is of none: it takes one clip.
+        num_clips: Of the voice.
+    """
+    max_clips = 1 if family is None else family.max_clips
+    if num_clips <= max_clips:
+        return None
+    title = "this model" if family is None else family.title
+    if max_clips == 1:
+        return (
+            f"there are {num_clips} clips, and {title} takes one clip to a voice; join "
+            "them into one, or choose the best"
+        )
+    return (
+        f"there are {num_clips} clips, and {title} takes {max_clips} to a voice at "
+        "most; leave some out"
+    )
 
 
 def trial_families() -> dict[str, Family]:

@@ -8,7 +8,7 @@ to itself; here both become errors. Of several replicas, those that answer do fo
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -54,11 +54,18 @@ class Method(Generic[A]):
     Attributes:
         needs_all: Whether a replica that does not answer is an error although others
             do.
+        merge: Makes one request of those of callers that ask at once, who then share
+            the answer; None where each asks by itself.
     """
 
     name: str
     answer: type[A]
     needs_all: bool = False
+    merge: Callable[[Sequence[Any]], msgspec.Struct | None] | None = None
+
+
+def _any_of_them(calls: Sequence[wire.FailedCall]) -> wire.FailedCall:
+    return wire.FailedCall(request_ids=[i for call in calls for i in call.request_ids])
 
 
 DESCRIBE = Method("tts_cache_describe", wire.Described)
@@ -66,8 +73,8 @@ WANT = Method("tts_cache_want", wire.WantAnswer)
 ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
 # Nothing of a deleted voice may be left: that some have dropped it is not enough.
 FORGET = Method("tts_cache_forget", wire.Forgotten, needs_all=True)
-FAILED = Method("tts_cache_failed", wire.FailedPrompts)
-STATS = Method("tts_cache_stats", wire.WorkerStats)
+FAILED = Method("tts_cache_failed", wire.FailedPrompts, merge=_any_of_them)
+STATS = Method("tts_cache_stats", wire.WorkerStats, merge=lambda _: None)
 
 
 class AsyncEngine(Protocol):
@@ -100,6 +107,14 @@ class SyncEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A call that has not begun, and what those ask who wait for its answers."""
+
+    requests: list[msgspec.Struct | None]
+    answers: "asyncio.Task[list[Any]]"
+
+
 class AsyncWorkers:
     """The workers of the stage that prefills, asked from an event loop."""
 
@@ -108,6 +123,7 @@ class AsyncWorkers:
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(MAX_CALLS)
         )
+        self._shared: dict[str, _Shared] = {}
 
     async def call(
         self, method: Method[A], request: msgspec.Struct | None = None
@@ -115,25 +131,59 @@ class AsyncWorkers:
         """Call a method; returns the answer of each worker of those replicas that do.
 
         Of one method `MAX_CALLS` run at a time, and the others wait for their turn.
+        What a method can `merge` is asked by one call for all who wait for the next; it
+        answers what all of them asked.
 
         Raises:
             UnsupportedModelError: No replica answers: they have no speaker side.
             WorkerRPCError: No replica answers; or one does not, of a method that needs
                 all.
         """
+        if method.merge is None:
+            return await self._ask(method, lambda: request)
+        if (shared := self._shared.get(method.name)) is None:
+            shared = self._shared[method.name] = self._next(method, method.merge)
+        shared.requests.append(request)
+        return await asyncio.shield(shared.answers)
+
+    def _next(self, method: Method[Any], merge: Callable[[Any], Any]) -> _Shared:
+        requests: list[msgspec.Struct | None] = []
+
+        def merged() -> msgspec.Struct | None:
+            del self._shared[method.name]  # who asks from now on wants to know of now
+            return merge(requests)
+
+        answers = asyncio.create_task(self._ask(method, merged))
+        answers.add_done_callback(_retrieve)
+        return _Shared(requests, answers)
+
+    async def _ask(
+        self, method: Method[A], request: Callable[[], msgspec.Struct | None]
+    ) -> list[A]:
+        turn = self._turns[method.name]
+        await turn.acquire()
+        # It keeps its turn to its end, although its caller leaves: the host's thread
+        # goes on waiting for the worker.
+        asked = asyncio.create_task(self._results(method, request))
+        asked.add_done_callback(lambda _: turn.release())
+        asked.add_done_callback(_retrieve)
         try:
-            async with self._turns[method.name]:
-                results = await self._engine.collective_rpc(
-                    method.name,
-                    timeout=TIMEOUT_SECONDS,
-                    args=_arguments(request),
-                    stage_ids=[TALKER_STAGE],
-                )
+            results = await asyncio.shield(asked)
         except (TimeoutError, futures.TimeoutError) as exc:
             raise WorkerBusyError(f"{method.name}: {str(exc) or repr(exc)}") from exc
         except RuntimeError as exc:
             raise _unreachable(method, exc) from exc
         return checked_answers(method, results)
+
+    async def _results(
+        self, method: Method[Any], request: Callable[[], msgspec.Struct | None]
+    ) -> list[Any]:
+        return await self._engine.collective_rpc(
+            method.name,
+            timeout=TIMEOUT_SECONDS,
+            args=_arguments(request()),
+            stage_ids=[TALKER_STAGE],
+        )
 
 
 class SyncWorkers:
@@ -228,6 +278,11 @@ def refuse_elsewhere(answers: Sequence[wire.Described], home: StoreHome) -> None
                 "be cloned. Set SPEAKER_SAMPLES_DIR on both to one directory that both "
                 "see."
             )
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        task.exception()  # all who asked may have left
 
 
 def _arguments(request: msgspec.Struct | None) -> tuple[bytes, ...]:

@@ -17,6 +17,13 @@ from vllm_tts_cache.errors import WorkerRPCError
 
 S = TypeVar("S", bound=Struct)
 
+# Of durations that workers count: a fast GPU encodes in milliseconds, the slowest CPU a
+# long clip in minutes. What took longer than the last is counted after it.
+DURATION_BOUNDS_SECONDS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0),
+)
+
 _NOT_OURS = (msgspec.MsgspecError, RecursionError, ValueError)
 _SHOWN_CHARS = 200
 
@@ -124,9 +131,10 @@ class Described(_Message, frozen=True):
 
 
 class ForgetCall(_Message, frozen=True):
-    """Drop these audios from memory and from the queue."""
+    """Drop these audios, or all there are, from memory and from the queue."""
 
     audio_sha256s: list[str]
+    everything: bool = False
 
 
 class Forgotten(_Message, frozen=True):
@@ -166,11 +174,51 @@ class EncodingAnswer(_Message, frozen=True):
     encoding: bytes | None
 
 
+class Durations(_Part, frozen=True):
+    """Durations since a worker's start.
+
+    Attributes:
+        counts: How many were at most as long as each of `DURATION_BOUNDS_SECONDS` and
+            longer than the one before, and how many were longer than the last.
+        total_seconds: All of them.
+    """
+
+    counts: list[int]
+    total_seconds: float
+
+
+class EncodeTimes(_Part, frozen=True):
+    """How long one encoder's encodes of one segment took, and waited before.
+
+    Attributes:
+        encoder: Its name in its family.
+        segment: Value of a `Segment`.
+        encode: From when the encode thread had the audio to read until it had the
+            encoding.
+        queue: From when the job was queued until then.
+    """
+
+    encoder: str
+    segment: str
+    encode: Durations
+    queue: Durations
+
+
 class WorkerStats(_Message, frozen=True):
-    """Counters and sizes of one worker, as the stats route shows them."""
+    """Counters and sizes of one worker.
+
+    Attributes:
+        rank: Of the worker.
+        stats: As the stats route shows them.
+        worker_id: Another one in each process, so that counts that begin anew are
+            told from counts that fall.
+        encode_times: Of each encoder and segment that were encoded.
+    """
 
     rank: int
     stats: dict[str, Any]
+    worker_id: str = ""
+    encode_times: list[EncodeTimes] = []
 
 
 class Unsupported(_Message, frozen=True):

@@ -7,6 +7,9 @@ int64, and one of
 - ``flac``: ``(num_bytes,)`` uint8, a mono FLAC file of 16 or 24 bits,
 - ``samples``: ``(num_samples,)`` float32,
 - ``upload``: ``(num_bytes,)`` uint8, the file that the client sent.
+
+Several clips of a voice are one audio in the first two forms; ``clip_starts``,
+``(num_clips,)`` int64, says at which samples they begin. One clip has none.
 """
 
 import dataclasses
@@ -14,6 +17,7 @@ import io
 import json
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -34,10 +38,11 @@ from vllm_tts_cache.errors import (
     StorageError,
 )
 from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey
+from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 FLAC, SAMPLES, UPLOAD, RATE = "flac", "samples", "upload", "sample_rate_hz"
+STARTS = "clip_starts"
 
 # Our own form may be this much larger than the upload and is taken still: it decodes
 # to the same samples with every version of every library, and holds no name, picture
@@ -73,7 +78,8 @@ def to_encoding(audio: ReferenceAudio, source: bytes | None) -> Encoding:
 
     Args:
         audio: What is stored.
-        source: The file that ``audio`` was decoded from; None if there was none.
+        source: The file that ``audio`` was decoded from; None if there was none, or
+            several.
     """
     rate = np.array([audio.sample_rate_hz], np.int64)
     name, array = SAMPLES, audio.samples
@@ -81,7 +87,10 @@ def to_encoding(audio: ReferenceAudio, source: bytes | None) -> Encoding:
         name, array = FLAC, np.frombuffer(flac, np.uint8)
     if source is not None and len(source) * _MAX_OVERHEAD < array.nbytes:
         name, array = UPLOAD, np.frombuffer(source, np.uint8)
-    return Encoding({name: array, RATE: rate})
+    arrays: dict[str, Array] = {name: array, RATE: rate}
+    if audio.num_clips > 1:
+        arrays[STARTS] = np.array(audio.clip_starts, np.int64)
+    return Encoding(arrays)
 
 
 def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
@@ -97,18 +106,19 @@ def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
     try:
         rate = int(encoding[RATE][0])
         form = next(name for name in (FLAC, SAMPLES, UPLOAD) if name in encoding.arrays)
+        starts = _starts(encoding)
     except (LookupError, StopIteration, TypeError, ValueError) as exc:
         reason = f"holds no audio but {', '.join(encoding.arrays)}"
         raise SourceCorruptError(audio_sha256, reason) from exc
-    if form == UPLOAD:
+    if form == UPLOAD and len(starts) == 1:
         return _from_upload(encoding[UPLOAD].tobytes(), audio_sha256)
     try:
         if form == FLAC:
-            audio = _decoded(encoding[FLAC].tobytes())
+            audio = _decoded(encoding[FLAC].tobytes(), starts)
         else:
             samples = cast("npt.NDArray[np.float32]", encoding[SAMPLES])
-            audio = ReferenceAudio.of(samples, rate)
-    except (InvalidAudioError, ValueError) as exc:
+            audio = ReferenceAudio.of(samples, rate, starts)
+    except (InvalidAudioError, LookupError, ValueError) as exc:
         raise SourceCorruptError(audio_sha256, f"cannot be read: {exc}") from exc
     return _of_address(audio, audio_sha256)
 
@@ -143,7 +153,7 @@ def _exact_flac(audio: ReferenceAudio) -> bytes | None:
         try:
             soundfile.write(file, numbers, audio.sample_rate_hz, subtype, format="FLAC")
             # Believed when seen: this is the only copy of somebody's voice.
-            again = _decoded(file.getvalue())
+            again = _decoded(file.getvalue(), audio.clip_starts)
         except (soundfile.SoundFileError, InvalidAudioError, OverflowError, ValueError):
             return None  # a rate that FLAC does not have
         return file.getvalue() if again.audio_sha256 == audio.audio_sha256 else None
@@ -182,9 +192,14 @@ def _from_upload(data: bytes, audio_sha256: str) -> ReferenceAudio:
     return dataclasses.replace(audio, audio_sha256=audio_sha256)
 
 
-def _decoded(data: bytes) -> ReferenceAudio:
+def _decoded(data: bytes, clip_starts: Sequence[int] = (0,)) -> ReferenceAudio:
     mono, _, sample_rate_hz = downmix(read_blocks(data), _NO_LIMITS)
-    return ReferenceAudio.of(mono, sample_rate_hz)
+    return ReferenceAudio.of(mono, sample_rate_hz, clip_starts)
+
+
+def _starts(encoding: Encoding) -> list[int]:
+    stored = encoding.arrays.get(STARTS)
+    return [0] if stored is None else [int(start) for start in stored]
 
 
 def _of_address(audio: ReferenceAudio, audio_sha256: str) -> ReferenceAudio:
@@ -220,6 +235,24 @@ def from_bytes(blob: bytes, audio_sha256: str) -> ReferenceAudio:
     except EncodingCorruptError as exc:
         raise SourceCorruptError(audio_sha256, exc.reason) from exc
     return from_encoding(encoding, audio_sha256)
+
+
+def to_client(blob: bytes, audio_sha256: str) -> tuple[bytes, str]:
+    """A file that plays anywhere, with the same samples, and its media type.
+
+    Never the upload as it came: what else is in it is not known, nor what it is.
+
+    Raises:
+        SourceCorruptError: Not a stored file, or of another audio.
+    """
+    audio = from_bytes(blob, audio_sha256)
+    if serde.is_encoding(blob):
+        encoding = serde.decode(blob, _key(audio_sha256))
+        if FLAC in encoding.arrays:
+            return encoding[FLAC].tobytes(), "audio/flac"
+    file = io.BytesIO()
+    soundfile.write(file, audio.samples, audio.sample_rate_hz, "FLOAT", format="WAV")
+    return file.getvalue(), "audio/wav"
 
 
 def _key(audio_sha256: str) -> EncodingKey:

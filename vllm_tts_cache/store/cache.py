@@ -23,8 +23,12 @@ class Files(Protocol):
         """Read and verify an encoding; None if it is not stored."""
         ...
 
+    def read_here(self, key: EncodingKey) -> Encoding | None:
+        """As `read`, of this machine's disk alone."""
+        ...
+
     def is_stored(self, key: EncodingKey) -> bool:
-        """Whether the encoding's file is there."""
+        """Whether the encoding's file is on this machine's disk."""
         ...
 
     def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
@@ -47,12 +51,12 @@ class EncodingCache:
         self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
-        """Return the encoding, from memory or else from its file; None on a miss."""
+        """Return the encoding, from memory or else from this disk; None on a miss."""
         if (encoding := self._memory.get(key, segment)) is not None:
             self._hits.add("memory")
             return encoding
         since = self._memory.num_forgets
-        if (encoding := self._attempt(self._store.read, key)) is None:
+        if (encoding := self._attempt(self._store.read_here, key)) is None:
             self._counters.add("misses")
             return None
         self._hits.add("disk")
@@ -73,6 +77,23 @@ class EncodingCache:
         if published is not False:
             self._memory.put(key, encoding, segment, since=since)
 
+    def pin(self, audio_sha256s: frozenset[str]) -> None:
+        """Keep these audios' encodings in memory whatever comes, and no others so."""
+        self._memory.pin(audio_sha256s)
+
+    def load(self, key: EncodingKey, segment: Segment = Segment.REGISTERED) -> bool:
+        """Have a stored encoding in memory before it is asked for; no hit, no miss.
+
+        It may take as long as an object store does. False if it is not stored.
+        """
+        if self._memory.contains(key):
+            return True
+        since = self._memory.num_forgets
+        if (encoding := self._attempt(self._store.read, key)) is None:
+            return False
+        self._memory.put(key, encoding, segment, since=since)
+        return True
+
     def contains(self, key: EncodingKey) -> bool:
         """Whether memory or disk has the encoding; nothing is read or moved."""
         return self._memory.contains(key) or self.is_stored(key)
@@ -87,6 +108,10 @@ class EncodingCache:
         What is being read or made of it now will not be kept in memory either.
         """
         return self._memory.forget(audio_sha256)
+
+    def forget_all(self) -> int:
+        """Drop everything from memory, as `forget` does; return how many there were."""
+        return self._memory.forget_all()
 
     def snapshot(self) -> CacheStats:
         """Return the counts since the start, and what the memory holds now."""

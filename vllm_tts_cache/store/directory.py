@@ -18,7 +18,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_tts_cache.catalogue.record import AUDIO_KIND
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, PREVIEW_PREFIX
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.files import (
     make_directory,
@@ -68,7 +68,7 @@ class StoreDirectory:
         """
         sha = checked_address(audio_sha256)
         if kind != AUDIO_KIND:
-            checked_address(kind)
+            checked_address(kind.removeprefix(PREVIEW_PREFIX))
         return f"{self._store}/{sha[:2]}/{sha}/{kind}{SUFFIX}"
 
     def exists(self, audio_sha256: str, kind: str) -> bool:
@@ -224,7 +224,11 @@ class StoreDirectory:
         """
         names = _names(self.audio_directory(audio_sha256))
         kinds = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
-        return {kind for kind in kinds if kind == AUDIO_KIND or is_address(kind)}
+        return {
+            kind
+            for kind in kinds
+            if kind == AUDIO_KIND or is_address(kind.removeprefix(PREVIEW_PREFIX))
+        }
 
     def misplaced(self, prefix: str) -> list[Path]:
         """What is in one part and should not be, by its name.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
-from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.blobs import Blobs
 
 # Files that one transaction removes; others wait for it as long.
 _SLICE = 64
@@ -28,7 +28,7 @@ class DiskBudgets:
 
 def evict(
     database: Database,
-    directory: StoreDirectory,
+    blobs: Blobs,
     segment: Segment,
     *,
     max_bytes: int,
@@ -38,7 +38,7 @@ def evict(
 
     Args:
         database: The catalogue's.
-        directory: Where the files are.
+        blobs: Where the bytes are.
         segment: Which to look at.
         max_bytes: What its files of the kind of ``keep`` may have.
         keep: Address and kind of the file that was just stored: it stays, even where
@@ -51,14 +51,14 @@ def evict(
         used = stored_files.used(db, segment, is_audio=keep[1] == AUDIO_KIND)
     num_evicted = 0
     if used.num_bytes > max_bytes:
-        while some := _evict_slice(database, directory, segment, max_bytes, keep):
+        while some := _evict_slice(database, blobs, segment, max_bytes, keep):
             num_evicted += some
     return num_evicted
 
 
 def _evict_slice(
     database: Database,
-    directory: StoreDirectory,
+    blobs: Blobs,
     segment: Segment,
     max_bytes: int,
     keep: tuple[str, str],
@@ -77,7 +77,7 @@ def _evict_slice(
                 continue
             # The file first: a row without one is a miss, a file without a row would
             # stay until somebody looks for it.
-            directory.remove(file.audio_sha256, [file.kind])
+            blobs.remove(db, file.audio_sha256, [file.kind])
             stored_files.remove(db, file.audio_sha256, [file.kind])
             excess -= file.num_bytes
             num_evicted += 1

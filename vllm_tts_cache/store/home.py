@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_tts_cache.files import PARTIAL_PREFIX, sync_directory, write_private
+from vllm_tts_cache.files import publish_once
 
 FILE_NAME = "directory-id"
 _ID_BYTES = 16
@@ -38,18 +38,8 @@ def mark(root: Path) -> None:
 
     It serves a diagnosis only: a disk that does not take it is no error.
     """
-    path = root / FILE_NAME
     with suppress(OSError):
-        if path.exists():
-            return
-        new = secrets.token_hex(_ID_BYTES).encode()
-        written = write_private(root, new, PARTIAL_PREFIX)
-        try:
-            # Not a rename: the first id stays, and is whole when it appears.
-            path.hardlink_to(written)
-            sync_directory(root)
-        finally:
-            written.unlink(missing_ok=True)
+        publish_once(root / FILE_NAME, secrets.token_hex(_ID_BYTES).encode())
 
 
 def home_of(root: Path) -> StoreHome:

@@ -8,8 +8,10 @@ import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakSet
 
+from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.files import (
     DIRECTORY_MODE,
@@ -17,6 +19,7 @@ from vllm_tts_cache.files import (
     make_directory,
     storage_errors,
 )
+from vllm_tts_cache.store.encode_turns import LeasedTurns
 from vllm_tts_cache.store.encoding import EncodingKey
 
 # struct flock: l_type, l_whence, l_start, l_len, l_pid; a lock of the open file, not
@@ -120,6 +123,21 @@ def _end_in_child() -> None:
 os.register_at_fork(after_in_child=_end_in_child)
 
 
+class Turns(Protocol):
+    """Keep two processes from encoding one key at a time.
+
+    Attributes:
+        look_again_seconds: After which another's turn is asked for again.
+    """
+
+    @property
+    def look_again_seconds(self) -> float: ...  # noqa: D102  see the class
+
+    def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
+        """The key's turn, until the context ends; None if another has it now."""
+        ...
+
+
 class KeyTurns:
     """Turns by key among processes, each a locked byte of one file.
 
@@ -129,6 +147,8 @@ class KeyTurns:
     Args:
         path: The lock file; made if missing, and never grows.
     """
+
+    look_again_seconds = 0.1
 
     def __init__(self, path: Path):
         self._path = path
@@ -184,8 +204,10 @@ class KeyTurns:
         return True
 
 
-def open_turns(settings: Settings) -> KeyTurns:
-    """The turns of all processes on ``SPEAKER_SAMPLES_DIR``."""
+def open_turns(settings: Settings, database: Database) -> Turns:
+    """The turns of all processes that share a catalogue."""
+    if database.backend.has_leases:
+        return LeasedTurns(database)
     return KeyTurns(settings.samples_dir / _FILE_NAME)
 
 

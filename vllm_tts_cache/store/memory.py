@@ -1,5 +1,6 @@
 """Encodings in this process's memory, bounded in bytes and in entries."""
 
+import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
@@ -30,6 +31,12 @@ class _Shelf:
         self.entries[key] = encoding
         self.num_bytes += encoding.num_bytes
 
+    def clear(self) -> int:
+        num_entries = len(self.entries)
+        self.entries.clear()
+        self.num_bytes = 0
+        return num_entries
+
     def remove(self, key: EncodingKey) -> Encoding:
         encoding = self.entries.pop(key)
         self.num_bytes -= encoding.num_bytes
@@ -51,6 +58,9 @@ class MemoryTier:
     def __init__(self, budgets: Mapping[Segment, Budget]):
         self._registered = _Shelf(budgets[Segment.REGISTERED])
         self._inline = _Shelf(budgets[Segment.INLINE])
+        # As many as the catalogue lets be pinned; see `pin`.
+        self._pinned = _Shelf(Budget(sys.maxsize, None))
+        self._pinned_audios: frozenset[str] = frozenset()
         self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
         self._forgotten: OrderedDict[str, int] = OrderedDict()
         self._num_forgets = 0
@@ -74,6 +84,8 @@ class MemoryTier:
             encoding = self._registered.entries.get(key)
             if encoding is not None:
                 self._registered.entries.move_to_end(key)
+            elif (encoding := self._pinned.entries.get(key)) is not None:
+                pass  # nothing is evicted there, so the order says nothing
             elif (encoding := self._inline.entries.get(key)) is not None:
                 self._inline.entries.move_to_end(key)
                 if segment is _REGISTERED:
@@ -101,12 +113,23 @@ class MemoryTier:
             if self._was_forgotten(key.audio_sha256, since):
                 return
             if (shelf := self._holder(key)) is None:
-                self._add(self._shelf(segment), key, encoding)
+                self._add(self._shelf_of(key, segment), key, encoding)
                 return
             # One key, one value: what is there already is what was given.
             shelf.entries.move_to_end(key)
             if segment is Segment.REGISTERED and shelf is self._inline:
                 self._promote(key)
+
+    def pin(self, audio_sha256s: frozenset[str]) -> None:
+        """Evict nothing of these audios from now on, and of others again.
+
+        They count against no budget: who pins says how many there may be.
+        """
+        with self._lock:
+            before, self._pinned_audios = self._pinned_audios, audio_sha256s
+            for sha in before ^ audio_sha256s:
+                for key in list(self._by_audio.get(sha, ())):
+                    self._move(key)
 
     def contains(self, key: EncodingKey) -> bool:
         """Whether the encoding is here; it does not count as a use."""
@@ -131,6 +154,16 @@ class MemoryTier:
                     shelf.remove(key)
             return len(keys)
 
+    def forget_all(self) -> int:
+        """Remove every encoding, and keep none that is being read or made by now."""
+        with self._lock:
+            self._num_forgets += 1
+            self._oldest_known = self._num_forgets
+            self._forgotten.clear()
+            self._by_audio.clear()
+            shelves = self._registered, self._inline, self._pinned
+            return sum(shelf.clear() for shelf in shelves)
+
     def stats(self) -> TierStats:
         """Return what is held now and how it was used since the start."""
         with self._lock:
@@ -141,7 +174,8 @@ class MemoryTier:
                 for segment in Segment
                 for shelf in [self._shelf(segment)]
             }
-        return TierStats(self.name, segments)
+            pinned = len(self._pinned.entries), self._pinned.num_bytes
+        return TierStats(self.name, segments, *pinned)
 
     def _was_forgotten(self, audio_sha256: str, since: int) -> bool:
         known = self._forgotten.get(audio_sha256, 0)
@@ -158,10 +192,25 @@ class MemoryTier:
     def _shelf(self, segment: Segment) -> _Shelf:
         return self._registered if segment is _REGISTERED else self._inline
 
+    def _shelf_of(self, key: EncodingKey, segment: Segment) -> _Shelf:
+        if key.audio_sha256 in self._pinned_audios:
+            return self._pinned
+        return self._shelf(segment)
+
     def _holder(self, key: EncodingKey) -> _Shelf | None:
-        if key in self._registered.entries:
-            return self._registered
-        return self._inline if key in self._inline.entries else None
+        shelves = self._registered, self._inline, self._pinned
+        return next((shelf for shelf in shelves if key in shelf.entries), None)
+
+    def _move(self, key: EncodingKey) -> None:
+        """Put what is here where it belongs now."""
+        holder = self._holder(key)
+        target = self._shelf_of(key, Segment.REGISTERED)
+        if holder is not None and holder is not target:
+            encoding = holder.remove(key)
+            self._by_audio[key.audio_sha256].discard(key)
+            self._add(target, key, encoding)
+            if not self._by_audio[key.audio_sha256]:  # it does not fit there
+                del self._by_audio[key.audio_sha256]
 
     def _add(self, shelf: _Shelf, key: EncodingKey, encoding: Encoding) -> None:
         if not shelf.budget.allows(encoding.num_bytes, 1):

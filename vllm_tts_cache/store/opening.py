@@ -1,11 +1,18 @@
 """Opens the store that the settings describe; the one place that puts it together."""
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue import moves
 from vllm_tts_cache.catalogue.catalogue import (
     FILE_NAME,
+    Catalogue,
     open_catalogue,
     open_existing_catalogue,
 )
@@ -15,45 +22,69 @@ from vllm_tts_cache.catalogue.stock_import import (
     ImportReport,
     import_stock_directory,
 )
-from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.config import Settings, allows_plain_http
+from vllm_tts_cache.errors import ConfigError, NoCatalogueError
 from vllm_tts_cache.files import make_directory, storage_errors
-from vllm_tts_cache.store import home, takeover
+from vllm_tts_cache.store import (
+    binding,
+    bucket_binding,
+    home,
+    participation,
+    takeover,
+)
+from vllm_tts_cache.store.blobs import Blobs
+from vllm_tts_cache.store.bucket_blobs import BucketBlobs
 from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.directory_blobs import DirectoryBlobs
 from vllm_tts_cache.store.eviction import DiskBudgets
 from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.store.bucket import Bucket
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 
-def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore:
+def open_store(
+    settings: Settings, *, import_stock: bool = True, is_filled: bool = False
+) -> SpeakerStore:
     """Open ``SPEAKER_SAMPLES_DIR``, made, migrated and taken over if need be.
 
     Args:
         settings: Where, and how much.
         import_stock: Whether to register the voices of stock vLLM-Omni that are new
             there. A worker leaves that to the API process.
+        is_filled: Whether a migration opens it, which fills it.
 
     Raises:
+        ConfigError: A migration has not filled it yet.
         StorageError: Some of it failed. What was imported or taken over stays; the
             next opening goes on from there.
     """
     directory = settings.samples_dir
     with storage_errors(directory):
         make_directory(directory)
-    catalogue = open_catalogue(directory)
-    home.mark(directory)
+    catalogue = _open_catalogue(directory, settings.catalogue_url)
     files = StoreDirectory(directory)
-    takeover.take_over(files, catalogue.database)
+    with _closed_on_error(catalogue):
+        if not is_filled:
+            moves.check_whole(catalogue.database)
+        blobs = _blobs(settings, files, catalogue, binds=True)
+        if not blobs.is_remote:
+            takeover.take_over(files, catalogue.database)
     store = SpeakerStore(
         files,
         catalogue,
+        blobs,
         budgets=_budgets(settings),
         max_speakers=settings.max_uploaded,
         policy=settings.registration_policy,
+        needs_recording=settings.consent == "recording",
+        max_pinned=settings.max_pinned,
     )
-    if import_stock:
-        import_stock_voices(store)
+    if import_stock and not blobs.is_remote:
+        with _closed_on_error(catalogue):
+            import_stock_voices(store)
     return store
 
 
@@ -61,24 +92,88 @@ def open_existing(settings: Settings) -> SpeakerStore:
     """Open ``SPEAKER_SAMPLES_DIR`` as it is, to look at it; nothing is written.
 
     Raises:
-        ConfigError: No server of this version has stored voices there.
+        NoCatalogueError: No server of this version has stored voices there.
+        ConfigError: The directory or the catalogue belongs to another.
         StorageError: It cannot be read.
     """
-    directory = settings.samples_dir
+    directory, url = settings.samples_dir, settings.catalogue_url
+    if not url:
+        binding.check_file(directory)
     # A mistyped path would look right if it were made.
-    if not (directory / FILE_NAME).is_file():
-        raise ConfigError(
+    if not (url or (directory / FILE_NAME).is_file()):
+        raise NoCatalogueError(
             f"SPEAKER_SAMPLES_DIR={str(directory)!r}: no server of this version has "
             "stored voices there. Set SPEAKER_SAMPLES_DIR to the directory that the "
             "server uses, or start the server once."
         )
+    files = StoreDirectory(directory)
+    catalogue = open_existing_catalogue(directory, url)
+    with _closed_on_error(catalogue):
+        moves.check_whole(catalogue.database)
+        blobs = _blobs(settings, files, catalogue, binds=False)
     return SpeakerStore(
-        StoreDirectory(directory),
-        open_existing_catalogue(directory),
+        files,
+        catalogue,
+        blobs,
         budgets=_budgets(settings),
         max_speakers=settings.max_uploaded,
         policy=settings.registration_policy,
     )
+
+
+def _open_catalogue(directory: Path, url: str) -> Catalogue:
+    if not url:
+        binding.check_file(directory)
+        catalogue = open_catalogue(
+            directory, is_in_use=partial(participation.is_in_use, directory)
+        )
+        home.mark(directory)
+        return catalogue
+    binding.check_server(directory)
+    catalogue = open_catalogue(directory, url)
+    with _closed_on_error(catalogue):
+        home.mark(directory)
+    return catalogue
+
+
+def _blobs(
+    settings: Settings, files: StoreDirectory, catalogue: Catalogue, *, binds: bool
+) -> Blobs:
+    """See that the catalogue is of these files, or bind it to them if it is of none."""
+    database = catalogue.database
+    if settings.store_url:
+        bucket = _bucket(settings.store_url)
+        bind = bucket_binding.bind if binds else bucket_binding.check
+        return BucketBlobs(
+            files,
+            database,
+            bucket,
+            max_bytes=settings.copies_max_bytes,
+            catalogue_id=bind(bucket, database),
+        )
+    if settings.catalogue_url:
+        (binding.bind if binds else binding.check)(files.root, database)
+    return DirectoryBlobs(files, database)
+
+
+def _bucket(url: str) -> "Bucket":
+    try:
+        from vllm_tts_cache.store.bucket import Bucket
+    except ImportError as exc:
+        raise ConfigError(
+            "SPEAKER_STORE_URL is set, and what asks object stores is missing: "
+            f"pip install 'vllm-tts-cache[fleet]' ({exc})"
+        ) from exc
+    return Bucket(url, is_plain=allows_plain_http())
+
+
+@contextmanager
+def _closed_on_error(catalogue: Catalogue) -> Generator[None, None, None]:
+    try:
+        yield
+    except BaseException:
+        catalogue.close()
+        raise
 
 
 def import_stock_voices(store: SpeakerStore) -> ImportReport:
@@ -100,8 +195,14 @@ def import_stock_voices(store: SpeakerStore) -> ImportReport:
     report = import_stock_directory(store.directory, store.catalogue, register)
     if report.imported:
         logger.info("Imported %d voices of stock vLLM-Omni.", len(report.imported))
+    if report.skipped:
+        # The files are called after voices, and reasons quote what is in them.
+        message = (
+            "%d files of stock vLLM-Omni are not imported; at DEBUG it says which."
+        )
+        logger.warning(message, len(report.skipped))
     for file, reason in report.skipped:
-        logger.warning("Not imported: %s: %s", _printable(file), _printable(reason))
+        logger.debug("Not imported: %s: %s", _printable(file), _printable(reason))
     return report
 
 

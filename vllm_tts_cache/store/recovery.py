@@ -7,14 +7,23 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from vllm_tts_cache.catalogue import deletions, imports, speakers, stored_files
+from vllm_tts_cache.catalogue import (
+    deletions,
+    dialect,
+    imports,
+    owners,
+    stored_files,
+    tenant_usage,
+)
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import SourceCorruptError, StorageError
 from vllm_tts_cache.files import storage_errors, sync_directory
 from vllm_tts_cache.store import audio_file
+from vllm_tts_cache.store.blobs import Blobs
 from vllm_tts_cache.store.directory import StoreDirectory
 
 # Between two slices, so that whoever serves requests in this process gets to it.
@@ -22,7 +31,7 @@ _PAUSE_SECONDS = 0.001
 _QUARANTINE_MAX_BYTES = 64 * 1024**2
 
 
-def recover(directory: StoreDirectory, database: Database) -> list[str]:
+def recover(directory: StoreDirectory, blobs: Blobs, database: Database) -> list[str]:
     """Bring directory and catalogue together; returns what was done, a line each.
 
     Raises:
@@ -30,7 +39,7 @@ def recover(directory: StoreDirectory, database: Database) -> list[str]:
     """
     lines: list[str] = []
     errors: list[StorageError] = []
-    for step in _steps(directory, database):
+    for step in _steps(directory, blobs, database):
         try:
             lines += step()
         except StorageError as exc:  # it must not keep the others from being done
@@ -43,26 +52,32 @@ def recover(directory: StoreDirectory, database: Database) -> list[str]:
 
 
 def _steps(
-    directory: StoreDirectory, database: Database
+    directory: StoreDirectory, blobs: Blobs, database: Database
 ) -> Iterator[Callable[[], list[str]]]:
     with database.read() as db:
         unfinished = deletions.unfinished(db)
         prefixes = {*directory.prefixes(), *stored_files.prefixes(db)}
     for deletion in unfinished:
-        yield partial(_finish, directory, database, deletion)
+        yield partial(_finish, directory, blobs, database, deletion)
+    yield partial(_sweep, blobs)
     yield partial(_sweep_partials, directory)
     for prefix in sorted(prefixes):
-        yield partial(_reconcile, directory, database, prefix)
+        yield partial(_reconcile, directory, blobs, database, prefix)
     yield partial(_empty_trash, directory)
     yield partial(_trim_quarantine, directory, database)
     yield partial(_put_rows_right, database)
 
 
 def _finish(
-    directory: StoreDirectory, database: Database, deletion: Deletion
+    directory: StoreDirectory, blobs: Blobs, database: Database, deletion: Deletion
 ) -> list[str]:
-    remove_files(directory, database, deletion)
+    remove_files(directory, blobs, database, deletion)
     return [f"finished deletion {deletion.id}"]
+
+
+def _sweep(blobs: Blobs) -> list[str]:
+    blobs.sweep()
+    return []
 
 
 def _sweep_partials(directory: StoreDirectory) -> list[str]:
@@ -81,10 +96,20 @@ def _put_rows_right(database: Database) -> list[str]:
         problems = stored_files.usage_problems(db)
         if problems:
             stored_files.repair_usage(db)
-    return problems
+    # First without the turn to write: of a million voices it takes seconds.
+    with database.snapshot() as db:
+        is_right = not tenant_usage.problems(db)
+    if is_right:
+        return problems
+    with database.write() as db:
+        wrong = tenant_usage.problems(db)
+        tenant_usage.recount(db)
+    return problems + wrong
 
 
-def _reconcile(directory: StoreDirectory, database: Database, prefix: str) -> list[str]:
+def _reconcile(
+    directory: StoreDirectory, blobs: Blobs, database: Database, prefix: str
+) -> list[str]:
     """Remove files without a row and rows without a file, in one part."""
     found = {sha: directory.kinds(sha) for sha in directory.addresses(prefix)}
     known: dict[str, set[str]] = {}
@@ -94,14 +119,17 @@ def _reconcile(directory: StoreDirectory, database: Database, prefix: str) -> li
             known.setdefault(row.audio_sha256, set()).add(row.kind)
             if row.segment is Segment.REGISTERED:
                 registered.add(row.audio_sha256)
-        unowned = registered - speakers.referenced(db, sorted(registered))
+        unowned = registered - owners.owned(db, sorted(registered))
     differing = {
-        sha
-        for sha in found.keys() | known.keys()
-        if found.get(sha) != known.get(sha) or sha in unowned
+        sha for sha in found.keys() | known.keys() if found.get(sha) != known.get(sha)
     }
+    settle = _settle
+    if blobs.is_remote:  # there a row without a file is as it should be
+        differing = {sha for sha in found if found[sha] - known.get(sha, set())}
+        settle = _settle_copies
+    differing |= unowned
     return [
-        line for sha in sorted(differing) for line in _settle(directory, database, sha)
+        line for sha in sorted(differing) for line in settle(directory, database, sha)
     ]
 
 
@@ -110,7 +138,7 @@ def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str
     lines: list[str] = []
     with database.write() as db:
         rows = {row.kind: row for row in stored_files.of_audio(db, sha)}
-        is_owned = speakers.is_referenced(db, sha)
+        is_owned = owners.is_owned(db, sha)
         unowned = {
             kind
             for kind, row in rows.items()
@@ -120,10 +148,51 @@ def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str
         if missing := rows.keys() - files:
             lines.append(f"{sha}: forgot {len(missing)} files that are not there")
         stored_files.remove(db, sha, missing | unowned)
-        if orphans := (files - rows.keys()) | (unowned - missing):
+        orphans = (files - rows.keys()) | (unowned - missing)
+        if is_owned and AUDIO_KIND in orphans and _took_back(db, directory, sha):
+            lines.append(f"{sha}: took back the audio of a voice that has no other")
+            orphans.discard(AUDIO_KIND)
+        if orphans:
             lines.append(f"{sha}: removed {len(orphans)} files that nobody has")
+        dialect.check_turn(db)
         directory.remove(sha, orphans)
     return lines
+
+
+def _settle_copies(
+    directory: StoreDirectory, database: Database, sha: str
+) -> list[str]:
+    """Remove copies without a row, and rows of what nobody registered any more."""
+    lines: list[str] = []
+    with database.write() as db:
+        rows = {row.kind: row.segment for row in stored_files.of_audio(db, sha)}
+        if Segment.REGISTERED in rows.values() and not owners.is_owned(db, sha):
+            lines.append(f"{sha}: forgot {len(rows)} files that nobody has")
+            stored_files.remove(db, sha)
+            rows = {}
+    if orphans := directory.kinds(sha) - rows.keys():
+        lines.append(f"{sha}: removed {len(orphans)} copies that nobody has")
+        directory.remove(sha, orphans)
+    return lines
+
+
+def _took_back(db: Connection, directory: StoreDirectory, sha: str) -> bool:
+    """Give audio its row again, whose file was away for a while, if it is whole."""
+    blob = directory.read(sha, AUDIO_KIND)
+    try:
+        if blob is None:
+            return False
+        audio_file.from_bytes(blob, sha)
+    except SourceCorruptError:
+        return False
+    file = StoredFile(
+        audio_sha256=sha,
+        kind=AUDIO_KIND,
+        segment=Segment.REGISTERED,
+        num_bytes=len(blob),
+    )
+    stored_files.put(db, file)
+    return True
 
 
 def _trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]:
@@ -131,7 +200,7 @@ def _trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]
     addresses = directory.quarantined()
     with database.read() as db:
         stored = stored_files.kinds(db, addresses)
-        owned = speakers.referenced(db, addresses)
+        owned = owners.owned(db, addresses)
     lines: list[str] = []
     num_bytes = 0
     for sha in addresses:
@@ -143,7 +212,7 @@ def _trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]
 
 
 def remove_files(
-    directory: StoreDirectory, database: Database, deletion: Deletion
+    directory: StoreDirectory, blobs: Blobs, database: Database, deletion: Deletion
 ) -> None:
     """Remove all of a deletion from disk, and write down that it is gone.
 
@@ -158,9 +227,9 @@ def remove_files(
         if found is None or found.files_removed:
             return
         if (sha := found.deletion.audio_sha256) is not None:
-            _discard(db, directory, sha, deletion.id)
+            _discard(db, blobs, sha, deletion.id)
         stock_files = imports.to_remove(db, deletion.id)
-    directory.empty_trash(deletion.id)
+    blobs.finish_discard(sha, deletion.id)
     for file in stock_files:
         _remove_stock_file(directory, file)
     with database.write() as db:
@@ -170,43 +239,20 @@ def remove_files(
     database.wipe_log()
 
 
-def set_aside_audio(
-    directory: StoreDirectory, database: Database, audio_sha256: str
-) -> None:
-    """Move audio whose bytes are wrong into the quarantine, and its row with it.
-
-    Raises:
-        StorageError: It may still be where it was.
-    """
-    with database.write() as db:
-        # A registration may have put it right since it was read.
-        blob = directory.read(audio_sha256, AUDIO_KIND)
-        if blob is not None:
-            try:
-                audio_file.from_bytes(blob, audio_sha256)
-            except SourceCorruptError:
-                directory.set_aside(audio_sha256, AUDIO_KIND)
-            else:
-                return
-        stored_files.remove(db, audio_sha256, [AUDIO_KIND])
-
-
-def _discard(
-    db: Connection, directory: StoreDirectory, audio_sha256: str, deletion_id: int
-) -> None:
+def _discard(db: Connection, blobs: Blobs, audio_sha256: str, deletion_id: int) -> None:
     stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
-    if AUDIO_KIND in stored or speakers.is_referenced(db, audio_sha256):
-        # Somebody came with the same clip meanwhile: its files have rows.
-        directory.remove(audio_sha256, directory.kinds(audio_sha256) - stored)
-        directory.drop_quarantine(audio_sha256)
-        return
-    stored_files.remove(db, audio_sha256)
-    directory.discard(audio_sha256, deletion_id)
+    if owners.is_owned(db, audio_sha256):  # by somebody with the same clip
+        stored.add(AUDIO_KIND)
+    elif AUDIO_KIND not in stored:
+        stored_files.remove(db, audio_sha256)
+        stored.clear()
+    blobs.discard(db, audio_sha256, stored, deletion_id)
 
 
 def _remove_stock_file(directory: StoreDirectory, file: ImportedFile) -> None:
     path = directory.root / file.file_name
-    with storage_errors(path), suppress(FileNotFoundError):
+    # Of the directory: the file is called after a voice, and logs show these errors.
+    with storage_errors(directory.root), suppress(FileNotFoundError):
         stat = path.stat()
         # Another time or size: stock has written another voice there since.
         if (stat.st_mtime_ns, stat.st_size) == (file.mtime_ns, file.size):

@@ -1,28 +1,48 @@
-"""Registering and deleting speakers, each in one transaction."""
+"""Registering, changing and deleting speakers, each in one transaction."""
 
+import time
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.catalogue import deletions, imports, speakers, stored_files
+from vllm_tts_cache.catalogue import (
+    consents,
+    deletions,
+    dialect,
+    imports,
+    owners,
+    speakers,
+    stored_files,
+    tenant_encodings,
+    tenant_usage,
+)
+from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.imports import ImportedFile
-from vllm_tts_cache.catalogue.names import fold, is_storable
+from vllm_tts_cache.catalogue.names import is_storable
 from vllm_tts_cache.catalogue.record import (
     DEFAULT_TENANT,
+    PREVIEW_PREFIX,
     NewSpeaker,
     Segment,
     SpeakerRecord,
 )
 from vllm_tts_cache.config import RegistrationPolicy
 from vllm_tts_cache.errors import (
+    CHOOSE_ANOTHER,
+    ConsentRequiredError,
+    PinLimitError,
     SpeakerExistsError,
     SpeakerLimitError,
     SpeakerNotFoundError,
 )
-from vllm_tts_cache.store.writing import Writer
+from vllm_tts_cache.store.preview_kinds import of_other_tenants
+from vllm_tts_cache.store.writing import Owner, Writer
+from vllm_tts_cache.tenants import NO_LIMITS, Limits
+
+_DROP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +67,8 @@ class Registrations:
         writer: Stores the audio in the transaction that registers it.
         max_speakers: As of the store.
         policy: As of the store.
+        needs_recording: Whether a voice stands on a consent recording that is here.
+        max_pinned: Pinned speakers at most, all tenants together.
     """
 
     def __init__(
@@ -56,38 +78,64 @@ class Registrations:
         *,
         max_speakers: int,
         policy: RegistrationPolicy,
+        needs_recording: bool,
+        max_pinned: int,
     ):
         self._database = database
         self._writer = writer
         self._max_speakers = max_speakers
         self._policy: RegistrationPolicy = policy
+        self._needs_recording = needs_recording
+        self._max_pinned = max_pinned
+        self._drop_next = 0.0
 
-    def register(self, new: NewSpeaker, audio: DecodedAudio | None) -> Registered:
+    def register(
+        self,
+        new: NewSpeaker,
+        audio: DecodedAudio | None,
+        *,
+        is_new: bool = False,
+        limits: Limits = NO_LIMITS,
+    ) -> Registered:
         """Register a speaker; readers see the old one until they see the new one.
 
         Args:
             new: What is registered; with ``audio_sha256`` exactly if there is audio.
             audio: The reference audio.
+            is_new: Whether it may replace nobody, whatever the policy.
+            limits: Of its tenant.
 
         Raises:
-            SpeakerExistsError: The name is taken and the policy is ``immutable``.
+            SpeakerExistsError: The name is taken and may not be.
             SpeakerLimitError: The name is new and the catalogue is full.
             AudioBudgetError: The audio of all speakers would be too much.
+            PinLimitError: It is pinned, and as many are as may be.
+            ConsentRequiredError: A recording is needed, and the consent names none.
             StorageFullError: There is no space left; nothing was changed.
         """
 
         def commit(db: Connection) -> Registered:
-            replaced = speakers.find(db, new.tenant, new.name_key)
+            replaced = speakers.find_named(db, new.tenant, new.name_key)
+            if replaced is not None and replaced.has_expired():
+                # Nobody finds it any more: its id and its name are free. What is
+                # left of it is removed by whoever adopts deletions.
+                self._delete(db, replaced)
+                replaced = None
             if replaced is not None and self._policy == "immutable":
                 raise SpeakerExistsError(replaced.name)
-            if replaced is None and self._is_full(db):
-                raise SpeakerLimitError(self._max_speakers)
-            return _replace(db, new, replaced)
+            if replaced is not None and is_new:
+                raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
+            if replaced is None:
+                self._check_room(db, new.tenant, limits)
+            done = _replace(db, new, replaced, self._consent_id(db, new))
+            self._check_pins(db, done.record, limits)
+            return done
 
         if audio is None:
             with self._database.write() as db:
                 return commit(db)
-        return self._writer.keep(audio, Segment.REGISTERED, commit)
+        owner = Owner(tenant=new.tenant, max_audio_bytes=limits.max_audio_bytes)
+        return self._writer.keep(audio, Segment.REGISTERED, commit, owner=owner)
 
     def import_speaker(
         self, new: NewSpeaker, audio: DecodedAudio | None, file: ImportedFile
@@ -107,18 +155,58 @@ class Registrations:
             if refusal is not None:
                 raise _RefusedError(refusal)
             imports.remember(db, file)
-            replaced = speakers.find(db, new.tenant, new.name_key)
+            replaced = speakers.find_named(db, new.tenant, new.name_key)
             return None, _replace(db, new, replaced).deletion
 
         try:
             if audio is not None:
                 return self._writer.keep(
-                    audio, Segment.REGISTERED, commit, is_bounded=False
+                    audio,
+                    Segment.REGISTERED,
+                    commit,
+                    owner=Owner(tenant=new.tenant),
+                    is_bounded=False,
                 )
             with self._database.write() as db:
                 return commit(db)
         except _RefusedError as exc:
             return str(exc), None
+
+    def change(
+        self,
+        name: str,
+        changes: SpeakerChanges,
+        tenant: str = DEFAULT_TENANT,
+        limits: Limits = NO_LIMITS,
+    ) -> Registered:
+        """Change what is written beside a speaker, its name included.
+
+        Raises:
+            SpeakerNotFoundError: No speaker has this name or id.
+            SpeakerExistsError: Another one has the new name.
+            PinLimitError: It is to be pinned, and as many are as may be.
+            InvalidSpeakerError: The speaker cannot be changed so.
+        """
+        with self._database.write() as db:
+            before = _find(db, name, tenant)
+            if before.has_expired():
+                raise SpeakerNotFoundError(name)
+            after = changes.applied_to(before)
+            if after.name_key != before.name_key:
+                taken = speakers.find_named(db, tenant, after.name_key)
+                if taken is not None:
+                    raise SpeakerExistsError(taken.name, hint=CHOOSE_ANOTHER)
+                if tenant == DEFAULT_TENANT:
+                    imports.rename(db, before.name_key, after.name_key)
+            speakers.change(db, before, after, changes.columns(after))
+            if not before.is_pinned:
+                self._check_pins(db, after, limits)
+            deletion = None
+            if _spoken(after) != _spoken(before):
+                if before.audio_sha256 is not None:
+                    drop_previews(db, before.audio_sha256, tenant)
+                deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
+        return Registered(record=after, replaced=before, deletion=deletion)
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> Deletion:
         """Delete a speaker: from here on nobody finds it.
@@ -128,41 +216,93 @@ class Registrations:
         committed.
 
         Raises:
-            SpeakerNotFoundError: No speaker has this name.
+            SpeakerNotFoundError: No speaker has this name or id.
         """
-        if not is_storable(name):
-            raise SpeakerNotFoundError(name)
-        name_key = fold(name)
-        hashed = deletions.name_hash(tenant, name_key)
         with self._database.write() as db:
-            record = speakers.find(db, tenant, name_key)
-            if record is None:
-                raise SpeakerNotFoundError(name)
-            speakers.delete(db, tenant, name_key)
-            deletions.drop_finished(db, hashed)
-            deletions.drop_expired(db)
-            deletion = deletions.add(db, _released(db, record), hashed)
-            if tenant == DEFAULT_TENANT:
-                imports.mark_deleted(db, name_key, deletion.id)
+            self._drop_old_deletions(db)
+            return self._delete(db, _find(db, name, tenant))
+
+    def delete_expired(self, limit: int) -> list[Deletion]:
+        """Delete speakers whose end has come, so many at most, as `delete` does."""
+        with self._database.write() as db:
+            self._drop_old_deletions(db)
+            over = speakers.expired(db, dialect.now(db), limit)
+            return [self._delete(db, record) for record in over]
+
+    def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
+        tenant, name_key = record.tenant, record.name_key
+        speakers.delete(db, record)
+        deletions.drop_finished(db, tenant, name_key)
+        deletion = deletions.add(
+            db,
+            released(db, record.audio_sha256, tenant),
+            tenant=tenant,
+            hashed=deletions.name_hash(tenant, name_key),
+            public_id=record.speaker_id,
+        )
+        if tenant == DEFAULT_TENANT:
+            imports.mark_deleted(db, name_key, deletion.id)
         return deletion
 
-    def _is_full(self, db: Connection) -> bool:
-        limit = self._max_speakers
-        return limit > 0 and speakers.at_least(db, limit)
+    def _drop_old_deletions(self, db: Connection) -> None:
+        """Forget those that nobody asked after, now and then: it goes through all."""
+        now = time.monotonic()
+        if now >= self._drop_next:
+            self._drop_next = now + _DROP_SECONDS
+            deletions.drop_expired(db)
+
+    def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
+        found = consents.find(db, new.consent, new.tenant)
+        if found is None and self._needs_recording:
+            raise ConsentRequiredError
+        return None if found is None else found.consent_id
+
+    def _check_pins(
+        self, db: Connection, record: SpeakerRecord, limits: Limits
+    ) -> None:
+        """Undo a transaction that has pinned one more than may be."""
+        if not record.is_pinned:
+            return
+        limit = limits.max_pinned
+        used = tenant_usage.of_tenant(db, record.tenant).num_pinned
+        if limit is not None and used > limit:
+            raise PinLimitError(limit, is_tenants=True)
+        if speakers.num_pinned(db) > self._max_pinned:
+            raise PinLimitError(self._max_pinned)
+
+    def _check_room(self, db: Connection, tenant: str, limits: Limits) -> None:
+        """See that one more may be registered."""
+        limit = limits.max_voices
+        used = tenant_usage.of_tenant(db, tenant).num_voices
+        if limit is not None and used >= limit:
+            raise SpeakerLimitError(limit, is_tenants=True)
+        if self._max_speakers and speakers.at_least(db, self._max_speakers):
+            raise SpeakerLimitError(self._max_speakers)
 
 
 class _RefusedError(Exception):
     """A voice of stock's is not imported; the message says why."""
 
 
+def _find(db: Connection, name: str, tenant: str) -> SpeakerRecord:
+    found = speakers.find(db, tenant, name) if is_storable(name) else None
+    if found is None:
+        raise SpeakerNotFoundError(name)
+    return found
+
+
 def _replace(
-    db: Connection, new: NewSpeaker, replaced: SpeakerRecord | None
+    db: Connection,
+    new: NewSpeaker,
+    replaced: SpeakerRecord | None,
+    consent_id: str | None = None,
 ) -> Registered:
-    record = speakers.replace(db, new)
+    record = speakers.replace(db, new, consent_id)
     deletion = None
     if replaced is not None and _spoken(replaced) != _spoken(record):
-        released = _released(db, replaced)
-        deletion = None if released is None else deletions.add(db, released, None)
+        sha = released(db, replaced.audio_sha256, record.tenant)
+        if sha is not None:
+            deletion = deletions.add(db, sha, tenant=record.tenant)
     return Registered(record=record, replaced=replaced, deletion=deletion)
 
 
@@ -171,13 +311,38 @@ def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:
     return record.audio_sha256, record.ref_text
 
 
-def _released(db: Connection, record: SpeakerRecord) -> str | None:
-    """The audio of a speaker that was removed; if nobody else has it, its rows go.
+def released(db: Connection, audio_sha256: str | None, tenant: str) -> str | None:
+    """The audio of what a tenant removed; if nobody else has it, its rows go.
 
     It is told even where others have it: what was remembered of it may hold the
     transcript of the one that is gone.
     """
-    sha = record.audio_sha256
-    if sha is not None and not speakers.is_referenced(db, sha):
-        stored_files.remove(db, sha)
-    return sha
+    if audio_sha256 is None:
+        return None
+    having = owners.tenants_of(db, audio_sha256)
+    if not having:
+        stored_files.remove(db, audio_sha256)
+        return audio_sha256
+    drop_previews(db, audio_sha256, tenant)
+    if tenant not in having:
+        tenant_encodings.forget(db, tenant, audio_sha256)
+    return audio_sha256
+
+
+def drop_previews(
+    db: Connection, audio_sha256: str, tenant: str, *, keep: int = 0
+) -> None:
+    """Forget a tenant's previews of an audio but the newest; files go with a deletion.
+
+    What other tenants have that have the audio too is theirs.
+    """
+    others = owners.tenants_of(db, audio_sha256) - {tenant}
+    is_theirs = of_other_tenants(others)
+    files = stored_files.of_audio(db, audio_sha256)
+    kinds = [
+        file.kind
+        for file in files
+        if file.kind.startswith(PREVIEW_PREFIX) and not is_theirs(file.kind)
+    ]
+    if old := kinds[: max(0, len(kinds) - keep)]:
+        stored_files.remove(db, audio_sha256, old)

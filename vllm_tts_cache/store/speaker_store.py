@@ -14,12 +14,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue import deletions, stored_files
+from vllm_tts_cache.catalogue import (
+    deletions,
+    dialect,
+    speakers,
+    stored_files,
+    tenant_encodings,
+)
 from vllm_tts_cache.catalogue.catalogue import Catalogue
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.record import (
@@ -29,24 +35,25 @@ from vllm_tts_cache.catalogue.record import (
     SpeakerRecord,
 )
 from vllm_tts_cache.config import RegistrationPolicy
-from vllm_tts_cache.errors import (
-    EncodingCorruptError,
-    SourceCorruptError,
-    StorageError,
-)
-from vllm_tts_cache.store import audio_file, recovery, serde, verification
+from vllm_tts_cache.errors import StorageError
+from vllm_tts_cache.store import audio_file, recovery, serde
+from vllm_tts_cache.store.blobs import Blobs
+from vllm_tts_cache.store.consents import Consents
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.eviction import DiskBudgets
-from vllm_tts_cache.store.home import StoreHome, home_of
-from vllm_tts_cache.store.participation import Participation
-from vllm_tts_cache.store.registrations import Registrations
+from vllm_tts_cache.store.home import StoreHome
+from vllm_tts_cache.store.participation import participation_of
+from vllm_tts_cache.store.registrations import Registrations, drop_previews
 from vllm_tts_cache.store.writing import Writer
 
 # Recency to the minute is enough to choose what to evict, and spares a write per use.
 _TOUCH_INTERVAL_SECONDS = 60.0
 _MAX_TOUCHED = 10_000
 _KEYS_PER_LOOK = 1000
+_MAX_NAMED = 100_000
+# Of one audio and tenant; those of other texts are made again.
+_MAX_PREVIEWS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,41 +75,70 @@ class SpeakerStore:
     or the catalogue fails. What returns has been committed.
 
     Args:
-        directory: Where the files are.
+        directory: Where the files are, or the copies that this machine has of them.
         catalogue: What is known about them.
+        blobs: Where the bytes are.
         budgets: Bytes on disk.
         max_speakers: Speakers at most, all tenants together; 0 means no limit.
         policy: Whether registering may take over a name (``overwrite``) or not
             (``immutable``).
+        needs_recording: Whether a voice is registered with a consent recording only.
+        max_pinned: Pinned speakers at most.
+
+    Attributes:
+        consents: Consent recordings.
     """
 
     def __init__(
         self,
         directory: StoreDirectory,
         catalogue: Catalogue,
+        blobs: Blobs,
         *,
         budgets: DiskBudgets,
         max_speakers: int = 0,
         policy: RegistrationPolicy = "overwrite",
+        needs_recording: bool = False,
+        max_pinned: int = 100,
     ):
         self.files = directory
         self.catalogue = catalogue
         self._database = catalogue.database
-        self._writer = Writer(directory, catalogue.database, budgets)
+        self.blobs = blobs
+        self._writer = Writer(blobs, catalogue.database, budgets)
         registrations = Registrations(
-            catalogue.database, self._writer, max_speakers=max_speakers, policy=policy
+            catalogue.database,
+            self._writer,
+            max_speakers=max_speakers,
+            policy=policy,
+            needs_recording=needs_recording,
+            max_pinned=max_pinned,
         )
-        self._participation = Participation(directory.root, catalogue.database)
+        self.consents = Consents(
+            catalogue.database, self._writer, max_recordings=max_speakers
+        )
+        self._participation = participation_of(directory.root, catalogue.database)
         # When this process last wrote down a use.
         self._touched: OrderedDict[str, float] = OrderedDict()
         self._touching = threading.Lock()
+        self.budgets, self.evictions = budgets, self._writer.evictions
         self.register = registrations.register
         self.import_speaker = registrations.import_speaker
+        self.change = registrations.change
         self.delete = registrations.delete
+        self.excess = self._writer.excess
+        self.trim = self._writer.trim
+        self.forget = blobs.forget
+        self.forget_unstored = blobs.forget_unstored
+        self.sweep = blobs.sweep
+        self.delete_expired = registrations.delete_expired
         self.join = self._participation.join
         self.leave = self._participation.leave
         self.deletions_to_confirm = self._participation.deletions_to_confirm
         self.confirm = self._participation.confirm
+        self.missed = self._participation.missed
+        self.has_dropped = self._participation.has_dropped
+        self.num_alive = self._participation.num_alive
 
     @property
     def directory(self) -> Path:
@@ -111,13 +147,13 @@ class SpeakerStore:
 
     @property
     def home(self) -> StoreHome:
-        """The same, as other processes are told of it; reads a file."""
-        return home_of(self.directory)
+        """What it keeps, as other processes are told of it; may read a file."""
+        return self.blobs.home
 
     # --- the API process
 
     def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Found | None:
-        """The speaker of that name, compared folded; None if there is none.
+        """The speaker of that name or id; None if there is none, or none any more.
 
         One indexed read, on an event loop as well where ``catalogue.is_local``.
 
@@ -125,9 +161,44 @@ class SpeakerStore:
             StorageBusyError: The catalogue is being opened or recovered just now.
         """
         found = self.catalogue.find(name, tenant)
-        if found is None:
+        if found is None or found[0].has_expired():
             return None
         return Found(record=found[0], fingerprints=found[1] - {AUDIO_KIND})
+
+    def find_told(self, name: str, tenant: str) -> Found | None:
+        """As `find`, with those fingerprints alone that the tenant was told of.
+
+        Also one indexed read. What is stored for others too says nothing to it.
+        """
+        found = self.catalogue.find(name, tenant, told_only=True)
+        if found is None or found[0].has_expired():
+            return None
+        return Found(record=found[0], fingerprints=found[1])
+
+    def told(self, tenant: str, audio_sha256: str) -> frozenset[str]:
+        """Which encodings are stored that the tenant was told of; reads an index."""
+        with self._database.read() as db:
+            return tenant_encodings.told(db, tenant, audio_sha256)
+
+    def asked(self, tenant: str, audio_sha256: str) -> frozenset[str]:
+        """Which encodings the tenant has asked for; reads an index."""
+        with self._database.read() as db:
+            return tenant_encodings.asked(db, tenant, audio_sha256)
+
+    def ask(self, tenant: str, audio_sha256: str, kinds: Iterable[str]) -> None:
+        """Write down that the tenant asks for encodings."""
+        with self._database.write() as db:
+            tenant_encodings.ask(db, tenant, audio_sha256, kinds)
+
+    def tell(self, tenant: str, audio_sha256: str, kinds: Iterable[str]) -> None:
+        """Write down that the tenant is told that encodings are there."""
+        with self._database.write() as db:
+            tenant_encodings.tell(db, tenant, audio_sha256, kinds)
+
+    def take_tenant_in(self, tenant: str) -> None:
+        """Tell a tenant of all that is stored of its voices, if it was told nothing."""
+        with self._database.write() as db:
+            tenant_encodings.take_in(db, tenant)
 
     def keep_inline(self, audio: DecodedAudio) -> None:
         """Store audio that came with a request, or count it as used.
@@ -180,7 +251,7 @@ class SpeakerStore:
         Raises:
             StorageError: Something is left; call it again.
         """
-        recovery.remove_files(self.files, self._database, deletion)
+        recovery.remove_files(self.files, self.blobs, self._database, deletion)
 
     def progress(
         self, name: str, tenant: str = DEFAULT_TENANT
@@ -188,13 +259,26 @@ class SpeakerStore:
         """How far the deletion of that name is.
 
         None if there is none, or if it was finished and acknowledged. Participants
-        that died are not waited for.
+        that died are not waited for; we are, if others do not know of us any more.
         """
         found = self.catalogue.progress(name, tenant)
         if found is not None and found.waiting_for:
             self._participation.drop_dead(found.deletion.id)
             found = self.catalogue.progress(name, tenant)
+        if found is not None and not self._participation.is_asked():
+            return replace(found, waiting_for=max(found.waiting_for, 1))
         return found
+
+    def has_expired(self) -> bool:
+        """Whether the end of some speaker has come; one look into an index."""
+        with self._database.read() as db:
+            return speakers.have_expired(db, dialect.now(db))
+
+    def expired_names(self) -> list[str]:
+        """The names of speakers whose end has come and that are still there."""
+        with self._database.read() as db:
+            over = speakers.expired(db, dialect.now(db), _MAX_NAMED)
+        return [record.name for record in over]
 
     def unfinished_deletions(self) -> list[Deletion]:
         """Deletions whose files are not all removed: somebody was interrupted."""
@@ -215,36 +299,46 @@ class SpeakerStore:
             SourceCorruptError: The bytes are of no audio of this address. They were
                 set aside, so that the next registration heals it.
         """
-        blob = self.files.read(audio_sha256, AUDIO_KIND)
-        if blob is None:
-            return None
-        try:
-            return audio_file.from_bytes(blob, audio_sha256)
-        except SourceCorruptError:
-            with suppress(StorageError):  # it must not hide that the bytes are wrong
-                recovery.set_aside_audio(self.files, self._database, audio_sha256)
-            raise
+        return self.blobs.read(
+            audio_sha256, AUDIO_KIND, lambda b: audio_file.from_bytes(b, audio_sha256)
+        )
+
+    def audio_for_client(self, audio_sha256: str) -> tuple[bytes, str] | None:
+        """The audio as a file that plays anywhere, and its media type.
+
+        None if it is not stored.
+
+        Raises:
+            SourceCorruptError: The bytes are of no audio of this address.
+        """
+        return self.blobs.read(
+            audio_sha256, AUDIO_KIND, lambda b: audio_file.to_client(b, audio_sha256)
+        )
 
     def read(self, key: EncodingKey) -> Encoding | None:
-        """Read and verify an encoding; None if it is not stored.
-
-        No query and no lock: the engine's thread may call it.
+        """Read and verify an encoding, from wherever it is; None if it is not stored.
 
         Raises:
             EncodingCorruptError: The bytes are wrong, and were set aside.
         """
         sha, kind = key.audio_sha256, key.encoder_fingerprint
-        if (blob := self.files.read(sha, kind)) is None:
-            return None
-        try:
-            return serde.decode(blob, key)
-        except EncodingCorruptError:
-            with suppress(StorageError):
-                self.files.set_aside(sha, kind)
-            raise
+        return self.blobs.read(sha, kind, lambda blob: serde.decode(blob, key))
+
+    def read_here(self, key: EncodingKey) -> Encoding | None:
+        """As `read`, of what this machine has on disk; None if it has not.
+
+        No query and no lock: the engine's thread may call it.
+        """
+        sha, kind = key.audio_sha256, key.encoder_fingerprint
+        return self.blobs.read_here(sha, kind, lambda blob: serde.decode(blob, key))
+
+    def pinned_audio(self) -> frozenset[str]:
+        """The audio of pinned speakers; a read of an index, for a background thread."""
+        with self._database.read() as db:
+            return speakers.pinned_audio(db)
 
     def is_stored(self, key: EncodingKey) -> bool:
-        """Whether the encoding's file is there; one look, no query and no lock."""
+        """Whether the encoding's file is here; one look, no query and no lock."""
         return self.files.exists(key.audio_sha256, key.encoder_fingerprint)
 
     def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
@@ -256,6 +350,21 @@ class SpeakerStore:
             StorageFullError: There is no space left; nothing was changed.
         """
         return self._writer.publish(key, encoding)
+
+    def publish_preview(
+        self, key: EncodingKey, encoding: Encoding, tenant: str
+    ) -> None:
+        """Store what a tenant's voice has said, and no more than its newest few.
+
+        Raises: StorageError.
+        """
+        sha = key.audio_sha256
+        if not self._writer.publish(key, encoding):
+            return
+        with self._database.write() as db:
+            drop_previews(db, sha, tenant, keep=_MAX_PREVIEWS)
+            kept = {file.kind for file in stored_files.of_audio(db, sha)}
+            self.blobs.remove(db, sha, self.files.kinds(sha) - kept)
 
     def used(self, audio_sha256s: Iterable[str]) -> None:
         """Count all that is stored of these audios as used now.
@@ -272,13 +381,18 @@ class SpeakerStore:
 
         Walks the whole directory, in slices: for a thread of its own. Others may go
         on using the store.
+
+        Raises:
+            StorageError: Something could not be finished, or the directory is not the
+                catalogue's (any more), as where it is not mounted: then nothing is.
         """
+        self.blobs.check_still()
         self._participation.drop_all_dead()
-        return recovery.recover(self.files, self._database)
+        return recovery.recover(self.files, self.blobs, self._database)
 
     def verify(self) -> list[str]:
         """Read every file and row, and say what is wrong; changes nothing."""
-        return sorted(verification.problems(self.files, self.catalogue))
+        return sorted(self.blobs.problems(self.catalogue))
 
     def close(self) -> None:
         """Leave, and close every connection and lock."""

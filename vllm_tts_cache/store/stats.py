@@ -46,20 +46,22 @@ class SegmentStats:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """A snapshot of one tier: per segment, and summed."""
+    """A snapshot of one tier: per segment, and summed; pinned entries are extra."""
 
     name: str
     segments: Mapping[Segment, SegmentStats]
+    pinned_entries: int = 0
+    pinned_bytes: int = 0
 
     @property
     def entries(self) -> int:
         """Encodings held."""
-        return sum(s.entries for s in self.segments.values())
+        return self.pinned_entries + sum(s.entries for s in self.segments.values())
 
     @property
     def bytes(self) -> int:
         """Bytes held."""
-        return sum(s.bytes for s in self.segments.values())
+        return self.pinned_bytes + sum(s.bytes for s in self.segments.values())
 
     @property
     def max_bytes(self) -> int:
@@ -154,10 +156,10 @@ class Counters:
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
 
-    def add(self, name: str) -> None:
-        """Count one more."""
+    def add(self, name: str, number: int = 1) -> None:
+        """Count so many more."""
         with self._lock:
-            self._counts[name] += 1
+            self._counts[name] += number
 
     def snapshot(self) -> Counter[str]:
         """Return a copy; a name never counted is 0."""
@@ -174,5 +176,6 @@ def _plain_tier(tier: TierStats) -> dict[str, Any]:
         "hits": tier.hits,
         "misses": tier.misses,
         "evictions": tier.evictions,
+        "pinned": {"entries": tier.pinned_entries, "bytes": tier.pinned_bytes},
         "segments": {s.value: asdict(stats) for s, stats in tier.segments.items()},
     }

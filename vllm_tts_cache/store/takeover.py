@@ -20,7 +20,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from vllm_tts_cache.catalogue import old_registry, speakers, stored_files
+from vllm_tts_cache.catalogue import (
+    old_registry,
+    owners,
+    stored_files,
+    tenant_usage,
+)
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
@@ -113,6 +118,8 @@ def _take_over(directory: StoreDirectory, database: Database) -> None:
         if time.monotonic() - logged > _LOG_INTERVAL_SECONDS:
             logged = time.monotonic()
             logger.info("Taking over: %d files so far.", num_files)
+    with database.write() as db:
+        tenant_usage.recount(db)
     # One call for all renames: one for each would take minutes.
     sync_file_system(root)
     _remove_old(root)
@@ -126,7 +133,7 @@ def _take_files(
 ) -> int:
     with database.write() as db:
         addresses = sorted({file.audio_sha256 for file in batch})
-        referenced = speakers.referenced(db, addresses)
+        referenced = owners.owned(db, addresses)
         # In the part of registered speakers and nobody's: a deletion was cut short.
         kept = [
             file

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator
 
-from vllm_tts_cache.catalogue import deletions, speakers, stored_files
+from vllm_tts_cache.catalogue import deletions, owners, stored_files
 from vllm_tts_cache.catalogue.catalogue import Catalogue
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
-from vllm_tts_cache.store import audio_file, serde, takeover
+from vllm_tts_cache.store import stored_forms, takeover
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.encoding import EncodingKey
+from vllm_tts_cache.store.stored_forms import named
 
 # What differs is looked at again so much later: somebody may be about to commit.
 _SETTLE_SECONDS = 0.3
@@ -46,7 +46,7 @@ def _deletion_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[
         unfinished = deletions.unfinished(db)
         addresses = directory.quarantined()
         stored = stored_files.kinds(db, addresses)
-        owned = speakers.referenced(db, addresses)
+        owned = owners.owned(db, addresses)
     return [
         *(f"deletion {deletion.id}: not finished" for deletion in unfinished),
         *(
@@ -59,7 +59,7 @@ def _deletion_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[
 
 def _prefixes(catalogue: Catalogue) -> set[str]:
     with catalogue.database.read() as db:
-        return stored_files.prefixes(db) | speakers.audio_prefixes(db)
+        return stored_files.prefixes(db) | owners.audio_prefixes(db)
 
 
 def _addresses(
@@ -67,7 +67,7 @@ def _addresses(
 ) -> list[str]:
     with catalogue.database.read() as db:
         rows = stored_files.between(db, prefix, prefix + "g")
-        referenced = speakers.audio_between(db, prefix, prefix + "g")
+        referenced = owners.audio_between(db, prefix, prefix + "g")
     found = set(directory.addresses(prefix))
     return sorted(found | referenced | {row.audio_sha256 for row in rows})
 
@@ -77,20 +77,20 @@ def _differences(
 ) -> Iterator[str]:
     with catalogue.database.snapshot() as db:
         rows = {row.kind: row for row in stored_files.of_audio(db, sha)}
-        is_owned = speakers.is_referenced(db, sha)
+        is_owned = owners.is_owned(db, sha)
         files = directory.kinds(sha)
     for kind in sorted(files - rows.keys()):
-        yield f"audio {sha}: nobody has its {_what(kind)}"
+        yield f"audio {sha}: nobody has its {named(kind)}"
     for kind in sorted(rows.keys() - files):
-        yield f"audio {sha}: its {_what(kind)} is not there"
+        yield f"audio {sha}: its {named(kind)} is not there"
     if is_owned and AUDIO_KIND not in rows:
         yield f"audio {sha}: not stored"
     expected = Segment.REGISTERED if is_owned else Segment.INLINE
     for kind, row in sorted(rows.items()):
         if row.segment is not expected:
-            yield f"audio {sha}: its {_what(kind)} counts as {row.segment.value}"
+            yield f"audio {sha}: its {named(kind)} counts as {row.segment.value}"
         elif kind in files and directory.num_bytes(sha, kind) != row.num_bytes:
-            yield f"audio {sha}: its {_what(kind)} has not {row.num_bytes} bytes"
+            yield f"audio {sha}: its {named(kind)} has not {row.num_bytes} bytes"
 
 
 def _corrupt(directory: StoreDirectory, sha: str) -> Iterator[str]:
@@ -98,16 +98,8 @@ def _corrupt(directory: StoreDirectory, sha: str) -> Iterator[str]:
         try:
             if (blob := directory.read(sha, kind)) is None:
                 continue
-            if kind == AUDIO_KIND:
-                audio_file.from_bytes(blob, sha)
-            else:
-                key = EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
-                serde.decode(blob, key)
+            stored_forms.check(blob, sha, kind)
         except (EncodingCorruptError, SourceCorruptError) as exc:
             yield f"corrupt: {directory.file_name(sha, kind)}: {exc.reason}"
         except StorageError as exc:
             yield f"unreadable: {exc}"
-
-
-def _what(kind: str) -> str:
-    return "audio" if kind == AUDIO_KIND else f"encoding by {kind[:16]}"

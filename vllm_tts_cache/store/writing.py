@@ -1,47 +1,61 @@
-"""Moving files to their names, each in the transaction that writes its row."""
+"""Storing bytes, each in the transaction that writes its row."""
 
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.catalogue import stored_files
+from vllm_tts_cache.catalogue import stored_files, tenant_usage
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
-from vllm_tts_cache.errors import AudioBudgetError, StorageError
+from vllm_tts_cache.errors import AudioBudgetError, StorageBusyError, StorageError
 from vllm_tts_cache.store import audio_file, serde
-from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.blobs import Blobs, Staged, TakenAwayError
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.eviction import DiskBudgets, evict
+from vllm_tts_cache.store.stats import Counters
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 T = TypeVar("T")
+
+# Of one clip that others register and delete at the same time.
+_MAX_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose a registered audio becomes.
+
+    Attributes:
+        max_audio_bytes: What all audio of the tenant may have; None for no limit.
+    """
+
+    tenant: str
+    max_audio_bytes: int | None = None
 
 
 class Writer:
     """Writes audio and encodings; see `SpeakerStore`, which it is a part of."""
 
-    def __init__(
-        self, directory: StoreDirectory, database: Database, budgets: DiskBudgets
-    ):
-        self._files = directory
+    def __init__(self, blobs: Blobs, database: Database, budgets: DiskBudgets):
+        self._blobs = blobs
         self._database = database
-        self._budgets = budgets
+        self.budgets = budgets
+        self.evictions = Counters()  # by segment
         self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
     def is_kept(self, audio_sha256: str) -> bool:
-        """Whether the audio has a row and a file.
+        """Whether the audio has a row and its bytes.
 
         Raises: StorageError.
         """
         with self._database.read() as db:
-            known = stored_files.find(db, audio_sha256, AUDIO_KIND)
-        return known is not None and self._files.exists(audio_sha256, AUDIO_KIND)
+            return self._blobs.has(stored_files.find(db, audio_sha256, AUDIO_KIND))
 
     def keep(
         self,
@@ -49,7 +63,9 @@ class Writer:
         segment: Segment,
         commit: Callable[[Connection], T],
         *,
+        owner: Owner | None = None,
         is_bounded: bool = True,
+        attempts: int = _MAX_ATTEMPTS,
     ) -> T:
         """Have the audio stored, and what else is to be committed with it.
 
@@ -58,46 +74,100 @@ class Writer:
             segment: Registered audio stays what it is, inline audio becomes
                 registered.
             commit: Called in the transaction; what it raises undoes everything.
+            owner: Who has one more voice or recording of it, if it is registered.
             is_bounded: Whether one more registered audio may be too much.
+            attempts: How often it may be deleted meanwhile.
 
         Raises:
             AudioBudgetError: It would be too much.
             StorageError: Nothing was changed.
         """
         sha = audio.audio.audio_sha256
-        staged: Path | None = None
+        staged: Staged | None = None
         if not self.is_kept(sha):
-            staged = self._files.stage(audio_file.to_bytes(audio))
+            staged = self._blobs.stage(audio_file.to_bytes(audio), sha)
         try:
             with self._placing(sha, AUDIO_KIND) as db:
                 result = commit(db)
                 num_bytes = self._num_bytes_of(db, sha, staged)
                 if is_bounded and segment is Segment.REGISTERED:
                     self._check_budget(db, sha, num_bytes)
-                self._keep(db, sha, segment, staged, num_bytes)
-        except _GoneError:  # deleted or evicted since we looked
-            return self.keep(audio, segment, commit, is_bounded=is_bounded)
+                if owner is not None:
+                    _own(db, owner, sha, num_bytes)
+                self._keep(db, sha, segment, staged)
+        except (_GoneError, TakenAwayError):  # deleted or evicted since we looked
+            if attempts <= 1:
+                raise StorageBusyError(1) from None
+            return self.keep(
+                audio,
+                segment,
+                commit,
+                owner=owner,
+                is_bounded=is_bounded,
+                attempts=attempts - 1,
+            )
         finally:
-            _unstage(staged)
+            self._unstage(staged)
+        if staged is not None:
+            self._blobs.cache(staged, sha, AUDIO_KIND)
         if segment is Segment.INLINE:
             self._evict(segment, sha, AUDIO_KIND)
         return result
 
     def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
         """Store an encoding beside its audio; False if that is not stored."""
+        for _ in range(_MAX_ATTEMPTS):
+            with suppress(TakenAwayError):
+                return self._published(key, encoding)
+        return False
+
+    def _published(self, key: EncodingKey, encoding: Encoding) -> bool:
         sha, kind = key.audio_sha256, key.encoder_fingerprint
-        blob = serde.encode(key, encoding)
-        staged = self._files.stage(blob)
+        staged = self._blobs.stage(serde.encode(key, encoding), sha)
         try:
             with self._placing(sha, kind) as db:
                 audio = stored_files.find(db, sha, AUDIO_KIND)
                 if audio is None:
                     return False
-                self._place(db, staged, sha, kind, audio.segment, len(blob))
+                self._place(db, staged, sha, kind, audio.segment)
         finally:
-            _unstage(staged)
+            self._unstage(staged)
+        self._blobs.cache(staged, sha, kind)
         self._evict(audio.segment, sha, kind)
         return True
+
+    def excess(self) -> dict[tuple[Segment, bool], int]:
+        """Bytes that are over their budget, of a segment's audio (True) or encodings.
+
+        Registered audio is not among them: it is never evicted, one more is refused.
+        """
+        limits = {(segment, False): n for segment, n in self.budgets.encodings.items()}
+        limits[Segment.INLINE, True] = self.budgets.audio[Segment.INLINE]
+        with self._database.read() as db:
+            over = {
+                key: stored_files.used(db, key[0], is_audio=key[1]).num_bytes - limit
+                for key, limit in limits.items()
+            }
+        return {key: num_bytes for key, num_bytes in over.items() if num_bytes > 0}
+
+    def trim(self) -> int:
+        """Remove what is over its budget; returns how many files that were.
+
+        Raises:
+            StorageError: Some were not removed.
+        """
+        num_evicted = 0
+        for segment, is_audio in self.excess():
+            kind = AUDIO_KIND if is_audio else ""
+            budgets = self.budgets.audio if is_audio else self.budgets.encodings
+            num_evicted += evict(
+                self._database,
+                self._blobs,
+                segment,
+                max_bytes=budgets[segment],
+                keep=("", kind),  # nothing was just stored
+            )
+        return num_evicted
 
     @contextmanager
     def _placing(self, sha: str, kind: str) -> Generator[Connection, None, None]:
@@ -111,22 +181,22 @@ class Writer:
             if began:
                 with suppress(StorageError), self._database.write() as db:
                     if stored_files.find(db, sha, kind) is None:
-                        self._files.remove(sha, [kind])
+                        self._blobs.unplace(sha, kind, db)
             raise
 
-    def _num_bytes_of(self, db: Connection, sha: str, staged: Path | None) -> int:
+    def _num_bytes_of(self, db: Connection, sha: str, staged: Staged | None) -> int:
         known = stored_files.find(db, sha, AUDIO_KIND)
-        if known is not None and self._files.exists(sha, AUDIO_KIND):
+        if known is not None and self._blobs.has(known):
             return known.num_bytes
         if staged is None:
             raise _GoneError
-        return staged.stat().st_size
+        return len(staged.data)
 
     def _check_budget(self, db: Connection, sha: str, num_bytes: int) -> None:
         known = stored_files.find(db, sha, AUDIO_KIND)
         if known is not None and known.segment is Segment.REGISTERED:
             return
-        max_bytes = self._budgets.audio[Segment.REGISTERED]
+        max_bytes = self.budgets.audio[Segment.REGISTERED]
         used = stored_files.used(db, Segment.REGISTERED, is_audio=True)
         if used.num_bytes + num_bytes > max_bytes:
             raise AudioBudgetError(max_bytes)
@@ -136,49 +206,64 @@ class Writer:
         db: Connection,
         sha: str,
         segment: Segment,
-        staged: Path | None,
-        num_bytes: int,
+        staged: Staged | None,
     ) -> None:
         known = stored_files.find(db, sha, AUDIO_KIND)
-        if known is None or not self._files.exists(sha, AUDIO_KIND):
+        if known is None or not self._blobs.has(known):
             if staged is None:
                 raise _GoneError
             kept = segment if known is None else known.segment
-            self._place(db, staged, sha, AUDIO_KIND, kept, num_bytes)
+            self._place(db, staged, sha, AUDIO_KIND, kept)
         if segment is Segment.REGISTERED:
             stored_files.move(db, sha, segment)
 
     def _place(
         self,
         db: Connection,
-        staged: Path,
+        staged: Staged,
         sha: str,
         kind: str,
         segment: Segment,
-        num_bytes: int,
     ) -> None:
-        self._files.place(staged, sha, kind)
         file = StoredFile(
-            audio_sha256=sha, kind=kind, segment=segment, num_bytes=num_bytes
+            audio_sha256=sha,
+            kind=kind,
+            segment=segment,
+            num_bytes=len(staged.data),
+            object_name=self._blobs.place(db, staged, sha, kind),
         )
         stored_files.put(db, file)
 
+    def _unstage(self, staged: Staged | None) -> None:
+        if staged is not None:
+            self._blobs.unstage(staged)
+
     def _evict(self, segment: Segment, sha: str, kind: str) -> None:
         """Make room after the fact; what was stored stays stored if that fails."""
-        sizes = self._budgets.audio if kind == AUDIO_KIND else self._budgets.encodings
+        sizes = self.budgets.audio if kind == AUDIO_KIND else self.budgets.encodings
         limit, new = sizes[segment], (sha, kind)
         try:
-            evict(self._database, self._files, segment, max_bytes=limit, keep=new)
+            num_evicted = evict(
+                self._database, self._blobs, segment, max_bytes=limit, keep=new
+            )
         except StorageError as exc:
             cause = "more is stored than may be"
             self._log.warn_of(cause, "Cannot remove what is over its budget: %s", exc)
+        else:
+            self.evictions.add(segment.value, num_evicted)
 
 
-def _unstage(staged: Path | None) -> None:
-    # Whatever became of it was decided before; what stays is swept with the process.
-    if staged is not None:
-        with suppress(OSError):
-            staged.unlink(missing_ok=True)
+def _own(db: Connection, owner: Owner, sha: str, num_bytes: int) -> None:
+    """Count it as the tenant's; undoes the transaction if that is too much.
+
+    Raises: AudioBudgetError.
+    """
+    tenant_usage.own(db, owner.tenant, sha, num_bytes)
+    limit = owner.max_audio_bytes
+    if limit is None:
+        return
+    if tenant_usage.of_tenant(db, owner.tenant).audio_bytes > limit:
+        raise AudioBudgetError(limit, is_tenants=True)
 
 
 class _GoneError(Exception):

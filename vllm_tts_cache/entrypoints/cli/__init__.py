@@ -1,56 +1,110 @@
 """The command line: ``vllm-tts-cache``.
 
-Each command is a module with ``add_parser(subparsers)`` and ``run(arguments)``.
-None imports torch or vLLM before it runs, so that ``--help`` answers at once.
+Each command is a module, imported when it is called or asked for its help: ``--help``
+and a shell's completion answer at once, and none imports torch or vLLM before it runs.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
+from http import HTTPStatus
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from vllm_tts_cache import __version__
-from vllm_tts_cache.entrypoints.cli import (
-    demo,
-    encode,
-    families,
-    make_checkpoint,
-    serve,
-    stage_config,
-    verify,
+from vllm_tts_cache.entrypoints.cli import style
+from vllm_tts_cache.entrypoints.cli.style import STATUSES, complain, new_app
+from vllm_tts_cache.errors import (
+    ConfigError,
+    RouteMissingError,
+    ServerAnswerError,
+    ServerUnreachableError,
+    SpeakerNotFoundError,
+    TTSCacheError,
 )
-from vllm_tts_cache.errors import ConfigError, TTSCacheError
 
-_COMMANDS = (demo, serve, families, encode, verify, make_checkpoint, stage_config)
+# name -> (module, what the list says of it)
+_COMMANDS = {
+    "voices": ("voices", "list, add, check, change, save and try voices"),
+    "doctor": ("doctor", "look for what is wrong or slow on this machine"),
+    "gc": ("gc", "tidy the directory of a stopped server"),
+    "verify": ("verify", "check the stored voices under SPEAKER_SAMPLES_DIR"),
+    "migrate": ("migrate", "copy all voices into a fleet's store, or back"),
+    "families": ("families", "list the model families and the ways they clone"),
+    "encode": ("encode", "encode clips into a safetensors file, without a server"),
+    "stage-config": ("stage_config", "print the path of a deploy file"),
+    "serve": ("serve", "serve a tiny checkpoint, or your own, on the CPU"),
+    "demo": ("demo", "register, precompute, speak, restart, speak again, on the CPU"),
+    "make-checkpoint": (
+        "make_checkpoint",
+        "write a tiny checkpoint with random weights (test equipment)",
+    ),
+}
+
+
+class _Commands(TyperGroup):
+    """Finds a command by importing its module."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, without importing any."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import one."""
+        del ctx
+        if (found := _COMMANDS.get(cmd_name)) is None:
+            return None
+        module = import_module(f"{__name__}.{found[0]}")
+        return get_command(module.app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list, without importing any."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+app = new_app(cls=_Commands, add_completion=True, epilog=STATUSES)
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="print it"),
+    ] = False,
+) -> None:
+    """Registered voices and cached reference encodings for vLLM-Omni."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status.
-
-    0: done; 1: it failed; 2: the command line or a setting is wrong.
-    """
-    arguments = _parser().parse_args(argv)
+    """Run one command and return its exit status, one of `style.STATUSES`."""
     try:
-        return arguments.run(arguments)
-    except ConfigError as exc:
-        return _complain(exc, 2)
+        app(None if argv is None else list(argv), prog_name="vllm-tts-cache")
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else 0
     except TTSCacheError as exc:
-        return _complain(exc, 1)
-    except KeyboardInterrupt:
-        return 130
+        return complain(exc, _status_of(exc))
+    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vllm-tts-cache",
-        description="Registered voices and cached reference encodings for vLLM-Omni.",
+def _status_of(error: TTSCacheError) -> int:
+    if isinstance(error, ConfigError):
+        return style.WRONG
+    if isinstance(error, ServerUnreachableError):
+        return style.UNREACHABLE
+    is_not_found = isinstance(error, SpeakerNotFoundError) or (
+        isinstance(error, ServerAnswerError)
+        and not isinstance(error, RouteMissingError)
+        and error.status == HTTPStatus.NOT_FOUND
     )
-    parser.add_argument("--version", action="version", version=__version__)
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_parser(subparsers)
-    return parser
-
-
-def _complain(exc: TTSCacheError, status: int) -> int:
-    print(f"vllm-tts-cache: {exc}", file=sys.stderr)
-    return status
+    return style.NOT_FOUND if is_not_found else style.FAILED

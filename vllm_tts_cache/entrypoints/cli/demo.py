@@ -1,6 +1,5 @@
 """``vllm-tts-cache demo``: the whole promise, shown on a real server, on a CPU."""
 
-import argparse
 import re
 import signal
 import socket
@@ -9,13 +8,22 @@ import wave
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import typer
 from rich.console import Console
 from rich.status import Status
 
 from vllm_tts_cache.entrypoints.cli import trial
-from vllm_tts_cache.entrypoints.cli.trial import add_family_option, chosen_family
+from vllm_tts_cache.entrypoints.cli.style import (
+    FAILED,
+    Json,
+    examples,
+    leave,
+    new_app,
+    print_json,
+)
+from vllm_tts_cache.entrypoints.cli.trial import FamilyName, chosen_family
 from vllm_tts_cache.errors import ConfigError, ServerFaultError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import Family
@@ -29,60 +37,45 @@ if TYPE_CHECKING:
 
 _WIDTH = 88  # of the table, where the output is no terminal
 
-_DESCRIPTION = """\
-Write a tiny checkpoint with random weights, serve it on the CPU, register a voice,
-precompute it, speak, restart the server, speak again. Ends with status 0 only if the
-reference audio was encoded once in all and equal requests gave equal audio.
-"""
+app = new_app()
 
 
-def add_parser(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+@app.command(epilog=examples("vllm-tts-cache demo", "vllm-tts-cache demo --json"))
+def demo(
+    family: FamilyName = None,
+    work: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="for the checkpoint, voices, logs and audio"),
+    ] = Path(".work/demo"),
+    port: Annotated[int | None, typer.Option(help="(default: a free one)")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Register the command; ``run`` is what the arguments are handed to."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="register, precompute, speak, restart, speak again, on the CPU",
-        description=_DESCRIPTION,
-    )
-    add = parser.add_argument
-    add_family_option(parser)
-    add(
-        "--work",
-        type=Path,
-        default=Path(".work/demo"),
-        metavar="DIR",
-        help="for the checkpoint, voices, logs and audio (%(default)s)",
-    )
-    add("--port", type=int, help="(default: a free one)")
-    parser.set_defaults(run=run)
+    """Register, precompute, speak, restart, speak again, on the CPU.
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Tell the story; 1 if something did not hold.
-
-    Raises:
-        ConfigError: The work directory is somebody else's, or the port is in use.
-        StorageError: The disk failed.
-        ServerFaultError: The server did not start, or ended; the message names its log.
+    Writes a tiny checkpoint with random weights and serves it. Ends with status 0 only
+    if the reference audio was encoded once in all and equal requests gave equal audio.
     """
-    if arguments.port is not None:
-        _check_unused(arguments.port)
-    work = trial.own(arguments.work)
-    family = chosen_family(arguments)
+    if port is not None:
+        _check_unused(port)
+    work = trial.own(work)
+    chosen = chosen_family(family)
     _end_by_exception()
     progress = Console(stderr=True)
     with progress.status("starting") as status:
         model = trial.tiny_checkpoint(
-            work, family, lambda step: status.update(f"writing the {step}")
+            work, chosen, lambda step: status.update(f"writing the {step}")
         )
         progress.print(f"checkpoint (random weights, not a model): {model}")
-        story = _tell(work, family, model, arguments.port, status)
+        story = _tell(work, chosen, model, port, status)
+    folder = _save_audio(work, story.outcomes, chosen.sample_rate_hz)
+    if as_json:
+        print_json({"problems": story.problems(), "audio": str(folder)})
+        leave(FAILED if story.problems() else 0)
+        return
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print(_table(story))
-    folder = _save_audio(work, story.outcomes, family.sample_rate_hz)
     console.print(f"audio: {folder}", soft_wrap=True)
-    return _verdict(console, story, work)
+    leave(_verdict(console, story, work))
 
 
 def _tell(

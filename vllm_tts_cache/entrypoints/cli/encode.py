@@ -3,18 +3,25 @@
 For precomputing encodings offline, and as a check of them that anyone can run.
 """
 
-import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+import typer
 from rich.console import Console
 from rich.progress import track
 
 from vllm_tts_cache.audio.decode import decode_path
+from vllm_tts_cache.entrypoints.cli.style import (
+    Json,
+    examples,
+    new_app,
+    print_json,
+)
 from vllm_tts_cache.errors import (
     CheckpointError,
     ConfigError,
@@ -22,65 +29,58 @@ from vllm_tts_cache.errors import (
     InvalidAudioError,
 )
 from vllm_tts_cache.files import publish
-from vllm_tts_cache.speaker.family import families, family_of_checkpoint
+from vllm_tts_cache.speaker.family import family_of_checkpoint
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 
 _console = Console(stderr=True)
 
 
-def add_parser(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+app = new_app()
+
+
+@app.command(
+    epilog=examples(
+        "vllm-tts-cache encode --model Qwen/Qwen3-TTS-12Hz-0.6B-Base \\",
+        "  --out voices.safetensors ann.wav bob.flac",
+    )
+)
+def encode(
+    clips: Annotated[list[Path], typer.Argument(metavar="CLIP")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="a checkpoint that clones voices: a directory, or a Hugging Face id "
+            "that has been downloaded; see `vllm-tts-cache families`"
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors")],
+    revision: Annotated[
+        str | None,
+        typer.Option(help="of a Hugging Face id: a branch, a tag or a commit"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
+    as_json: Json = False,
 ) -> None:
-    """Register the command; ``run`` is what the arguments are handed to."""
-    parser = subparsers.add_parser(
-        "encode",
-        help="encode reference audio into a safetensors file, without a server",
-        description="Encode clips as the server would. The file holds tensors named "
-        "<clip stem>/<encoder>/<tensor>; its metadata holds each encoder's "
-        "fingerprint, each clip's audio_sha256, and what computed them.",
-    )
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="a checkpoint that clones voices: a directory, or a Hugging Face id that "
-        f"has been downloaded; of {_titles()}",
-    )
-    parser.add_argument(
-        "--revision", help="of a Hugging Face id: a branch, a tag or a commit"
-    )
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors")
-    parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
-    parser.add_argument("clips", nargs="+", type=Path, metavar="CLIP")
-    parser.set_defaults(run=run)
+    """Encode clips into a safetensors file, as the server would, without one.
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Encode all clips, then write the file; nothing is written if one fails.
-
-    Raises:
-        ConfigError: Two clips have the same stem.
-        CheckpointError: The model cannot be used.
-        InvalidAudioError: A clip cannot be used; the message names it.
-        EncodeError: An encoder failed; the message names the clip.
-        StorageError: The file cannot be written.
+    The file holds tensors named <clip stem>/<encoder>/<tensor>; its metadata holds each
+    encoder's fingerprint, each clip's audio_sha256, and what computed them. Nothing is
+    written if one clip fails.
     """
-    clips = _by_stem(arguments.clips)
-    encoders = _load(arguments.model, arguments.revision, arguments.device)
+    by_stem = _by_stem(clips)
+    encoders = _load(model, revision, device)
     tensors: dict[str, npt.NDArray[np.generic]] = {}
     metadata = {f"fingerprint/{name}": e.fingerprint for name, e in encoders.items()}
-    metadata |= _origin(arguments.device)
-    progress = track(clips.items(), "encoding", console=_console)
-    for stem, clip in progress:
+    metadata |= _origin(device)
+    for stem, clip in track(by_stem.items(), "encoding", console=_console):
         audio_sha256, arrays = _encode(clip, encoders.values())
         metadata[f"audio_sha256/{stem}"] = audio_sha256
         tensors |= {f"{stem}/{name}": array for name, array in arrays.items()}
-    _write(arguments.out, tensors, metadata)
-    _console.print(f"{len(clips)} clips, {len(tensors)} tensors: {arguments.out}")
-    return 0
-
-
-def _titles() -> str:
-    return ", ".join(family.title for family in families() if family.encoders_part)
+    _write(out, tensors, metadata)
+    if as_json:
+        print_json({"file": str(out), "tensors": sorted(tensors), "metadata": metadata})
+        return
+    _console.print(f"{len(by_stem)} clips, {len(tensors)} tensors: {out}")
 
 
 def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:

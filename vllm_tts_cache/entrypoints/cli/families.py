@@ -1,12 +1,19 @@
 """``vllm-tts-cache families``: which models clone voices, and how."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from vllm_tts_cache.entrypoints.cli.style import (
+    Json,
+    examples,
+    new_app,
+    print_json,
+)
 from vllm_tts_cache.speaker.family import ClipLimits, Family, families
 from vllm_tts_cache.speaker.modes import Mode
 
@@ -21,37 +28,37 @@ _HEADINGS = (
     "on a CPU",
     "never run",
 )
-_DESCRIPTION = """\
-List the model families that are installed, third parties' included: the modes in which
-each clones and what its encodings are equal to. A request names a mode in
-extra_params.clone_mode; without, the transcript decides.
-"""
+app = new_app()
 
 
-def add_parser(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+@app.command(
+    "families",
+    epilog=examples("vllm-tts-cache families", "vllm-tts-cache families --json"),
+)
+def list_families(
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="as in the README")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Register the command; ``run`` is what the arguments are handed to."""
-    parser = subparsers.add_parser(
-        "families",
-        help="list the model families and the ways they clone",
-        description=_DESCRIPTION,
-    )
-    parser.add_argument("--markdown", action="store_true", help="as in the README")
-    parser.set_defaults(run=run)
+    """List the model families and the ways they clone.
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+    Those that are installed, third parties' included: the modes in which each clones
+    and what its encodings are equal to. A request names a mode in
+    extra_params.clone_mode; without, the transcript decides.
+    """
     rows = [_row(family) for family in families()]
-    if arguments.markdown:
+    if as_json:
+        named = [dict(zip(_HEADINGS, row, strict=True)) for row in rows]
+        print_json({"families": named})
+        return
+    if as_markdown:
         sys.stdout.write(markdown(rows))
-        return 0
+        return
     table = Table(*_HEADINGS)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-    return 0
 
 
 def markdown(rows: Iterable[Sequence[str]]) -> str:

@@ -1,17 +1,21 @@
 """``vllm-tts-cache make-checkpoint``: test equipment, random weights."""
 
-import argparse
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
-from vllm_tts_cache.entrypoints.cli.trial import add_family_option, chosen_family
+from vllm_tts_cache.entrypoints.cli.style import examples, new_app
+from vllm_tts_cache.entrypoints.cli.trial import FamilyName, chosen_family
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.speaker.family import Family, trial_families
 from vllm_tts_cache.testing.tiny_checkpoint import (
-    ENCODER_SIZES,
+    EncoderSize,
     TinyCheckpoint,
     TinyWriter,
 )
@@ -19,85 +23,75 @@ from vllm_tts_cache.testing.tiny_checkpoint import (
 _console = Console(stderr=True)
 _OF_ALL = ("encoders", "seed")
 
-_DESCRIPTION = """\
-Write a tiny checkpoint with random weights in the layout of a released one, to
-start and test a server without a download. It is test equipment, not a model: what
-it speaks is noise, but other noise for another voice or another text.
-"""
-_EXAMPLES = """\
-examples:
-  vllm-tts-cache make-checkpoint --out ./tiny
-  vllm serve ./tiny --omni
 
-  # encoding a reference costs what it does in production
-  vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real
-
-  # another family
-  vllm-tts-cache make-checkpoint --family {other} --out ./tiny-{other}
-"""
-
-
-def add_parser(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+def _make(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="absent or empty")],
+    family: FamilyName = None,
+    encoders: Annotated[
+        EncoderSize, typer.Option(help="size of the reference encoders")
+    ] = "tiny",
+    seed: Annotated[int, typer.Option(help="of all weights")] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace a checkpoint of this command")
+    ] = False,
+    **of_families: Any,
 ) -> None:
-    """Register the command; ``run`` is what the arguments are handed to."""
-    parser = subparsers.add_parser(
-        "make-checkpoint",
-        help="write a tiny checkpoint with random weights (test equipment)",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES.format(other=min(trial_families())),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add_family_option(parser)
-    add("--out", type=Path, required=True, metavar="DIR", help="absent or empty")
-    add(
-        "--encoders",
-        choices=ENCODER_SIZES,
-        default="tiny",
-        help="size of the reference encoders (%(default)s)",
-    )
-    add("--seed", type=int, default=0, help="of all weights (%(default)s)")
-    add("--force", action="store_true", help="replace a checkpoint of this command")
-    for family in dict.fromkeys(trial_families().values()):
-        _add_options(parser, family)
-    parser.set_defaults(run=run)
+    """Write a tiny checkpoint with random weights (test equipment).
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Write the checkpoint.
-
-    Raises:
-        ConfigError: The directory must not be overwritten, or an option is wrong.
-        StorageError: The checkpoint cannot be written.
+    It has the layout of a released one, to start and test a server without a download.
+    It is test equipment, not a model: what it speaks is noise, but other noise for
+    another voice or another text.
     """
-    family = chosen_family(arguments)
-    checkpoint = TinyCheckpoint.of(family, **_options(arguments, family))
+    chosen = chosen_family(family)
+    given = {name: value for name, value in of_families.items() if value is not None}
+    _refuse_others(chosen, given)
+    checkpoint = TinyCheckpoint.of(chosen, encoders=encoders, seed=seed, **given)
     with _console.status("starting") as status:
         path = checkpoint.write(
-            arguments.out,
-            lambda step: status.update(f"writing the {step}"),
-            force=arguments.force,
+            out, lambda step: status.update(f"writing the {step}"), force=force
         )
     _console.print(f"Random weights, not a model: {path}", soft_wrap=True)
-    return 0
 
 
-def _add_options(parser: argparse.ArgumentParser, family: Family) -> None:
-    """Add what only this family's checkpoints can be asked for."""
-    if not (fields := _own_fields(family)):
-        return
-    # Absent unless given, so that another family can say that it has no such option.
-    group = parser.add_argument_group(
-        f"of {family.short_name} only", argument_default=argparse.SUPPRESS
-    )
-    for field in fields:
+def _options(family: Family) -> Iterator[inspect.Parameter]:
+    """What only this family's checkpoints can be asked for.
+
+    None unless given, so that another family can say that it has no such option.
+    """
+    for field in _own_fields(family):
         flag = f"--{field.name.replace('_', '-')}"
-        text = f"{field.metadata['help']} (default: {field.default})"
-        if isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            group.add_argument(flag, type=type(field.default), metavar="X", help=text)
+        text = f"of {family.short_name} only: {field.metadata['help']}"
+        kind = type(field.default)
+        if kind is bool:
+            flag = f"{flag}/--no-{flag[2:]}"
+        option = typer.Option(
+            flag,
+            metavar=None if kind is bool else "X",
+            help=f"{text} (default: {field.default})",
+        )
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, option],
+        )
+
+
+def _with_options_of_families() -> Callable[..., None]:
+    """The command as Typer reads it: an option is a parameter."""
+    signature = inspect.signature(_make)
+    fixed = list(signature.parameters.values())[:-1]
+    families = dict.fromkeys(trial_families().values())
+    own = [option for family in families for option in _options(family)]
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixed]
+
+    @functools.wraps(_make)
+    def make_checkpoint(**given: Any) -> None:
+        _make(**given)
+
+    shown: Any = make_checkpoint
+    shown.__signature__ = signature.replace(parameters=[*parameters, *own])
+    return make_checkpoint
 
 
 def _own_fields(family: Family) -> list["dataclasses.Field[Any]"]:
@@ -105,8 +99,7 @@ def _own_fields(family: Family) -> list["dataclasses.Field[Any]"]:
     return [f for f in dataclasses.fields(writer.options) if f.name not in _OF_ALL]
 
 
-def _options(arguments: argparse.Namespace, family: Family) -> dict[str, Any]:
-    given = vars(arguments)
+def _refuse_others(family: Family, given: Iterable[str]) -> None:
     own = {field.name for field in _own_fields(family)}
     for other in trial_families().values():
         for field in _own_fields(other):
@@ -115,4 +108,17 @@ def _options(arguments: argparse.Namespace, family: Family) -> dict[str, Any]:
                 raise ConfigError(
                     f"--{name} is an option of --family {other.short_name} only"
                 )
-    return {name: given[name] for name in (*_OF_ALL, *own) if name in given}
+
+
+app = new_app()
+app.command(
+    "make-checkpoint",
+    epilog=examples(
+        "vllm-tts-cache make-checkpoint --out ./tiny",
+        "vllm serve ./tiny --omni",
+        "# encoding a reference costs what it does in production",
+        "vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real",
+        "# another family",
+        f"vllm-tts-cache make-checkpoint --family {min(trial_families())} --out ./it",
+    ),
+)(_with_options_of_families())

@@ -1,26 +1,24 @@
 """``vllm-tts-cache serve``: a server to try things on, on the CPU."""
 
-import argparse
 import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import trial
-from vllm_tts_cache.entrypoints.cli.trial import add_family_option, chosen_family
+from vllm_tts_cache.entrypoints.cli.style import examples, new_app
+from vllm_tts_cache.entrypoints.cli.trial import FamilyName, chosen_family
 from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
-_DESCRIPTION = """\
-Run `vllm serve` on the CPU with what a small machine needs, by default with a tiny
-checkpoint of random weights (it speaks noise). For production this command is not
-needed: `vllm serve MODEL --omni` loads vllm-tts-cache by itself.
-"""
 _EXAMPLES = """\
-Try, in another terminal:
+Open {url}/voices in a browser. Or try, in another terminal:
 
   # register a voice; it is precomputed in the background
   curl -s {url}/v1/audio/voices -F name=keeper -F consent=me -F audio_sample=@{clip} \\
@@ -39,61 +37,60 @@ Try, in another terminal:
 """
 
 
-def add_parser(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+app = new_app()
+
+
+@app.command(
+    epilog=examples(
+        "vllm-tts-cache serve",
+        "vllm-tts-cache serve --family fish-speech -- --max-num-seqs 2",
+    )
+)
+def serve(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- ARGUMENT", help="more arguments of `vllm serve`, after --"
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="to listen on")] = 8091,
+    family: FamilyName = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="a checkpoint of your own")
+    ] = None,
+    samples_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="where voices are stored (default: SPEAKER_SAMPLES_DIR, else in "
+            "--work)",
+        ),
+    ] = None,
+    work: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="for the tiny checkpoint and its voices"),
+    ] = Path(".work/serve"),
 ) -> None:
-    """Register the command; ``run`` is what the arguments are handed to."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="serve a tiny checkpoint, or your own, on the CPU",
-        description=_DESCRIPTION,
-    )
-    add = parser.add_argument
-    add("--port", type=int, default=8091, help="(%(default)s)")
-    add_family_option(parser)
-    add("--model", type=Path, metavar="DIR", help="a checkpoint of your own")
-    add(
-        "--samples-dir",
-        type=Path,
-        metavar="DIR",
-        help="where voices are stored (default: SPEAKER_SAMPLES_DIR, else in --work)",
-    )
-    add(
-        "--work",
-        type=Path,
-        default=Path(".work/serve"),
-        metavar="DIR",
-        help="for the tiny checkpoint and its voices (%(default)s)",
-    )
-    add(
-        "arguments",
-        nargs="*",
-        metavar="-- ARGUMENT",
-        help="more arguments of `vllm serve`, after --",
-    )
-    parser.set_defaults(run=run)
+    """Serve a tiny checkpoint, or your own, on the CPU.
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Become the server; returns only by raising.
-
-    Raises:
-        ConfigError: The model is no directory, or a setting is wrong.
-        StorageError: The checkpoint cannot be written.
+    Runs `vllm serve` with what a small machine needs, by default with a tiny checkpoint
+    of random weights (it speaks noise). For production this command is not needed:
+    `vllm serve MODEL --omni` loads vllm-tts-cache by itself.
     """
     from vllm_tts_cache.testing.server import Server, ServerOptions
 
     load_settings()  # a wrong one is said here in one line, not in a log of hundreds
     console = Console(stderr=True, soft_wrap=True)
-    work = trial.own(arguments.work)
+    work = trial.own(work)
+    chosen = chosen_family(family)
     options = ServerOptions(
-        model=_model(arguments, work, console),
-        samples_dir=_samples_dir(arguments, work),
+        model=_model(model, chosen, work, console),
+        samples_dir=_samples_dir(samples_dir, work),
         log_path=work / "unused.log",
-        port=arguments.port,
+        port=port,
         arguments=(
-            *serve_arguments(chosen_family(arguments)),
-            *arguments.arguments,
+            *serve_arguments(chosen),
+            *(arguments or ()),
         ),
     )
     server = Server(options)
@@ -105,24 +102,24 @@ def run(arguments: argparse.Namespace) -> int:
     os.execve(command[0], command, server.environment())
 
 
-def _model(arguments: argparse.Namespace, work: Path, console: Console) -> Path:
-    if arguments.model is not None:
-        if not arguments.model.is_dir():
-            raise ConfigError(f"--model {arguments.model}: is not a directory")
-        return arguments.model.absolute()
+def _model(model: Path | None, family: Family, work: Path, console: Console) -> Path:
+    if model is not None:
+        if not model.is_dir():
+            raise ConfigError(f"--model {model}: is not a directory")
+        return model.absolute()
     with console.status("starting") as status:
         path = trial.tiny_checkpoint(
             work,
-            chosen_family(arguments),
+            family,
             lambda step: status.update(f"writing the {step}"),
         )
     console.print(f"checkpoint (random weights, not a model): {path}", markup=False)
     return path
 
 
-def _samples_dir(arguments: argparse.Namespace, work: Path) -> Path:
-    if arguments.samples_dir is not None:
-        return arguments.samples_dir.expanduser().absolute()
+def _samples_dir(samples_dir: Path | None, work: Path) -> Path:
+    if samples_dir is not None:
+        return samples_dir.expanduser().absolute()
     if os.environ.get("SPEAKER_SAMPLES_DIR", "").strip():
         return load_settings().samples_dir.absolute()
     return work / "speakers"

@@ -1,9 +1,11 @@
 """What the trial commands share: the family, and directories that they may empty."""
 
-import argparse
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
@@ -54,16 +56,31 @@ def tiny_checkpoint(work: Path, family: Family, report: Callable[[str], None]) -
     return TinyCheckpoint.of(family).ensure(work / f"tiny-{family.name}", report)
 
 
-def add_family_option(parser: argparse.ArgumentParser) -> None:
-    """Let a command be asked for any family that has a tiny checkpoint."""
-    parser.add_argument(
+def _known(name: str | None) -> str:
+    if name is None:
+        return default_family().short_name
+    if name not in trial_families():
+        known = ", ".join(sorted(trial_families()))
+        raise typer.BadParameter(f"{name!r} is none of {known}")
+    return name
+
+
+def _family_names() -> list[str]:
+    return sorted(trial_families())
+
+
+# Let a command be asked for any family that has a tiny checkpoint.
+FamilyName = Annotated[
+    str | None,
+    typer.Option(
         "--family",
-        choices=sorted(trial_families()),
-        default=default_family().short_name,
-        help="(%(default)s)",
-    )
+        callback=_known,
+        autocompletion=_family_names,
+        help="`vllm-tts-cache families` lists them as commands  [default: qwen3]",
+    ),
+]
 
 
-def chosen_family(arguments: argparse.Namespace) -> Family:
+def chosen_family(name: str | None) -> Family:
     """Return the one that was asked for."""
-    return trial_families()[arguments.family]
+    return trial_families()[_known(name)]

@@ -81,6 +81,16 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
             for _, info in beginning:
                 info.pop(WAVEFORM, None)
 
+    def make_omni_output(self, model_outputs: torch.Tensor, **given: Any) -> Any:
+        """As the host; no frame of a request that has failed goes on to be heard."""
+        output: Any = super().make_omni_output(model_outputs, **given)
+        frames = output.multimodal_outputs.get("codes", {}).get("audio", ())
+        infos = given.get("model_intermediate_buffer") or ()
+        for index, (of_request, info) in enumerate(zip(frames, infos, strict=True)):
+            if self._has_failed(info):
+                frames[index] = of_request[:0]
+        return output
+
     def _fail_in_pairs(self, beginning: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Let one branch fail with the other: a lone one would end the engine."""
         pairs = defaultdict(list)

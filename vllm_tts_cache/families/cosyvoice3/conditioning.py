@@ -58,18 +58,25 @@ def conditioning_of(
     }
 
 
-def handed_on(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def handed_on(infos: Sequence[Mapping[str, Any]], *, once: bool) -> dict[str, Any]:
     """What the decoder is told of each request of a step, in the batch's order.
 
-    The runner gives a request the entry at its place, so every request has one, a
-    running one its own once more. Where nobody begins there is nothing to tell.
+    The runner gives a request the entry at its place, so every request has one. Where
+    nobody begins there is nothing to tell.
 
     Args:
         infos: What the runner keeps of each request.
+        once: Whether the sender takes in a request's first entry, as it does of a
+            speech in chunks, and no later one: then a running request's is empty. Else
+            it takes in the last, and is told the same again.
     """
-    if not any(info.get("_omni_is_prefill", True) for info in infos):
+    begins = [info.get("_omni_is_prefill", True) for info in infos]
+    if not any(begins):
         return {}
-    told = [info.get(EMBED) or _nothing() for info in infos]
+    told = [
+        (info.get(EMBED) if is_new or not once else None) or _nothing()
+        for info, is_new in zip(infos, begins, strict=True)
+    ]
     return {EMBED: {name: [each[name] for each in told] for name in _NAMES}}
 
 
@@ -79,7 +86,7 @@ def without_ours(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nothing() -> dict[str, Tensor]:
-    """Of a request that has failed: the decoder makes nothing of it."""
+    """Of a request that has failed, or was told of: the decoder makes nothing of it."""
     return {
         CODES: torch.zeros((1, 0), dtype=torch.int32),
         FRAMES: torch.zeros((1, 0, NUM_MELS), dtype=torch.float32),

@@ -36,7 +36,7 @@ REVISION = 1
 NUM_CODES = 6_561
 SPEAKER_SIZE = 192
 
-# Of main memory: it is what torch takes beside the runtime, see docs/gpu.md.
+# Of main memory: what torch takes; docs/gpu.md has what the runtime takes beside that.
 _NEED = MemoryNeed(fixed_bytes=1024**2, bytes_per_second=2 * 1024**2)
 
 Compute = Callable[[ReferenceAudio], Array]

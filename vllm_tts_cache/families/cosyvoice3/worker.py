@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm_omni.distributed.omni_connectors.utils.config import (
+    stage_sends_async_output,
+)
 from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 
@@ -67,6 +70,7 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
             _check(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._vllm_config = vllm_config
+        self._tells_once = _sends_in_chunks(vllm_config.model_config)
         # The runner then has `preprocess` make the rows of each request.
         self.has_preprocess = is_talker
 
@@ -142,7 +146,7 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
         """Put beside a step's hidden states what the decoder is told of each one."""
         if isinstance(model_outputs, OmniOutput):
             return model_outputs
-        told: Any = handed_on(kwargs.get(BUFFER) or ())
+        told: Any = handed_on(kwargs.get(BUFFER) or (), once=self._tells_once)
         return OmniOutput(text_hidden_states=model_outputs, multimodal_outputs=told)
 
     def _conditioning(self, info: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -195,6 +199,10 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
         table = self.talker.speech_embedding.weight
         zeros = table.new_zeros((len(input_ids), table.shape[1]))
         return input_ids, zeros, {}
+
+
+def _sends_in_chunks(model_config: Any) -> bool:
+    return bool(model_config.async_chunk) and stage_sends_async_output(model_config)
 
 
 def _check(vllm_config: Any) -> None:

@@ -11,10 +11,10 @@ from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdap
 from vllm_tts_cache.entrypoints.adapter import Speaker
 from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed
+from vllm_tts_cache.entrypoints.inline import Clip
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.speaker import ref as speaker_ref
-from vllm_tts_cache.speaker.ref import SpeakerRef
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"
@@ -55,7 +55,7 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
         Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
         """
         text = speaker.request.input
-        voice = await self._voice(speaker.ref, speaker.request.ref_text)
+        voice = await self._voice(speaker.clip, speaker.request.ref_text)
         built = await asyncio.to_thread(self._builder.speak, voice, text)
         prompt = built.to_engine(speaker.ref)
         params = {speaker_ref.FIELD: speaker.ref.to_wire()}
@@ -63,21 +63,22 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
             prompt=prompt, tts_params=params, model_type="fish_speech"
         )
 
-    async def _voice(self, ref: SpeakerRef, ref_text: str) -> fish_prompt.VoicePart:
+    async def _voice(self, clip: Clip, ref_text: str) -> fish_prompt.VoicePart:
+        ref, num_clips = clip.ref, clip.num_clips
         need = EncodingNeed(ref=ref, encoder_names=(CODEC,))
         (key,) = await self._service.ensurer.keys(need)
 
         async def build() -> fish_prompt.VoicePart:
             encoding = await self._service.ensurer.encoding(key, CODEC)
-            return await asyncio.to_thread(self._build, key, encoding, ref_text)
+            codes = encoding["codes"]
+            return await asyncio.to_thread(
+                self._builder.voice, ref_text, key, codes, num_clips
+            )
 
         transcript = hashlib.sha256(ref_text.encode()).digest()
         return await self._service.prompts.get_or_build(
             (key, transcript), ref.audio_sha256, build
         )
-
-    def _build(self, key: Any, encoding: Any, ref_text: str) -> fish_prompt.VoicePart:
-        return self._builder.voice(ref_text, key, encoding["codes"])
 
     @cached_property
     def _builder(self) -> fish_prompt.PromptBuilder:

@@ -58,13 +58,20 @@ class CodecEncoder:
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio; its last frame may be filled up with silence.
 
+        Of several clips each is encoded by itself, as if there were no others, and
+        their frames follow each other. Source: fish-speech's server and its
+        ``generate_long``.
+
         Raises:
             EncodeError: The network failed on this audio, or it is longer than 190 s.
         """
         try:
             with exact_float32(self.device):
-                samples = resample(audio, SAMPLE_RATE_HZ, self.device)
-                codes = self._codes(samples).cpu().numpy()
+                of_clips = [
+                    self._codes(resample(clip, SAMPLE_RATE_HZ, self.device))
+                    for clip in audio.clips()
+                ]
+                codes = torch.cat(of_clips, dim=1).cpu().numpy()
         except (RuntimeError, ValueError) as exc:
             raise EncodeError(f"codec encoder: {exc}") from exc
         return Encoding({"codes": codes.T.astype(np.int16)})

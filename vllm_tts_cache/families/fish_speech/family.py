@@ -6,6 +6,9 @@ from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.modes import Mode, Transcript
 
 CODEC = "codec"
+# Its official code takes any number. All of a voice's clips last 30 s at most, and a
+# recording of less than 3 s is worth little as a reference.
+MAX_CLIPS = 10
 
 MODEL_TYPE = "fish_qwen3_omni"
 IN_CONTEXT = Mode(
@@ -35,6 +38,7 @@ FAMILY = Family(
     deploy_file=stage_configs.FOLDER / "fish_speech_cpu.yaml",
     side_files=("config.json", "codec.pth"),
     sample_rate_hz=44_100,
+    max_clips=MAX_CLIPS,
     failure_id=3071,  # a text id: the slow AR masks all of those
     resumes=True,  # see spoken_frames.py
     official="the host's own codec encoder",

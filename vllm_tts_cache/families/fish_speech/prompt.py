@@ -9,7 +9,6 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,57 +22,26 @@ from vllm_tts_cache.families.fish_speech.text import (
     normalised,
     transcript,
 )
+from vllm_tts_cache.families.networks import rows
+from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker import ref as speaker_ref
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.encoding import Array, EncodingKey
 
 __all__ = [
-    "FIELD",
     "ClonePrompt",
     "PromptBuilder",
-    "ReferenceFrames",
     "VoiceKey",
     "VoicePart",
     "checked_text",
     "salt_of",
 ]
 
-FIELD = "tts_cache_reference_frames"  # in the host's additional_information
-
 _AUDIO_START = "<|audio_start|>"
 _ANY_TEXT = "a"
 # The objects around a part's ids and texts: the part, its key and the key's digests,
 # and the entry of an ordered dict.
 _NUM_OBJECT_BYTES = 700
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceFrames:
-    """Which positions of a prompt the reference's codes stand at.
-
-    Attributes:
-        start: The first one.
-        num_frames: One position each.
-    """
-
-    start: int
-    num_frames: int
-
-    def to_wire(self) -> list[int]:
-        """Return plain integers, which survive the host's serialization."""
-        return [self.start, self.num_frames]
-
-    @classmethod
-    def from_info(cls, info: Mapping[str, Any]) -> "ReferenceFrames":
-        """Read the positions out of a request's additional information.
-
-        Raises: ValueError if they are not there, or are not two counts.
-        """
-        match info.get(FIELD):
-            case [int(start), int(num_frames)] if min(start, num_frames) >= 0:
-                return cls(start=start, num_frames=num_frames)
-            case other:
-                raise ValueError(f"{FIELD} does not hold two counts but {other!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +55,7 @@ class ClonePrompt:
     """
 
     token_ids: list[int]
-    reference: ReferenceFrames
+    reference: ReferenceRows
     salt: str
 
     def to_engine(self, ref: SpeakerRef) -> dict[str, Any]:
@@ -95,7 +63,7 @@ class ClonePrompt:
         prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=self.token_ids)}
         prompt["additional_information"] = {
             speaker_ref.FIELD: ref.to_wire(),
-            FIELD: self.reference.to_wire(),
+            rows.FIELD: self.reference.to_wire(),
         }
         prompt["cache_salt"] = self.salt
         return prompt
@@ -129,7 +97,7 @@ class VoicePart:
     key: VoiceKey
     before: "array[int]"
     after: "array[int]"
-    reference: ReferenceFrames
+    reference: ReferenceRows
     salt: str
 
     @property
@@ -139,7 +107,7 @@ class VoicePart:
         return _NUM_OBJECT_BYTES + sum(map(sys.getsizeof, parts))
 
 
-def salt_of(key: EncodingKey, ref_text: str) -> str:
+def salt_of(key: EncodingKey, ref_text: str, num_clips: int = 1) -> str:
     """Return what names a voice: its encoding, and its transcript in any spelling.
 
     It reads the whole transcript, so it is for whoever builds a `VoicePart`, once; a
@@ -148,8 +116,10 @@ def salt_of(key: EncodingKey, ref_text: str) -> str:
     Args:
         key: Of the encoding.
         ref_text: The transcript; ``checked_text`` has let it pass.
+        num_clips: Of the audio.
     """
-    named = [key.audio_sha256, key.encoder_fingerprint, transcript(ref_text)]
+    spoken = transcript(ref_text, num_clips)
+    named = [key.audio_sha256, key.encoder_fingerprint, spoken]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
@@ -166,7 +136,12 @@ class PromptBuilder:
     first_semantic_id: int
 
     def clone(
-        self, text: str, ref_text: str, key: EncodingKey, codes: Array
+        self,
+        text: str,
+        ref_text: str,
+        key: EncodingKey,
+        codes: Array,
+        num_clips: int = 1,
     ) -> ClonePrompt:
         """Build the prompt that speaks ``text`` as the reference does.
 
@@ -175,18 +150,23 @@ class PromptBuilder:
             ref_text: What the reference says; likewise.
             key: Of the encoding that ``codes`` is of.
             codes: ``(num_frames, 10)``, the semantic codebook first.
+            num_clips: Of which they are; ``ref_text`` has a line for each.
         """
-        return self.speak(self.voice(ref_text, key, codes), text)
+        return self.speak(self.voice(ref_text, key, codes, num_clips), text)
 
-    def voice(self, ref_text: str, key: EncodingKey, codes: Array) -> VoicePart:
+    def voice(
+        self, ref_text: str, key: EncodingKey, codes: Array, num_clips: int = 1
+    ) -> VoicePart:
         """Build what all of a voice's prompts have in common; arguments as `clone`.
 
         It takes milliseconds, so keep it off an event loop; the part is kept by its
         `VoiceKey`, so that this happens once per voice and not per request.
         """
         semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
-        without_text = self._host_ids("", ref_text, semantic)
-        with_text = self._host_ids(_ANY_TEXT, ref_text, semantic)
+        # The host names one speaker where nobody is named; here somebody is.
+        spoken = transcript(ref_text, num_clips)
+        without_text = self._host_ids("", spoken, semantic)
+        with_text = self._host_ids(_ANY_TEXT, spoken, semantic)
         # The host puts ids together part by part, so this is where a text stands; what
         # follows is a control token, which no text begins with.
         pairs = enumerate(zip(without_text, with_text, strict=False))
@@ -198,8 +178,8 @@ class PromptBuilder:
             key=VoiceKey(key, ref_text),
             before=array("i", without_text[:at]),
             after=array("i", without_text[at:]),
-            reference=ReferenceFrames(start=start, num_frames=len(semantic)),
-            salt=salt_of(key, ref_text),
+            reference=ReferenceRows.behind(without_text[:start], len(semantic)),
+            salt=salt_of(key, ref_text, num_clips),
         )
 
     def speak(self, voice: VoicePart, text: str) -> ClonePrompt:

@@ -58,13 +58,21 @@ def normalised(text: str) -> str:
     return _LEGACY_SPEAKER.sub(r"<|speaker:\1|>", text)
 
 
-def transcript(ref_text: str) -> str:
+def transcript(ref_text: str, num_clips: int = 1) -> str:
     """Return a reference's transcript as the model reads it: somebody speaks in it.
 
-    ``checked_text`` has let it pass.
+    Source: ``generate_long`` of fish-speech, which numbers clips as it does speakers.
+
+    Args:
+        ref_text: What ``checked_text`` has let pass; of several clips a line for each.
+        num_clips: How many there are.
     """
     spoken = normalised(ref_text)
-    return spoken if _SPEAKER.search(spoken) else f"<|speaker:0|>{spoken}"
+    lines = [spoken] if num_clips == 1 else spoken.split("\n")
+    return "\n".join(
+        line if _SPEAKER.search(line) else f"<|speaker:{index}|>{line}"
+        for index, line in enumerate(lines)
+    )
 
 
 def control_tokens(text: str) -> tuple[list[str], int]:

@@ -5,32 +5,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as host
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
-from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
+from vllm_tts_cache.families.fish_speech.family import FAMILY
 from vllm_tts_cache.families.fish_speech.spoken_frames import SpokenFrames
-from vllm_tts_cache.families.networks.codes import checked_codes
+from vllm_tts_cache.families.networks.dac.talker import SlowAR, begin_of
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
-from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
-from vllm_tts_cache.store.encoding import Array
 
 # Of a request whose waveform is to be encoded by the host; our adapter sends none.
 _HOSTS_OWN_CLONE = "fish_structured_voice_clone"
 
 
-class CachedFishSpeechSlowAR(
-    CachedTalker, host.FishSpeechSlowARForConditionalGeneration
-):
+class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGeneration):
     """The host's slow AR; only the rows that a prefill starts from are ours.
 
-    Prompts hold real token ids, so the rows of any span of a prompt follow from the
-    span's ids and the reference's codes, and nothing is kept from one chunk to the
-    next. What a request speaks is kept: after a preemption its rows are wanted again.
+    What a request speaks is kept: after a preemption its rows are wanted again.
     """
 
     tts_cache_family = FAMILY
@@ -67,7 +58,7 @@ class CachedFishSpeechSlowAR(
         # and what was spoken before a preemption comes as several that are no prompt.
         is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
         if not is_prefill and input_ids.shape[0] == 1:
-            self._spoken.will_speak(request_id_of(info), _begin_of(info))
+            self._spoken.will_speak(request_id_of(info), begin_of(info))
             return super().preprocess(input_ids, input_embeds, **info)
         if info.get(_HOSTS_OWN_CLONE):
             return super().preprocess(input_ids, input_embeds, **info)
@@ -81,21 +72,8 @@ class CachedFishSpeechSlowAR(
         """Forget what they spoke; the runner calls it."""
         self._spoken.forget(request_ids)
 
-    def _add_codes_or_fail(
-        self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
-    ) -> None:
-        if self._has_failed(info):
-            return
-        try:
-            self._add_spoken(rows, input_ids, info)
-            if FIELD not in info:
-                return
-            if (ref := SpeakerRef.from_info(info)) is None:
-                raise TTSCacheError("it names nobody")
-            self._add_reference(rows, info, ref)
-            self._count_if_complete(rows, info)
-        except Exception as exc:  # noqa: BLE001  raising here would end the engine
-            self._fail(info, exc)
+    def _add_sums(self, span: torch.Tensor, sums: torch.Tensor) -> None:
+        span.add_(sums).div_(math.sqrt(self._num_codebooks + 1))
 
     def _add_spoken(
         self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
@@ -104,7 +82,7 @@ class CachedFishSpeechSlowAR(
 
         Raises: TTSCacheError.
         """
-        begin = _begin_of(info)
+        begin = begin_of(info)
         end = begin + len(rows)
         first = max(begin, int(info.get("_omni_prompt_len", end)))
         if first >= end:
@@ -119,59 +97,9 @@ class CachedFishSpeechSlowAR(
         is_frame = (ids >= self._semantic_begin_id) & (ids <= self._semantic_end_id)
         span.copy_(torch.where(is_frame.unsqueeze(-1), frames, span))
 
-    def _add_reference(
-        self, rows: torch.Tensor, info: Mapping[str, Any], ref: SpeakerRef
-    ) -> None:
-        """Add the codes' embeddings where the span holds frames of the reference."""
-        frames = ReferenceFrames.from_info(info)
-        begin = _begin_of(info)
-        if begin > frames.start:
-            self._refuse_suspect(ref.audio_sha256, info)
-        first = max(frames.start, begin)
-        last = min(frames.start + frames.num_frames, begin + rows.shape[0])
-        if first >= last:
-            return  # their KV is in the prefix cache, or they come in another chunk
-        part = slice(first - frames.start, last - frames.start)
-        summed = self._sums_or_suspect(ref, frames, part)
-        span = rows[first - begin : last - begin]
-        span.add_(summed.to(rows.dtype)).div_(math.sqrt(self._num_codebooks + 1))
-        if first == frames.start:
-            self._suspect_prefixes.clear(ref.audio_sha256)
-
     def _count_if_complete(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
-        end = _begin_of(info) + rows.shape[0]
-        is_last = end >= int(info.get("_omni_prompt_len", end))
-        if is_last and request_id_of(info) not in self._spoken:
-            self._count_prompt()
-
-    def _sums_or_suspect(
-        self, ref: SpeakerRef, frames: ReferenceFrames, part: slice
-    ) -> torch.Tensor:
-        try:
-            return self._codebook_sums(self._codes(ref, frames.num_frames)[part])
-        except Exception:
-            self._suspect(ref.audio_sha256)
-            raise
-
-    def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
-        """``(num_frames, num_codebooks)``, each inside its codebook.
-
-        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
-        """
-        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
-        expected = (num_frames, self._num_codebooks)
-        return checked_codes(codes, expected, self._codebook_size)
-
-    def _codebook_sums(self, codes: Array) -> torch.Tensor:
-        """``(num_frames, hidden_size)``; one gather for all codebooks."""
-        starts = np.arange(self._num_codebooks) * self._codebook_size
-        rows = codes.astype(np.int64) + starts
-        device = self.codebook_embeddings.weight.device
-        return self.codebook_embeddings(on_device(rows, device, torch.long)).sum(dim=1)
-
-
-def _begin_of(info: Mapping[str, Any]) -> int:
-    return int(info.get("_omni_num_computed_tokens", 0))
+        if request_id_of(info) not in self._spoken:  # else it is computed once more
+            super()._count_if_complete(rows, info)
 
 
 @contextmanager

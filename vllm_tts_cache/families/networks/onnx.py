@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.families.networks.onnx_file import keeps_weights_elsewhere
 
 # All that is in the fingerprint beside the file.
 VERSION: str = onnxruntime.__version__
@@ -50,7 +51,8 @@ class OnnxNetwork:
 def load_onnx(path: Path, *, num_inputs: int) -> OnnxNetwork:
     """Load a file.
 
-    Raises: CheckpointError if it cannot be read, or is no network of so many inputs.
+    Raises: CheckpointError if it cannot be read, is no network of so many inputs, or
+        not all of the network.
     """
     _check_readable(path)
     try:
@@ -63,6 +65,7 @@ def load_onnx(path: Path, *, num_inputs: int) -> OnnxNetwork:
     if (found := len(session.get_inputs())) != num_inputs:
         reason = f"it has {found} inputs, and {num_inputs} are known what to do with"
         raise CheckpointError(str(path), reason)
+    _check_whole(path)
     return OnnxNetwork(session)
 
 
@@ -72,9 +75,7 @@ def file_bytes(path: Path) -> dict[str, Tensor]:
     Raises: CheckpointError if it cannot be read.
     """
     _check_readable(path)
-    # Copy on write: torch wants memory that could be written to, and nobody does.
-    mapped = np.memmap(path, dtype=np.uint8, mode="c")
-    return {path.name: torch.from_numpy(mapped)}
+    return {path.name: torch.from_numpy(_mapped(path))}
 
 
 def runtime_settings() -> dict[str, Any]:
@@ -99,6 +100,25 @@ def _options() -> onnxruntime.SessionOptions:
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY
     return options
+
+
+def _mapped(path: Path) -> npt.NDArray[np.uint8]:
+    # Copy on write: torch wants memory that could be written to, and nobody does.
+    return np.memmap(path, dtype=np.uint8, mode="c")
+
+
+def _check_whole(path: Path) -> None:
+    """Refuse weights beside the file: a fingerprint is over its bytes."""
+    try:
+        is_elsewhere = keeps_weights_elsewhere(_mapped(path).data)
+    except (ValueError, IndexError) as exc:
+        raise CheckpointError(str(path), f"not an ONNX file: {exc}") from exc
+    if is_elsewhere:
+        reason = (
+            "it keeps weights in another file, which is not supported: save it as "
+            "one (onnx.save(onnx.load(path), path))"
+        )
+        raise CheckpointError(str(path), reason)
 
 
 def _check_readable(path: Path) -> None:

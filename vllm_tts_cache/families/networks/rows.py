@@ -1,7 +1,7 @@
 """Where a reference stands in a prompt: in rows, one position each.
 
 On Higgs Audio a row has a code of each codebook, each codebook's one row later than
-those of the one before; on Audio8 TTS a row is a frame.
+those of the one before; on Audio8 TTS and Fish Speech a row is a frame.
 """
 
 import zlib

@@ -18,6 +18,9 @@ from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, TOKENIZER
 from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding
 
+# numpy's and torch's arrays of a clip, see docs/gpu.md.
+_PREPARATION_BYTES_PER_SECOND = 2 * 1024**2
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OmniVoiceEncoder:
@@ -33,8 +36,15 @@ class OmniVoiceEncoder:
 
     @property
     def need(self) -> MemoryNeed:
-        """The tokenizer's: what is before it is done in main memory."""
-        return self.tokenizer.need
+        """The tokenizer's; in main memory the preparation's, if that is more.
+
+        One comes after the other, and the preparation is in main memory always.
+        """
+        network = self.tokenizer.need
+        if self.tokenizer.device.type != "cpu":
+            return network
+        per_second = max(network.bytes_per_second, _PREPARATION_BYTES_PER_SECOND)
+        return MemoryNeed(fixed_bytes=network.fixed_bytes, bytes_per_second=per_second)
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
         """Encode one audio.

@@ -16,7 +16,10 @@ from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY
 from vllm_tts_cache.families.omnivoice.limits import MAX_STEPS
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
-from vllm_tts_cache.model_executor.pipeline import CachedPipeline
+from vllm_tts_cache.model_executor.pipeline import (
+    CachedPipeline,
+    looking_up_a_prompt,
+)
 from vllm_tts_cache.model_executor.talker import on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 
@@ -93,7 +96,8 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
         given, rms = prompt, None
         try:
             if isinstance(prompt, Mapping) and FIELD in prompt:
-                given, rms = self._with_codes(prompt)
+                with looking_up_a_prompt():
+                    given, rms = self._with_codes(prompt)
             if (seed := extra.get("seed")) is not None:
                 torch.Generator().manual_seed(seed)  # else it fails all of the batch
             return super()._prepare_request_input(given, extra)

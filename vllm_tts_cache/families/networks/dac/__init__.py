@@ -1,1 +1,1 @@
-"""What the DACs of Fish Speech and Audio8 TTS share: their file and how audio comes."""
+"""What Fish Speech and Audio8 TTS share: their codec's file, and how codes are read."""

@@ -32,8 +32,9 @@ REVISION = 1
 # What brings the samples to HuBERT's rate, whatever brought the clip to ours.
 SEMANTIC_RESAMPLER = "torchaudio sinc_interp_hann"
 
-# Of the network's first and largest outputs, float32, so many are there at a time.
-_NUM_AT_A_TIME = 5
+# Of the network's first and largest outputs, float32, four are there at a time, and
+# half as many again are declared; see docs/gpu.md.
+_NUM_AT_A_TIME = 6
 
 _ENCODE_SIDE = (
     "acoustic_encoder.",

@@ -1,0 +1,131 @@
+"""Until when a participant is waited for, in a catalogue that several machines reach.
+
+By the server's clock alone: those of machines differ. A participant whose lease is over
+is not waited for, and is still asked: what it missed waits for it, and it confirms that
+when it comes back. After an hour that is forgotten, and it joins anew.
+
+That a lease is over says nothing by itself: nobody could renew while the server was
+down or frozen, while a standby took its place, or while the network was cut for all;
+and a clock that is set forward ends all leases at once. So the catalogue also knows the
+series of renewals, by whomsoever: when the last one was, and since when there was no
+gap. All of the above is a gap, or looks like one, and ends a series. A participant is
+dead, or lost, only if a series has gone on for so long without it, up to this moment:
+others renewed all the time, and it alone did not.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Float,
+    Select,
+    and_,
+    case,
+    cast,
+    exists,
+    func,
+    not_,
+    select,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from vllm_tts_cache.catalogue.schema import lease, renewals
+
+# Less than a DELETE waits: it is answered although a server was killed.
+LEASE_SECONDS = 12.0
+RENEW_SECONDS = 2.0
+LOST_SECONDS = 3600.0
+# After a shorter one everybody has had the time to renew before its lease was over.
+GAP_SECONDS = 6.0
+# Of the server, because the clocks of machines differ.
+NOW: "ColumnElement[float]" = cast(
+    func.date_part("epoch", func.clock_timestamp()), Float
+)
+
+
+def take(db: Connection, participant_id: str) -> None:
+    """Wait for the participant from now on."""
+    db.execute(
+        lease.insert().values(participant_id=participant_id, until=NOW + LEASE_SECONDS)
+    )
+    _go_on(db)
+
+
+def renew(db: Connection, participant_id: str) -> bool:
+    """Wait for it for longer; False if it has been forgotten."""
+    where = lease.c.participant_id == participant_id
+    renewed = lease.update().where(where).values(until=NOW + LEASE_SECONDS)
+    is_known = db.execute(renewed).rowcount == 1
+    if is_known:
+        _go_on(db)
+    return is_known
+
+
+def is_known(db: Connection, participant_id: str) -> bool:
+    """Whether the participant has not been forgotten."""
+    where = lease.c.participant_id == participant_id
+    return db.execute(select(lease.c.until).where(where)).first() is not None
+
+
+def alive(db: Connection) -> set[str]:
+    """The participants whose leases are not over."""
+    query = select(lease.c.participant_id).where(_is_current())
+    return set(db.execute(query).scalars())
+
+
+def awaited(
+    query: "Select[Any]", participant_id: "ColumnElement[str]"
+) -> "Select[Any]":
+    """Of a query's rows, those of participants that are waited for."""
+    is_dead = and_(not_(_is_current()), _has_gone_on(LEASE_SECONDS))
+    here = lease.c.participant_id == participant_id
+    return query.join(lease, here).where(not_(is_dead))
+
+
+def end(db: Connection, participant_id: str) -> None:
+    """Wait for the participant no longer."""
+    db.execute(lease.delete().where(lease.c.participant_id == participant_id))
+
+
+def lost(db: Connection) -> list[str]:
+    """Those that were away for too long."""
+    return list(db.execute(select(lease.c.participant_id).where(_is_lost())).scalars())
+
+
+def end_lost(db: Connection) -> list[str]:
+    """End the leases of those; returns whose. Who renews meanwhile keeps it."""
+    ended: Delete = lease.delete().where(_is_lost())
+    return list(db.execute(ended.returning(lease.c.participant_id)).scalars())
+
+
+def _go_on(db: Connection) -> None:
+    """Count a renewal: it goes on with the series, or begins one after a gap."""
+    row = insert(renewals).values(number=1, began_at=NOW, last_at=NOW)
+    new, known = row.excluded, renewals.c
+    is_gap = func.abs(new.last_at - known.last_at) > GAP_SECONDS
+    began_at = case((is_gap, new.last_at), else_=known.began_at)
+    db.execute(
+        row.on_conflict_do_update(
+            index_elements=[known.number],
+            set_={"began_at": began_at, "last_at": new.last_at},
+        )
+    )
+
+
+def _has_gone_on(seconds: float) -> "ColumnElement[bool]":
+    """Whether the series of renewals is as old as that, and goes on."""
+    # Else nobody renews just now, or the clock was set since the last one.
+    goes_on = renewals.c.last_at.between(NOW - GAP_SECONDS, NOW + GAP_SECONDS)
+    return exists().where(goes_on, renewals.c.began_at < NOW - seconds)
+
+
+def _is_current() -> "ColumnElement[bool]":
+    # One that ends much later was taken before the clock was set back.
+    return lease.c.until.between(NOW, NOW + LEASE_SECONDS + GAP_SECONDS)
+
+
+def _is_lost() -> "ColumnElement[bool]":
+    is_over = lease.c.until < NOW - LOST_SECONDS
+    return and_(is_over, _has_gone_on(LEASE_SECONDS + LOST_SECONDS))

@@ -1,0 +1,139 @@
+"""Lists of speakers, a page at a time: what is on one, and where the next begins."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select
+
+from vllm_tts_cache.catalogue import dialect, speakers
+from vllm_tts_cache.catalogue.ids import is_voice_id
+from vllm_tts_cache.catalogue.names import fold, is_storable
+from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, SpeakerRecord
+from vllm_tts_cache.catalogue.schema import speaker, speaker_label
+from vllm_tts_cache.errors import InvalidSpeakerError
+
+Sort = Literal["name", "newest", "oldest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which speakers are listed.
+
+    Attributes:
+        limit: Speakers at most; positive.
+        after: Where the page begins: behind the cursor of the last speaker that was
+            listed, or behind a name, registered or not, or the id of a speaker.
+        search: Only those of whom name, description or a label's value contains
+            this, both folded.
+        labels: Only those that have all of these.
+        sort: ``name``: by the folded name. ``newest`` and ``oldest``: by age.
+        tenant: Whose speakers.
+    """
+
+    limit: int
+    after: str = ""
+    search: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    sort: Sort = "name"
+    tenant: str = DEFAULT_TENANT
+
+    def __post_init__(self) -> None:
+        if self.limit <= 0:
+            raise InvalidSpeakerError("limit", "it must be positive")
+        if self.sort not in get_args(Sort):
+            reason = f"expected one of {', '.join(get_args(Sort))}"
+            raise InvalidSpeakerError("sort", reason)
+        texts = ("after", self.after), ("search", self.search)
+        labels = (("label", text) for pair in self.labels.items() for text in pair)
+        for name, text in (*texts, *labels):
+            if not is_storable(text):
+                raise InvalidSpeakerError(
+                    name, "it contains an unpaired surrogate or NUL"
+                )
+
+
+def cursor(record: SpeakerRecord, sort: Sort) -> str:
+    """What to give as ``after`` to go on behind this speaker, deleted since or not."""
+    if sort == "name":
+        return record.name
+    # No number among all registrations: it would say how much others register.
+    return f"{record.created_at!r}:{record.speaker_id}"
+
+
+def records(db: Connection, page: Page) -> list[SpeakerRecord]:
+    """The speakers of a page.
+
+    Raises: InvalidSpeakerError: The cursor is none.
+    """
+    query = _on_page(db, speakers.record_columns(), page)
+    return [speakers.of_row(row) for row in db.execute(query)]
+
+
+def names(db: Connection, page: Page) -> list[str]:
+    """The names of the same page, for less.
+
+    Raises: InvalidSpeakerError: The cursor is none.
+    """
+    query = _on_page(db, select(speaker.c.name), page)
+    return list(db.execute(query).scalars())
+
+
+def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
+    is_there = speaker.c.expires_at.is_(None) | (speaker.c.expires_at > time.time())
+    query = query.where(speaker.c.tenant == page.tenant, is_there)
+    if part := fold(page.search):
+        query = query.where(dialect.contains(speaker.c.search_text, part))
+    for key, value in page.labels.items():
+        query = query.where(_has_label(key, value))
+    key, age = speaker.c.name_key, (speaker.c.created_at, speaker.c.speaker_id)
+    if page.after:
+        query = query.where(_behind(db, page))
+    if page.sort == "name":
+        query = query.order_by(key)
+    elif page.sort == "newest":
+        query = query.order_by(*(column.desc() for column in age))
+    else:
+        query = query.order_by(*age)
+    return query.limit(page.limit)
+
+
+def _has_label(key: str, value: str) -> "ColumnElement[bool]":
+    # By the label's index: few voices have it, of however many.
+    label = speaker_label.c
+    having = select(label.generation).where(
+        label.label_key == fold(key), label.label_value == fold(value)
+    )
+    return speaker.c.generation.in_(having)
+
+
+def _behind(db: Connection, page: Page) -> "ColumnElement[bool]":
+    if page.sort == "name":
+        name = page.after
+        if is_voice_id(name):
+            found = speakers.find(db, page.tenant, name)
+            name = name if found is None else found.name
+        return speaker.c.name_key > fold(name)
+    created_at, speaker_id = _age_of_cursor(db, page)
+    columns = speaker.c.created_at, speaker.c.speaker_id
+    if page.sort == "newest":
+        later = and_(columns[0] == created_at, columns[1] < speaker_id)
+        return or_(columns[0] < created_at, later)
+    later = and_(columns[0] == created_at, columns[1] > speaker_id)
+    return or_(columns[0] > created_at, later)
+
+
+def _age_of_cursor(db: Connection, page: Page) -> tuple[float, str]:
+    try:
+        created_at, speaker_id = page.after.split(":")
+        if not (math.isfinite(float(created_at)) and is_voice_id(speaker_id)):
+            raise ValueError
+        return float(created_at), speaker_id
+    except ValueError:
+        found = speakers.find(db, page.tenant, page.after)
+        if found is None:
+            reason = "it is no cursor of this order, and no voice"
+            raise InvalidSpeakerError("after", reason) from None
+        return found.created_at, found.speaker_id

@@ -1,0 +1,333 @@
+"""All that is PostgreSQL's: its connections, timeouts, transactions and errors."""
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Engine, create_engine, exc, text
+
+from vllm_tts_cache.catalogue import forks
+from vllm_tts_cache.catalogue.backend import beginning
+from vllm_tts_cache.errors import (
+    ConfigError,
+    StorageError,
+    StorageUnavailableError,
+)
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 3
+# A statement of ours reads an index, or in maintenance a table of a million voices.
+STATEMENT_SECONDS = 10
+# A request with a voice waits for one.
+QUICK_SECONDS = 3
+# Migrating, and reading all rows to verify them.
+LONG_SECONDS = 600
+WRITE_TURN_SECONDS = 10
+# Whoever holds the turn and says nothing for so long is frozen: it loses the turn.
+IDLE_SECONDS = 30
+# The server keeps the times above; one that is frozen or cut off is left after these.
+_GRACE_SECONDS = 2
+# Who asks sooner after a failed attempt to connect is told what that one was.
+_DOWN_SECONDS = 1.0
+_RECYCLE_SECONDS = 1800
+_NUM_CONNECTIONS = 4
+_RETRY_AFTER_SECONDS = 2
+
+# One writer at a time in all processes of a catalogue, as in SQLite. A schema is a
+# catalogue: several may share a database.
+_TAKE_TURN = (
+    "SELECT pg_advisory_xact_lock("
+    "hashtextextended('vllm-tts-cache ' || current_schema(), 0))"
+)
+_WAIT_LONG = f"SET LOCAL lock_timeout = '{LONG_SECONDS}s'"
+_SHOWN = ("user", "host", "port", "dbname")
+
+# SQLSTATE, or the class of it, in which a server says that another time may do.
+_UNAVAILABLE = {
+    "08": "the connection was lost",
+    "25006": "it is read-only, as a standby is",
+    "25P03": "a transaction was idle for too long, and was ended",
+    "40": "it was in another's way",
+    "53": "it has no room or no connection left",
+    "55P03": "another server has been writing for too long",
+    "57014": "it took too long",
+    "57": "it was shut down, or is starting",
+}
+
+
+class _PatientConnection(psycopg.Connection[Any]):
+    """Waits for no answer for ever: a frozen server keeps its sockets open."""
+
+    patience_seconds = float(LONG_SECONDS + _GRACE_SECONDS)
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        """Wait, but not longer than that.
+
+        Raises: OperationalError; the connection is of no use any more.
+        """
+        until = time.monotonic() + self.patience_seconds
+        return super().wait(_watched(gen, until, self), *args, **kwargs)
+
+
+def _watched(gen: PQGen[T], until: float, connection: _PatientConnection) -> PQGen[T]:
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > until:
+                connection.pgconn.finish()
+                raise _NoAnswerError("it does not answer")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+class _NoAnswerError(psycopg.OperationalError):
+    pass
+
+
+class _ShortConnection(_PatientConnection):
+    patience_seconds = float(STATEMENT_SECONDS + _GRACE_SECONDS)
+
+
+class _QuickConnection(_PatientConnection):
+    patience_seconds = float(QUICK_SECONDS + _GRACE_SECONDS)
+
+
+class PostgresServer:
+    """A catalogue in a database of a server; see `Backend`.
+
+    Args:
+        url: As libpq takes it: ``postgresql://user:password@host/database``.
+
+    Raises:
+        ConfigError: It is no such URL.
+    """
+
+    has_leases = True
+
+    def __init__(self, url: str):
+        self._url = url
+        self.where = shown(url)
+        self._down = threading.Lock()
+        self._down_until, self._why_down = 0.0, ""
+        # Whoever waits for the turn has a connection, so readers need others, and the
+        # lease one that not even readers have.
+        self._writers = self._open(_ShortConnection, STATEMENT_SECONDS, checks=True)
+        self._readers = self._open(_ShortConnection, STATEMENT_SECONDS, checks=True)
+        self._keeper = self._open(_QuickConnection, QUICK_SECONDS, checks=True, num=1)
+        self._patient = self._open(_PatientConnection, LONG_SECONDS, checks=True)
+        # Not looked at before each use, which would be a second question: what only
+        # reads is asked once more.
+        self.quick = self._open(_QuickConnection, QUICK_SECONDS, autocommit=True)
+        at_once = {"isolation_level": "AUTOCOMMIT"}
+        self.reading = self._readers.execution_options(**at_once)
+        self.renewing = self._keeper.execution_options(**at_once)
+        # Whatever the server's default is: each statement has to see what was committed
+        # before the turn came.
+        committed = {"isolation_level": "READ COMMITTED"}
+        writing = self._writers.execution_options(**committed)
+        self.writing = beginning(writing, _TAKE_TURN)
+        migrating = self._patient.execution_options(**committed)
+        self.migrating = beginning(migrating, _WAIT_LONG, _TAKE_TURN)
+        self.snapshots = self._patient.execution_options(
+            isolation_level="REPEATABLE READ"
+        )
+
+    @contextmanager
+    def opening(self) -> Generator[None, None, None]:
+        """See that it can be used; whoever writes then has the turn.
+
+        Raises:
+            StorageError: It cannot be reached, or is of a kind that we cannot use.
+        """
+        try:
+            with self.errors(), self.reading.connect() as db:
+                encoding = db.execute(text("SHOW server_encoding")).scalar_one()
+        except StorageUnavailableError as error:
+            raise StorageError(
+                f"The voice catalogue {self.where} cannot be opened: {error.detail}. "
+                "Start PostgreSQL there, or correct SPEAKER_CATALOGUE_URL."
+            ) from None
+        if encoding != "UTF8":
+            raise StorageError(
+                f"The voice catalogue {self.where} has the encoding {encoding}. Make "
+                "the database with ENCODING 'UTF8' TEMPLATE template0."
+            )
+        yield
+
+    @contextmanager
+    def errors(self) -> Generator[None, None, None]:
+        """Turn an error of the database into the storage error it means."""
+        try:
+            yield
+        # Not chained: a traceback would show the rows that the server quotes.
+        except exc.TimeoutError:
+            reason = "all connections to it are in use"
+            raise self._unavailable(reason, was_cut_off=False) from None
+        except exc.DBAPIError as error:
+            raise self._storage_error(error.orig or error) from None
+        except psycopg.Error as error:
+            raise self._storage_error(error) from None
+
+    def retried(self, read: Callable[[], T]) -> T:
+        """Do what only reads, and once more where its connection had been lost."""
+        try:
+            return read()
+        except psycopg.OperationalError as error:
+            # Who has waited already does not wait again.
+            if isinstance(error, _NoAnswerError) or error.sqlstate == "57014":
+                raise
+            # The others in the pool were lost with it.
+            self.quick.dispose()
+            return read()
+
+    def wipe_log(self) -> None:
+        """Nothing: when rows are overwritten is the server's affair (VACUUM)."""
+
+    def close(self) -> None:
+        """Close every connection; those in use, when their block ends."""
+        shared = self._writers, self._readers, self._patient
+        for engine in (*shared, self._keeper, self.quick):
+            engine.dispose()
+
+    def _open(
+        self,
+        kind: type[psycopg.Connection[Any]],
+        statement_seconds: int,
+        *,
+        num: int = _NUM_CONNECTIONS,
+        checks: bool = False,
+        autocommit: bool = False,
+    ) -> Engine:
+        engine = create_engine(
+            "postgresql+psycopg://",
+            creator=partial(self._connect, kind, statement_seconds, autocommit),
+            pool_size=num,
+            max_overflow=num,
+            pool_timeout=QUICK_SECONDS if autocommit else STATEMENT_SECONDS,
+            pool_pre_ping=checks,
+            pool_recycle=_RECYCLE_SECONDS,
+            hide_parameters=True,  # names and texts of voices, as in SQLite
+            use_native_hstore=False,  # else each connection asks for the type
+        )
+        return forks.guard(engine)
+
+    def _connect(
+        self,
+        kind: type[psycopg.Connection[Any]],
+        statement_seconds: int,
+        autocommit: bool,
+    ) -> psycopg.Connection[Any]:
+        self._check_down()
+        try:
+            return kind.connect(
+                self._url,
+                autocommit=autocommit,
+                **_options(self._url, statement_seconds),
+            )
+        except psycopg.OperationalError as error:
+            with self._down:
+                self._down_until = time.monotonic() + _DOWN_SECONDS
+                self._why_down = str(error)
+            raise
+
+    def _check_down(self) -> None:
+        with self._down:
+            if time.monotonic() < self._down_until:
+                raise psycopg.OperationalError(self._why_down)
+
+    def _storage_error(self, error: BaseException) -> StorageError:
+        if not isinstance(error, psycopg.Error):
+            what = type(error).__name__
+            return StorageError(f"The voice catalogue {self.where} failed: {what}.")
+        state = error.sqlstate or ""
+        if (reason := _reason(state)) is not None:
+            return self._unavailable(reason, was_cut_off=_is_end(state))
+        # libpq's own: it could not connect, or lost the connection.
+        if not state and isinstance(error, psycopg.OperationalError):
+            return self._unavailable(_one_line(error))
+        if state[:2] in ("28", "3D"):  # who or what it is not
+            return self._unavailable(_one_line(error))
+        # The first line alone: the others quote rows, which are of voices.
+        what = _one_line(error.diag.message_primary or type(error).__name__)
+        return StorageError(f"The voice catalogue {self.where} failed: {what}.")
+
+    def _unavailable(
+        self, detail: str, *, was_cut_off: bool = True
+    ) -> StorageUnavailableError:
+        return StorageUnavailableError(
+            self.where, detail, _RETRY_AFTER_SECONDS, was_cut_off=was_cut_off
+        )
+
+
+def shown(url: str) -> str:
+    """A URL as logs and people may see it: without a password.
+
+    Raises:
+        ConfigError: It is none. It is not quoted, nor is libpq, which quotes it.
+    """
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.Error:
+        raise _no_url() from None
+    user, host, port, name = (str(parts.get(part) or "") for part in _SHOWN)
+    # A password that was not quoted is taken for some of these; libpq minds none of it.
+    is_mistaken = set(port) - set("0123456789,") or set("@/=") & set(name)
+    if is_mistaken or "@" in host[1:]:
+        raise _no_url()
+    place = f"{user}@" if user else ""
+    place += host + (f":{port}" if port else "")
+    return f"postgresql://{place}/{name}"
+
+
+def _no_url() -> ConfigError:
+    return ConfigError(
+        "SPEAKER_CATALOGUE_URL=(not shown): expected "
+        "postgresql://user:password@host:5432/database, special characters of a "
+        "password written as %40 (for @), %2F (for /) and so on"
+    )
+
+
+def _options(url: str, statement_seconds: int) -> dict[str, Any]:
+    """What is not in the URL, where its author may have said otherwise."""
+    given = conninfo_to_dict(url)
+    limits = {
+        "statement_timeout": statement_seconds,
+        "lock_timeout": WRITE_TURN_SECONDS,
+        "idle_in_transaction_session_timeout": IDLE_SECONDS,
+    }
+    ours = " ".join(f"-c {name}={value}s" for name, value in limits.items())
+    defaults: dict[str, Any] = {
+        "connect_timeout": CONNECT_SECONDS,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 1000 * (statement_seconds + _GRACE_SECONDS),
+        "application_name": "vllm-tts-cache",
+    }
+    return {
+        **{name: value for name, value in defaults.items() if name not in given},
+        "client_encoding": "UTF8",
+        "options": f"{ours} {given.get('options') or ''}".strip(),
+    }
+
+
+def _reason(state: str) -> str | None:
+    return _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2])
+
+
+def _is_end(state: str) -> bool:
+    """Whether the connection ends with this SQLSTATE."""
+    return state == "25P03" or (state[:2] in ("08", "57") and state != "57014")
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,186 @@
+"""All that is SQLite's: opening the file, its modes, its locks and its errors."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock, Timeout
+from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from vllm_tts_cache.catalogue import forks
+from vllm_tts_cache.catalogue.backend import beginning
+from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
+from vllm_tts_cache.files import FILE_MODE, storage_errors
+
+T = TypeVar("T")
+
+BUSY_SECONDS = 10.0
+# On an event loop; a reader waits only while the file is opened or recovered.
+AT_ONCE_SECONDS = 0.05
+# Another process may be taking over or importing a large directory.
+OPEN_SECONDS = 600.0
+_RETRY_AFTER_SECONDS = 2
+_BUSY_CODES = ("database is locked", "database table is locked", "locking protocol")
+
+
+class SqliteFile:
+    """A catalogue in one file; see `Backend`.
+
+    A pool rather than a connection per thread: a thread that ends would leave its
+    connection open until the garbage collector finds it.
+
+    Args:
+        path: Where it is.
+        busy_seconds: How long a writer waits for another one.
+    """
+
+    has_leases = False
+
+    def __init__(self, path: Path, *, busy_seconds: float = BUSY_SECONDS):
+        self.path = path
+        self.where = str(path)
+        self.reading = _open_engine(path, busy_seconds)
+        self.renewing = self.reading  # nobody has a lease
+        self.quick = _open_engine(path, AT_ONCE_SECONDS)
+        # IMMEDIATE: what is read before writing must still hold when it is written.
+        self.writing = beginning(self.reading, "BEGIN IMMEDIATE")
+        self.migrating = self.writing  # whose turn `opening` holds
+        self.snapshots = beginning(self.reading, "BEGIN")
+
+    @contextmanager
+    def opening(self) -> Generator[None, None, None]:
+        """Hold the turn; the file is there, for its owner only."""
+        with errors(self.path), opening_lock(self.path):
+            _prepare_file(self.path)
+            self._use_wal()
+            yield
+
+    @contextmanager
+    def errors(self) -> Generator[None, None, None]:
+        """Turn an error of SQL inside the block into the storage error it means."""
+        with errors(self.path):
+            yield
+
+    def retried(self, read: Callable[[], T]) -> T:
+        """Read once: a file is not lost."""
+        return read()
+
+    def wipe_log(self) -> None:
+        """Write the log into the file and empty it.
+
+        If somebody reads it all the time it is emptied another time: after the next
+        deletion, or when the last process closes it.
+        """
+        with suppress(StorageError), errors(self.path), self.quick.connect() as db:
+            db.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
+
+    def close(self) -> None:
+        """Close every connection; those in use, when their block ends."""
+        self.reading.dispose()
+        self.quick.dispose()
+
+    def _use_wal(self) -> None:
+        """Let readers go on while somebody writes; the caller holds the file lock.
+
+        SQLite answers BUSY at once, whatever the timeout, when processes switch a new
+        file to WAL together; so they take turns.
+        """
+        with self.reading.connect() as db:
+            db.execute(text("PRAGMA journal_mode = WAL"))
+
+
+@contextmanager
+def opening_lock(
+    path: Path, timeout_seconds: float = OPEN_SECONDS
+) -> Generator[None, None, None]:
+    """Hold the turn to open, migrate or take over; it ends with its process.
+
+    Raises:
+        StorageBusyError: Another process has it for longer than that.
+    """
+    try:
+        with FileLock(
+            f"{path}.lock", timeout_seconds, mode=FILE_MODE, is_singleton=False
+        ):
+            yield
+    except Timeout as exc:
+        raise StorageBusyError(_RETRY_AFTER_SECONDS) from exc
+
+
+@contextmanager
+def errors(path: Path) -> Generator[None, None, None]:
+    """Turn an error of SQL inside the block into the storage error it means."""
+    try:
+        with storage_errors(path):
+            yield
+    except DBAPIError as exc:
+        if exc.connection_invalidated:  # closed under us by a fork's preparations
+            raise StorageBusyError(1) from exc
+        raise _storage_error(path, exc.orig or exc) from exc
+    except sqlite3.Error as exc:
+        if "closed database" in str(exc):
+            raise StorageBusyError(1) from exc
+        raise _storage_error(path, exc) from exc
+
+
+def _storage_error(path: Path, error: BaseException) -> StorageError:
+    reason = str(error)
+    if "disk is full" in reason:
+        return StorageFullError(str(path))
+    if any(code in reason for code in _BUSY_CODES):
+        return StorageBusyError(_RETRY_AFTER_SECONDS)
+    advice = ""
+    if "not a database" in reason or "malformed" in reason:
+        advice = (
+            ". Restore the file from a backup, or move it away to start with an empty"
+            " catalogue; audio and encodings are kept elsewhere"
+        )
+    return StorageError(f"The voice catalogue {path} failed: {reason}{advice}.")
+
+
+def _open_engine(path: Path, busy_seconds: float) -> Engine:
+    """Connections to one file that wait for others so long, without transactions."""
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        creator=lambda: _connect(path, busy_seconds),
+        pool_size=4,
+        max_overflow=-1,
+        hide_parameters=True,  # names and texts of voices, which end up in tracebacks
+    )
+    return forks.guard(engine)
+
+
+def _prepare_file(path: Path) -> None:
+    """Make the file if it is missing, for its owner only; -wal and -shm follow it.
+
+    Raises: OSError.
+    """
+    with suppress(FileExistsError):
+        # Never one that is there: closing it would give up the locks that SQLite has
+        # on it for this process, and the next process that closes the catalogue would
+        # take it for the last, and remove the log under this one's connections.
+        new = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        os.close(os.open(path, new, FILE_MODE))
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with suppress(FileNotFoundError):
+            name.chmod(FILE_MODE)
+
+
+def _connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    # An isolation level would make the driver begin transactions of its own.
+    db = sqlite3.connect(
+        path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+    )
+    try:
+        # NORMAL could lose a committed speaker when the power fails.
+        db.execute("PRAGMA synchronous = FULL")
+        # Else the pages would keep what a deleted voice's rows said.
+        db.execute("PRAGMA secure_delete = ON")
+    except BaseException:
+        db.close()
+        raise
+    return db

@@ -1,0 +1,182 @@
+"""The route that gives many voices as one stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from vllm_tts_cache.catalogue.pages import Page, cursor
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.entrypoints.callers import CallingTenant
+from vllm_tts_cache.entrypoints.routing import CHANGES_MAX_BYTES, guarded_route
+from vllm_tts_cache.entrypoints.service import SpeakerService
+from vllm_tts_cache.entrypoints.voice_forms import parse_label_filters
+from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS, file_answers
+from vllm_tts_cache.entrypoints.voices import Handler
+from vllm_tts_cache.errors import (
+    DownloadsOffError,
+    InvalidSpeakerError,
+    ServerBusyError,
+    SpeakerNotFoundError,
+    StorageBusyError,
+    StorageError,
+    StorageUnavailableError,
+)
+from vllm_tts_cache.store.archive_format import MEDIA_TYPE, ArchiveWriter
+
+router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
+
+MAX_NAMES = 1000
+# How long a catalogue that is down is waited for, and a client that does not read.
+PATIENCE_SECONDS, SEND_SECONDS = 60.0, 60.0
+_PAGE = 100
+# So much is handed to a client that reads slowly before it has taken the last.
+_CHUNK_BYTES = 256 * 1024
+_HEADERS = {
+    **FILE_HEADERS,
+    "Content-Disposition": 'attachment; filename="voices.tar"',
+}
+
+T = TypeVar("T")
+Records = AsyncIterator[SpeakerRecord]
+
+
+# Not below `/v1/audio/voices/`, where any word may be the name of a voice.
+@router.get(
+    "/v1/audio/voice_archive",
+    responses=file_answers(MEDIA_TYPE),
+    response_class=Response,
+)
+async def export_voices(
+    handler: Handler,
+    tenant: CallingTenant,
+    name: Annotated[
+        list[str] | None,
+        Query(description="a name or an id; may be repeated", max_length=MAX_NAMES),
+    ] = None,
+    search: Annotated[
+        str | None, Query(description="in names, descriptions and labels' values")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        Query(description="`key:value`; may be repeated, and all must fit"),
+    ] = None,
+) -> Response:
+    """Give voices as one stream: a tar file of their bundles.
+
+    Of those that are named, or fit `search` and `label`, or all. It ends with
+    `archive.json`, which says how many it holds and which were left out: deleted
+    meanwhile, registered as an embedding, or not readable. An archive that breaks off
+    has no end.
+    """
+    speakers = handler.speakers
+    if not speakers.may_download:
+        raise DownloadsOffError
+    if name and (search or label):
+        raise InvalidSpeakerError("name", "give names, or search and label, not both")
+    if name:
+        records = _named([(await speakers.get(tenant, each)).record for each in name])
+    else:
+        labels = parse_label_filters(label or [])
+        page = Page(limit=_PAGE, search=search or "", labels=labels, tenant=tenant.name)
+        records = _found(speakers, page)
+    return _Stream(_archive(speakers, records), speakers.archives.enter())
+
+
+class _Stream(StreamingResponse):
+    """One that gives its place back however it ends, begun or not."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], leave: Callable[[], None]):
+        super().__init__(chunks, media_type=MEDIA_TYPE, headers=_HEADERS)
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+
+        async def in_time(message: Message) -> None:
+            try:
+                await asyncio.wait_for(send(message), SEND_SECONDS)
+            except asyncio.TimeoutError:
+                # As if it had left: others wait for its place.
+                raise OSError("the client does not read") from None
+
+        chunks: Any = self.body_iterator
+        try:
+            async with aclosing(chunks):
+                await super().__call__(scope, receive, in_time)
+        finally:
+            self._leave()
+
+
+async def _archive(speakers: SpeakerService, records: Records) -> AsyncIterator[bytes]:
+    writer = ArchiveWriter()
+    async for record in records:
+        try:
+            data = await _bundle(speakers, record)
+        except (StorageBusyError, StorageUnavailableError):
+            raise  # of all voices: an archive that breaks off has no end
+        except (SpeakerNotFoundError, StorageError) as exc:
+            writer.leave_out(record.name, _reason(record, exc))
+            continue
+        before, behind = writer.voice(record.name, len(data))
+        yield before
+        for at in range(0, len(data), _CHUNK_BYTES):
+            yield data[at : at + _CHUNK_BYTES]
+        yield behind
+    yield writer.end()
+
+
+def _reason(record: SpeakerRecord, error: Exception) -> str:
+    if record.audio_sha256 is None:
+        return "It was registered as an embedding, of which there is no bundle."
+    return str(error)
+
+
+async def _bundle(speakers: SpeakerService, record: SpeakerRecord) -> bytes:
+    # By its id: it may be renamed meanwhile.
+    run, export = speakers.bundling.run, speakers.bundles.export
+    _, data = await _in_turn(lambda: run(export, record.speaker_id, record.tenant))
+    return data
+
+
+async def _named(records: list[SpeakerRecord]) -> Records:
+    seen: set[str] = set()
+    for record in records:
+        if record.speaker_id not in seen:
+            seen.add(record.speaker_id)
+            yield record
+
+
+async def _found(speakers: SpeakerService, page: Page) -> Records:
+    while True:
+        found = await _in_turn(partial(speakers.records, page))
+        for record in found:
+            yield record
+        if len(found) < page.limit:
+            return
+        page = replace(page, after=cursor(found[-1], page.sort))
+
+
+async def _in_turn(call: Callable[[], Awaitable[T]]) -> T:
+    """Wait as others are told to: the answer has begun, and cannot be a 503.
+
+    Raises: StorageBusyError, StorageUnavailableError after a minute of it.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return await call()
+        except ServerBusyError as exc:
+            pause = exc.retry_after_seconds
+        except (StorageBusyError, StorageUnavailableError) as exc:
+            pause = exc.retry_after_seconds
+            if time.monotonic() + pause > until:
+                raise
+        await asyncio.sleep(pause)

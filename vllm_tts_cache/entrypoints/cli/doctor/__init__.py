@@ -1,0 +1,94 @@
+"""``vllm-tts-cache doctor``: what is wrong or slow, and what to do about it."""
+
+import os
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints.cli import style
+from vllm_tts_cache.entrypoints.cli.doctor import host, server, storage, tenants
+from vllm_tts_cache.entrypoints.cli.doctor.finding import Finding
+from vllm_tts_cache.entrypoints.cli.style import examples, new_app
+from vllm_tts_cache.entrypoints.cli.voices.source import ApiKey, Directory
+from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.printable import printable
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_NAME_WIDTH = 15
+
+app = new_app()
+
+
+@app.command(
+    epilog=examples(
+        "vllm-tts-cache doctor",
+        "vllm-tts-cache doctor --url http://gpu-7:8091 --quick",
+        "vllm-tts-cache doctor --json | jq '.checks[] | select(.status != \"ok\")'",
+    )
+)
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="SPEAKER_URL",
+            help="a server to look at; without, the one at the default URL",
+        ),
+    ] = None,
+    api_key: ApiKey = None,
+    directory: Directory = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="without importing torch and vLLM")
+    ] = False,
+    as_json: style.Json = False,
+) -> None:
+    """Look for what is wrong or slow on this machine, and say what to do.
+
+    Versions, whether vLLM will load the plugin, whether the wheels fit together, GPU
+    and CPU, the directory of voices, the tenants, and the server. Status 1 if a line
+    says fail.
+
+    JSON: {"ok": true, "checks": [{"name", "status": "ok|warn|fail", "text", "hint"}]}.
+    """
+    found: list[Finding] = []
+    for each in _findings(url, api_key, directory, quick=quick):
+        found.append(each)
+        if not as_json:
+            _print(each)
+    is_ok = all(each.status != "fail" for each in found)
+    if as_json:
+        checks = [each.plain() for each in found]
+        style.print_json({"ok": is_ok, "checks": checks})
+    style.leave(0 if is_ok else style.FAILED)
+
+
+def _findings(
+    url: str | None, api_key: str | None, directory: Directory, *, quick: bool
+) -> Iterator[Finding]:
+    from vllm_tts_cache.entrypoints.cli.voices.directory import settings_of
+
+    yield from host.versions()
+    yield from host.plugins()
+    if not quick:
+        yield from host.processors()
+    try:
+        load_settings()
+    except ConfigError:
+        pass  # it was said above
+    else:
+        settings = settings_of(directory)
+        yield from storage.storage(settings)
+        yield from tenants.tenants(settings)
+    yield from server.server(url, api_key)
+
+
+def _print(finding: Finding) -> None:
+    # None: as the output is a terminal or not.
+    colour = False if "NO_COLOR" in os.environ else None
+    status = typer.style(f"{finding.status:4}", fg=_COLOURS[finding.status])
+    name = f"{finding.name:{_NAME_WIDTH}}"
+    typer.echo(f"{status}  {name}  {printable(finding.text)}", color=colour)
+    if finding.hint:
+        typer.echo(f"{'':4}  {'':{_NAME_WIDTH}}  -> {printable(finding.hint)}")

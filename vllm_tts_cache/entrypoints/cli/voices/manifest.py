@@ -1,0 +1,278 @@
+"""Voices that are to be registered: one of the command line, or all of a manifest."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_tts_cache.audio.clips import decode_clips
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.transcripts import of_clips
+from vllm_tts_cache.entrypoints.voice_forms import parse_labels, parse_time
+from vllm_tts_cache.errors import (
+    ConfigError,
+    InvalidAudioError,
+    InvalidSpeakerError,
+    SpeakerRequestError,
+)
+
+COLUMNS = (
+    "name",
+    "audio",
+    "consent",
+    "ref_text",
+    "language",
+    "labels",
+    "description",
+    "pinned",
+    "expires_at",
+)
+_LABEL_COLUMN = "label:"
+_CLIP_SEPARATOR = ";"
+_NEEDED = ("name", "audio")
+_SHOWN_PROBLEMS = 20
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+class ManifestError(ConfigError):
+    """A manifest, or a voice of the command line, is wrong; nothing was sent.
+
+    Attributes:
+        problems: Row (the heading is row 1; None for the whole file) and what is wrong.
+    """
+
+    def __init__(self, what: str, problems: list[tuple[int | None, str]]):
+        lines = [
+            f"row {row}: {reason}" if row else reason
+            for row, reason in problems[:_SHOWN_PROBLEMS]
+        ]
+        if more := len(problems) - len(lines):
+            lines.append(f"and {more} more")
+        super().__init__(f"{what}: nothing was sent: {'; '.join(lines)}")
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewVoice:
+    """A voice that is to be registered.
+
+    Attributes:
+        clips: Of one recording a single one; of several ``ref_text`` has a line each.
+        row: Of the manifest; None of the command line.
+        expires_at: Unix seconds.
+    """
+
+    name: str
+    clips: tuple[Path, ...]
+    consent: str
+    ref_text: str | None = None
+    language: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    description: str | None = None
+    is_pinned: bool = False
+    expires_at: float | None = None
+    row: int | None = None
+
+    def check(self) -> None:
+        """Refuse what a server would, as far as that can be told from here.
+
+        The clips are only looked for; the server decodes them.
+
+        Raises: SpeakerRequestError.
+        """
+        if not self.consent:
+            reason = "it is empty; a voice needs its speaker's consent"
+            raise InvalidSpeakerError("consent", reason)
+        NewSpeaker(
+            name=self.name,
+            consent=self.consent,
+            ref_text=self.ref_text,
+            description=self.description,
+            language=self.language,
+            labels=self.labels,
+            expires_at=self.expires_at,
+            original_filename=self.clips[0].name,
+            audio_sha256="of clips that are read later",
+            num_samples=len(self.clips),
+            sample_rate_hz=1,
+            clip_starts=tuple(range(len(self.clips))),
+        )
+        # One body holds all of them.
+        DEFAULT_LIMITS.check_size(sum(map(_num_bytes, self.clips)))
+
+    def form(self, *, precompute: bool, check: bool) -> dict[str, str]:
+        """The fields of its registration.
+
+        Args:
+            precompute: Whether it is encoded in the background.
+            check: Whether the answer says what the clip is worth.
+        """
+        given = {
+            "name": self.name,
+            "consent": self.consent,
+            "ref_text": self.ref_text,
+            "language": self.language,
+            "labels": json.dumps(dict(self.labels)) if self.labels else None,
+            "speaker_description": self.description,
+            "pinned": "true" if self.is_pinned else None,
+            "expires_at": None if self.expires_at is None else repr(self.expires_at),
+            "precompute": "true" if precompute else "false",
+            "check": "true" if check else "false",
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def differences(
+        self, voice: Mapping[str, Any], clips: Sequence[bytes]
+    ) -> list[str]:
+        """What a registered voice has otherwise, as the server names it.
+
+        The clips are decoded: the same samples in another file are the same clip.
+        """
+        ours = {
+            "name": self.name,
+            "consent": self.consent,
+            "ref_text": of_clips(self.ref_text, len(self.clips)),
+            "language": self.language,
+            "labels": dict(self.labels),
+            "speaker_description": self.description,
+            "pinned": self.is_pinned,
+            "expires_at": None if self.expires_at is None else int(self.expires_at),
+        }
+        theirs = {"labels": {}, "pinned": False, **voice}
+        found = [name for name in ours if ours[name] != theirs.get(name)]
+        try:
+            sha = decode_clips(clips).audio.audio_sha256
+        except InvalidAudioError:
+            sha = None  # the server says best what is wrong with it
+        return found if sha == voice.get("audio_sha256") else [*found, "audio"]
+
+
+def _num_bytes(clip: Path) -> int:
+    """Bytes of a clip. Raises: InvalidAudioError if there are none."""
+    try:
+        num_bytes = clip.stat().st_size if clip.is_file() else -1
+    except (OSError, ValueError) as exc:
+        raise InvalidAudioError(f"{clip}: {exc}") from exc
+    if num_bytes <= 0:
+        raise InvalidAudioError(f"{clip}: there is no such file, or it is empty")
+    return num_bytes
+
+
+def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
+    """Read all of a manifest, and look at each row and its clip.
+
+    Args:
+        path: A CSV file in UTF-8; clips are looked for from where it is.
+        consent: Of rows that have none.
+
+    Raises:
+        ManifestError: Something is wrong, with everything that is.
+    """
+    problems: list[tuple[int | None, str]] = []
+    voices: list[NewVoice] = []
+    first: dict[str, int] = {}
+    try:
+        for row, cells in _rows(path):
+            try:
+                voice = _voice(cells, path.parent, row, consent)
+                voice.check()
+            except (SpeakerRequestError, ValueError) as exc:
+                problems.append((row, str(exc)))
+                continue
+            if (before := first.setdefault(fold(voice.name), row)) != row:
+                problems.append((row, f"{voice.name!r} is in row {before} as well"))
+            voices.append(voice)
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        problems.append((None, f"it cannot be read: {exc}"))
+    if not voices and not problems:
+        problems.append((None, "it has no rows"))
+    if problems:
+        raise ManifestError(str(path), problems)
+    return voices
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows with their numbers, as an editor counts those of one line each.
+
+    Raises: OSError, UnicodeDecodeError, csv.Error.
+    """
+    # Spreadsheets begin UTF-8 with a byte order mark.
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        headings = [heading.strip() for heading in next(rows, [])]
+        _check_headings(headings)
+        for number, cells in enumerate(rows, start=2):
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) > len(headings):
+                reason = (
+                    f"row {number} has {len(cells)} cells, the heading {headings!r}"
+                )
+                raise csv.Error(f"{reason}; put a cell with commas into quotes")
+            padded = [*cells, *[""] * (len(headings) - len(cells))]
+            yield number, dict(zip(headings, padded, strict=True))
+
+
+def _check_headings(headings: list[str]) -> None:
+    known = set(COLUMNS)
+    unknown = [
+        heading
+        for heading in headings
+        if heading not in known and not heading.startswith(_LABEL_COLUMN)
+    ]
+    missing = [heading for heading in _NEEDED if heading not in headings]
+    if unknown or missing or len(set(headings)) < len(headings):
+        raise csv.Error(
+            f"its heading is {headings!r}; columns are {', '.join(COLUMNS)} and "
+            f"label:KEY ({' and '.join(_NEEDED)} are needed), each once"
+        )
+
+
+def _voice(
+    cells: Mapping[str, str], folder: Path, row: int, consent: str | None
+) -> NewVoice:
+    def cell(column: str) -> str | None:
+        return cells.get(column, "").strip() or None
+
+    labels = parse_labels(cell("labels"))
+    for column, value in cells.items():
+        if column.startswith(_LABEL_COLUMN) and value.strip():
+            labels[column.removeprefix(_LABEL_COLUMN).strip()] = value.strip()
+    if (audio := cell("audio")) is None:
+        raise InvalidAudioError("the column audio is empty")
+    return NewVoice(
+        name=cell("name") or "",
+        clips=_clips(folder, audio),
+        consent=cell("consent") or (consent or "").strip(),
+        ref_text=cell("ref_text"),
+        language=cell("language"),
+        labels=labels,
+        description=cell("description"),
+        is_pinned=_flag("pinned", cell("pinned")),
+        expires_at=parse_time(cell("expires_at")),
+        row=row,
+    )
+
+
+def _clips(folder: Path, audio: str) -> tuple[Path, ...]:
+    """One file, or several with ``;`` between; one that has it in its name is one."""
+    whole = folder / Path(audio).expanduser()
+    if _CLIP_SEPARATOR not in audio or whole.is_file():
+        return (whole,)
+    names = [name.strip() for name in audio.split(_CLIP_SEPARATOR)]
+    if not all(names):
+        reason = f"the column audio has nothing on one side of a {_CLIP_SEPARATOR!r}"
+        raise InvalidAudioError(reason)
+    return tuple(folder / Path(name).expanduser() for name in names)
+
+
+def _flag(column: str, text: str | None) -> bool:
+    lowered = (text or "").lower()
+    if lowered not in _TRUE + _FALSE:
+        reason = f"{text!r} is neither of true, yes, 1 nor of false, no, 0"
+        raise InvalidSpeakerError(column, reason)
+    return lowered in _TRUE

@@ -1,0 +1,127 @@
+"""Routes about clips and whole voices: checked, given back, exported, imported."""
+
+from typing import Annotated, Any, BinaryIO, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, File, Form, Response, UploadFile
+from starlette.background import BackgroundTask
+
+from vllm_tts_cache.entrypoints import voice_forms, voice_models
+from vllm_tts_cache.entrypoints.callers import CallingTenant
+from vllm_tts_cache.entrypoints.metrics.uploads import VoicesRoute
+from vllm_tts_cache.entrypoints.routing import VOICE_MAX_BYTES, guarded_route
+from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS, answers, file_answers
+from vllm_tts_cache.entrypoints.voices import Handler
+from vllm_tts_cache.errors import DownloadsOffError
+from vllm_tts_cache.store import bundle_format
+from vllm_tts_cache.store.bundles import OnConflict
+from vllm_tts_cache.tenants import Tenant
+
+_MIB = 1024 * 1024
+router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
+import_router = APIRouter(
+    route_class=guarded_route(bundle_format.MAX_BYTES + _MIB, VoicesRoute)
+)
+
+BUNDLE_TYPE = "application/vnd.vllm-tts-cache.bundle+zip"
+
+
+@router.post(
+    "/v1/audio/voices/check", responses=answers(voice_models.Quality, 413, 500)
+)
+async def check_clip(
+    handler: Handler,
+    tenant: CallingTenant,
+    audio_sample: Annotated[UploadFile, File()],
+    ref_text: Annotated[str | None, Form()] = None,
+) -> Any:
+    """Say what a clip is worth, before anything is registered; nothing is stored."""
+    del tenant  # which an administrator is not
+    data = await voice_forms.read_clip(audio_sample)
+    return (await handler.speakers.uploads.check(data, ref_text)).to_dict()
+
+
+@router.get(
+    "/v1/audio/voices/{name}/audio",
+    responses=file_answers("audio/flac", "audio/wav"),
+    response_class=Response,
+)
+async def get_audio(handler: Handler, tenant: CallingTenant, name: str) -> Response:
+    """Give the reference audio back: the same samples, as FLAC or WAV."""
+    speakers = handler.speakers
+    if not speakers.may_download:
+        raise DownloadsOffError
+    found = await speakers.get(tenant, name)
+    data, media_type = await speakers.audio(found.record)
+    return Response(data, media_type=media_type, headers=FILE_HEADERS)
+
+
+@router.get(
+    "/v1/audio/voices/{name}/bundle",
+    responses=file_answers(BUNDLE_TYPE),
+    response_class=Response,
+)
+async def export_voice(handler: Handler, tenant: CallingTenant, name: str) -> Response:
+    """Give one file that holds the voice, its consent recording and its encodings."""
+    speakers = handler.speakers
+    if not speakers.may_download:
+        raise DownloadsOffError
+    leave = speakers.exports.enter()
+    try:
+        run = speakers.bundling.run
+        record, data = await run(speakers.bundles.export, name, tenant.name)
+    except BaseException:
+        leave()
+        raise
+    shown = f"attachment; filename*=UTF-8''{quote(record.name, safe='')}.voice"
+    headers = {**FILE_HEADERS, "Content-Disposition": shown}
+    # It is in memory until the last byte has been sent, however slowly it is read.
+    sent = BackgroundTask(leave)
+    return Response(data, media_type=BUNDLE_TYPE, headers=headers, background=sent)
+
+
+@import_router.post(
+    "/v1/audio/voices/import", responses=answers(voice_models.Imported, 409, 413, 507)
+)
+async def import_voice(
+    handler: Handler,
+    tenant: CallingTenant,
+    bundle: Annotated[UploadFile, File()],
+    name: Annotated[
+        str | None, Form(description="what to call it; the bundle's name without")
+    ] = None,
+    on_conflict: Annotated[Literal["fail", "replace", "rename"], Form()] = "fail",
+) -> Any:
+    """Register the voice of a bundle, whole or not at all.
+
+    Encodings are taken of bundles that this server signed, or one with the same
+    `SPEAKER_BUNDLE_KEY`; others are made anew, in the background.
+    """
+    speakers, file = handler.speakers, bundle.file
+    run = speakers.bundling.run
+    done = await run(_import, handler, tenant, file, name, on_conflict)
+    speakers.registered(done.done, precompute=True)
+    imported = {
+        "voice": speakers.shown(done.done.record),
+        "encodings_kept": done.num_kept,
+        "encodings_left": done.num_left,
+    }
+    return {"imported": [imported]}
+
+
+def _import(
+    handler: Handler,
+    tenant: Tenant,
+    file: BinaryIO,
+    name: str | None,
+    on_conflict: OnConflict,
+) -> Any:
+    speakers = handler.speakers
+    return speakers.bundles.import_voice(
+        file.read(bundle_format.MAX_BYTES + 1),  # in the thread, when its turn is come
+        check=handler.check_new,
+        check_audio=speakers.uploads.check_registrable,
+        name=name,
+        on_conflict=on_conflict,
+        tenant=tenant,
+    )

@@ -1,0 +1,111 @@
+"""The routes of consent recordings, as OpenAI's client calls them."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, Form, Query, UploadFile
+from pydantic import BaseModel
+
+from vllm_tts_cache.entrypoints import routing, voice_forms, voice_models
+from vllm_tts_cache.entrypoints.callers import CallingTenant
+from vllm_tts_cache.entrypoints.routing import (
+    CHANGES_MAX_BYTES,
+    VOICE_MAX_BYTES,
+    guarded_route,
+)
+from vllm_tts_cache.entrypoints.voice_models import answers
+from vllm_tts_cache.entrypoints.voices import Handler
+from vllm_tts_cache.errors import ConsentInUseError, DeletionPendingError
+
+router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
+changes_router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
+
+MAX_PAGE = 100
+
+
+class ConsentChanges(BaseModel):
+    """What may be changed of a recording."""
+
+    name: str
+
+
+@router.post(
+    "/v1/audio/voice_consents",
+    responses=answers(voice_models.Consent, 409, 413, 507),
+)
+async def create_consent(
+    handler: Handler,
+    tenant: CallingTenant,
+    name: Annotated[str, Form(description="a label for people")],
+    language: Annotated[str, Form(description="BCP 47 tag, such as `en-US`")],
+    recording: Annotated[UploadFile, File()],
+) -> Any:
+    """Keep a recording in which somebody consents to being cloned."""
+    data = await voice_forms.read_clip(recording)
+    uploads = handler.speakers.uploads
+    kept = await uploads.keep_consent(tenant, name, language, data)
+    return voice_models.consent(kept)
+
+
+@router.get("/v1/audio/voice_consents", responses=answers(voice_models.ConsentList))
+async def list_consents(
+    handler: Handler,
+    tenant: CallingTenant,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+    after: Annotated[str, Query(description="`last_id` of the last page")] = "",
+) -> Any:
+    """List recordings, newest first."""
+    speakers = handler.speakers
+    on_page = speakers.store.consents.on_page
+    found = await speakers.reads.run(on_page, limit + 1, after, tenant.name)
+    data = [voice_models.consent(record) for record in found[:limit]]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > limit,
+    }
+
+
+@router.get(
+    "/v1/audio/voice_consents/{consent_id}",
+    responses=answers(voice_models.Consent, 404),
+)
+async def get_consent(handler: Handler, tenant: CallingTenant, consent_id: str) -> Any:
+    """Show one recording."""
+    run, get = handler.speakers.reads.run, handler.speakers.store.consents.get
+    found = await run(get, consent_id, tenant.name)
+    return voice_models.consent(found)
+
+
+@changes_router.post(
+    "/v1/audio/voice_consents/{consent_id}",
+    responses=answers(voice_models.Consent, 404),
+)
+async def change_consent(
+    handler: Handler, tenant: CallingTenant, consent_id: str, changes: ConsentChanges
+) -> Any:
+    """Change a recording's label."""
+    speakers = handler.speakers
+    rename, run = speakers.store.consents.rename, speakers.uploads.threads.run
+    changed = await run(rename, consent_id, changes.name, tenant.name)
+    return voice_models.consent(changed)
+
+
+@router.delete(
+    "/v1/audio/voice_consents/{consent_id}",
+    responses=answers(voice_models.ConsentDeleted, 404, 409),
+)
+async def delete_consent(
+    handler: Handler, tenant: CallingTenant, consent_id: str
+) -> Any:
+    """Delete a recording that no voice stands on; else 409 says which do."""
+    try:
+        deletions = handler.speakers.deletions
+        await deletions.delete_consent(consent_id, tenant.name)
+    except DeletionPendingError as exc:
+        return routing.pending_response(exc)
+    except ConsentInUseError as exc:
+        voices = [{"id": id_, "name": name} for id_, name in exc.voices]
+        return routing.json_response(exc, voices=voices)
+    return {"id": consent_id, "object": "audio.voice_consent", "deleted": True}

@@ -1,0 +1,1 @@
+"""What an API process shows to Prometheus, at the host's own ``/metrics``."""

@@ -1,0 +1,222 @@
+"""Every Prometheus series of ours: its name, its labels and what it means.
+
+The prefix has no colon, unlike the host's ``vllm:`` and ``vllm_omni:``: Prometheus
+keeps it for recording rules, and vLLM unregisters whatever begins with ``vllm:`` when
+an engine starts.
+
+Labels take few values, none of them from a client: no name, text or address of a voice.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+from fastapi.exceptions import HTTPException, RequestValidationError
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
+from vllm_tts_cache.speaker.wire import DURATION_BOUNDS_SECONDS, Durations
+
+PREFIX = "vllm_tts_cache_"
+
+OUTCOMES = ("hit", "miss", "none", "failed")
+# The last two are FastAPI's, of a body that is no form or lacks a field.
+_CLIENTS_ERRORS = (SpeakerRequestError, RequestValidationError, HTTPException)
+FETCH_OUTCOMES = ("fetched", "failed", "refused")
+
+
+class AddedHistogram(Histogram):
+    """Observations that were counted in another process."""
+
+    def add(self, durations: Durations) -> None:
+        """Add what was counted since the last time, in buckets of the same bounds."""
+        for bucket, number in zip(self._buckets, durations.counts, strict=True):
+            bucket.inc(number)
+        self._sum.inc(durations.total_seconds)
+
+
+@dataclass(slots=True)
+class CountedRequest:
+    """A speech request while its speaker is resolved.
+
+    Attributes:
+        outcome: ``hit``, ``miss`` or ``none``, once it is known.
+    """
+
+    outcome: str = "none"
+
+
+class Metrics:
+    """The series of one process.
+
+    Those that API processes count for themselves are added up over them where there
+    are several. What all of them would be told alike, one of them shows; see `sharing`.
+
+    Args:
+        registry: Where they are found; the host serves prometheus_client's own.
+    """
+
+    def __init__(self, registry: CollectorRegistry):
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, meaning, labels, registry=registry)
+
+        def histogram(name: str, meaning: str, *labels: str) -> AddedHistogram:
+            return AddedHistogram(
+                PREFIX + name,
+                meaning,
+                labels,
+                registry=registry,
+                buckets=DURATION_BOUNDS_SECONDS,
+            )
+
+        def told(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(
+                PREFIX + name,
+                meaning,
+                labels,
+                registry=registry,
+                multiprocess_mode="livemostrecent",
+            )
+
+        # What each API process counts for itself.
+        self.requests = counter(
+            "requests",
+            "Speech requests by what their voice found: hit, all of its encodings were "
+            "there; miss, it waited for some; none, it needed none; failed, it could "
+            "not be had. A prompt that the engine loses is made, and counted, anew.",
+            *("outcome", "family"),
+        )
+        self.requests_failed = counter(
+            "requests_failed",
+            "Speech requests whose voice could not be had, by the error's name and by "
+            "who can mend it.",
+            *("reason", "fault"),
+        )
+        self.uploads = counter(
+            "uploads",
+            "Registrations of voices that were asked for, refused or not, imports of "
+            "bundles among them.",
+        )
+        self.uploads_refused = counter(
+            "uploads_refused",
+            "Registrations that were refused, by the error's name and by who can mend "
+            "it.",
+            *("reason", "fault"),
+        )
+        self.fetches = counter(
+            "fetches",
+            "References behind URLs: fetched, failed, or refused because too many are "
+            "being fetched.",
+            "outcome",
+        )
+        self.encodings_awaited = Gauge(
+            f"{PREFIX}encodings_awaited",
+            "Encodings that requests and precomputes of the API processes wait for.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.evictions = counter(
+            "evictions",
+            "Files (disk) and encodings (memory) that went to stay within a budget.",
+            *("tier", "segment"),
+        )
+        # What one of them asks the workers and the catalogue.
+        self.hits = counter(
+            "hits", "Encodings that workers found for prompts, by where.", "tier"
+        )
+        self.misses = counter("misses", "Encodings that workers did not find.")
+        self.corrupt = counter(
+            "corrupt",
+            "Stored encodings that did not match their key and were set aside.",
+        )
+        self.disk_errors = counter(
+            "disk_errors", "Times that a worker's disk could not answer."
+        )
+        self.prompts = counter("prompts", "Requests that got their speaker prompt.")
+        self.prompts_failed = counter(
+            "prompts_failed",
+            "Requests that reached a worker without one; most are sent once more.",
+        )
+        self.encodes = counter(
+            "encodes", "Encodes that ended, done or failed.", "encoder", "outcome"
+        )
+        self.encode_seconds = histogram(
+            "encode_seconds",
+            "How long encodes took, reading the reference included.",
+            *("encoder", "lane"),
+        )
+        self.encode_queue_seconds = histogram(
+            "encode_queue_seconds",
+            "How long encodes waited for the encode thread.",
+            *("encoder", "lane"),
+        )
+        self.encodes_in_flight = told(
+            "encodes_in_flight", "Encodes that wait for a worker, or are in hand."
+        )
+        self.encodes_waiting = told(
+            "encodes_waiting", "Encodes that wait for a worker.", "lane"
+        )
+        self.stored_bytes = told(
+            "stored_bytes",
+            "Bytes held in the workers' memory and on disk.",
+            *("tier", "segment", "content"),
+        )
+        self.stored_max_bytes = told(
+            "stored_max_bytes",
+            "Bytes that may be held in the workers' memory and on disk.",
+            *("tier", "segment", "content"),
+        )
+        self.voices = told("voices", "Registered voices.")
+        self.deletions_unfinished = told(
+            "deletions_unfinished", "Deletions of which something is left, somewhere."
+        )
+        self.workers_seen = told(
+            "workers_seen_timestamp_seconds", "When the workers were last asked."
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        # A series that begins with its first event hides it from `rate`.
+        for outcome in FETCH_OUTCOMES:
+            self.fetches.labels(outcome)
+        for tier in ("memory", "disk"):
+            self.hits.labels(tier)
+            for segment in ("registered", "inline"):
+                self.evictions.labels(tier, segment)
+
+    def begin_family(self, family: str) -> None:
+        """Show a family's requests before the first comes."""
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome, family)
+
+    @contextmanager
+    def request(self, family: str) -> Iterator[CountedRequest]:
+        """Count a request when the block ends; one whose client leaves is not."""
+        counted = CountedRequest()
+        try:
+            yield counted
+        except TTSCacheError as exc:
+            self.requests.labels("failed", family).inc()
+            self.requests_failed.labels(*reason_of(exc)).inc()
+            raise
+        self.requests.labels(counted.outcome, family).inc()
+
+    def refuse_upload(self, error: Exception) -> None:
+        """Count a registration that was not done."""
+        self.uploads_refused.labels(*reason_of(error)).inc()
+
+
+def reason_of(error: Exception) -> tuple[str, str]:
+    """Return an error's label, the name of its class, and whose fault it is."""
+    is_clients = isinstance(error, _CLIENTS_ERRORS)
+    return type(error).__name__, "client" if is_clients else "server"
+
+
+@cache
+def process_metrics() -> Metrics:
+    """Return this process's series, in the registry that the host serves.
+
+    One a process, as that is: a second series of one name would be refused.
+    """
+    return Metrics(REGISTRY)

@@ -1,0 +1,160 @@
+"""What the workers' answers add to the series."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct, field
+
+from vllm_tts_cache.entrypoints.metrics.series import Metrics
+from vllm_tts_cache.errors import WorkerRPCError
+from vllm_tts_cache.speaker.wire import Durations, EncodeTimes, WorkerStats
+
+
+class _Segment(Struct, frozen=True):
+    bytes: int
+    max_bytes: int
+    evictions: int
+
+
+class _Tier(Struct, frozen=True):
+    segments: dict[str, _Segment]
+
+
+class _Stats(Struct, frozen=True):
+    """What we read of the statistics that the stats route shows as they are."""
+
+    hits: dict[str, int]
+    misses: int
+    corrupt: int
+    tier_errors: int
+    tiers: dict[str, _Tier]
+    in_flight: int
+    waiting: dict[str, int]
+    encodes: dict[str, int]
+    failed_encodes: dict[str, int]
+    prompts: int
+    failed_prompts: int
+    disk_evictions: dict[str, int] = field(default_factory=dict)
+
+
+class Growth:
+    """Turns counts since a worker's start into what was added since the last look.
+
+    Args:
+        is_first: Whether nobody has shown them before; else those that are there at
+            the first look are taken as shown.
+    """
+
+    def __init__(self, *, is_first: bool):
+        self._shown: dict[tuple[str, ...], float] = {}
+        self._is_shown_already = not is_first
+
+    def of(self, total: float, *name: str) -> float:
+        """Return how much the count of this name has grown."""
+        before = self._shown.get(name, total if self._is_shown_already else 0)
+        self._shown[name] = total
+        return max(0, total - before)
+
+    def end_look(self) -> None:
+        """Take what appears from now on as new."""
+        self._is_shown_already = False
+
+
+class WorkerFigures:
+    """Adds what the workers counted to the series, each count once.
+
+    The ranks of a tensor-parallel worker look the same encodings up, so rank 0 counts
+    for all of them; its memory each of them has.
+    """
+
+    def __init__(self, metrics: Metrics, growth: Growth):
+        self._metrics = metrics
+        self._growth = growth
+
+    def show(self, answers: Iterable[WorkerStats]) -> None:
+        """Take in what all workers answered.
+
+        Raises: WorkerRPCError if one answers what we do not know.
+        """
+        told = [(answer, _stats_of(answer)) for answer in answers]
+        for answer, stats in told:
+            if answer.rank == 0:
+                self._count(answer.worker_id, stats)
+                self._count_evictions(answer.worker_id, stats)
+                self._time(answer.worker_id, answer.encode_times)
+        self._growth.end_look()
+        self._measure([stats for _, stats in told])
+        encoding = [stats for answer, stats in told if answer.rank == 0]
+        self._metrics.encodes_in_flight.set(sum(s.in_flight for s in encoding))
+        for lane, number in _summed(s.waiting for s in encoding).items():
+            self._metrics.encodes_waiting.labels(lane).set(number)
+
+    def _count(self, worker: str, stats: _Stats) -> None:
+        metrics, grown = self._metrics, self._growth.of
+        for tier, number in stats.hits.items():
+            metrics.hits.labels(tier).inc(grown(number, worker, "hits", tier))
+        metrics.misses.inc(grown(stats.misses, worker, "misses"))
+        metrics.corrupt.inc(grown(stats.corrupt, worker, "corrupt"))
+        metrics.disk_errors.inc(grown(stats.tier_errors, worker, "errors"))
+        metrics.prompts.inc(grown(stats.prompts, worker, "prompts"))
+        metrics.prompts_failed.inc(grown(stats.failed_prompts, worker, "failed"))
+        ended = {"done": stats.encodes, "failed": stats.failed_encodes}
+        for outcome, numbers in ended.items():
+            for encoder, number in numbers.items():
+                growth = grown(number, worker, "encodes", encoder, outcome)
+                metrics.encodes.labels(encoder, outcome).inc(growth)
+
+    def _count_evictions(self, worker: str, stats: _Stats) -> None:
+        memory = stats.tiers["memory"].segments
+        evicted = {
+            "memory": {segment: held.evictions for segment, held in memory.items()},
+            "disk": stats.disk_evictions,
+        }
+        for tier, numbers in evicted.items():
+            for segment, number in numbers.items():
+                growth = self._growth.of(number, worker, "evictions", tier, segment)
+                self._metrics.evictions.labels(tier, segment).inc(growth)
+
+    def _time(self, worker: str, times: Iterable[EncodeTimes]) -> None:
+        for each in times:
+            name = worker, each.encoder, each.segment
+            labels = each.encoder, each.segment
+            self._metrics.encode_seconds.labels(*labels).add(
+                self._grown(each.encode, *name, "encode")
+            )
+            self._metrics.encode_queue_seconds.labels(*labels).add(
+                self._grown(each.queue, *name, "queue")
+            )
+
+    def _grown(self, durations: Durations, *name: str) -> Durations:
+        counts = [
+            int(self._growth.of(number, *name, str(bucket)))
+            for bucket, number in enumerate(durations.counts)
+        ]
+        total = self._growth.of(durations.total_seconds, *name, "total")
+        return Durations(counts=counts, total_seconds=total)
+
+    def _measure(self, workers: list[_Stats]) -> None:
+        held = [stats.tiers["memory"].segments for stats in workers]
+        used = _summed({s: h.bytes for s, h in each.items()} for each in held)
+        most = _summed({s: h.max_bytes for s, h in each.items()} for each in held)
+        for segment, num_bytes in used.items():
+            where = "memory", segment, "encodings"
+            self._metrics.stored_bytes.labels(*where).set(num_bytes)
+            self._metrics.stored_max_bytes.labels(*where).set(most[segment])
+
+
+def _stats_of(answer: WorkerStats) -> _Stats:
+    try:
+        return msgspec.convert(answer.stats, _Stats)
+    except msgspec.ValidationError as exc:
+        raise WorkerRPCError(f"a worker's statistics: {exc}") from exc
+
+
+def _summed(numbers: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: defaultdict[str, int] = defaultdict(int)
+    for each in numbers:
+        for name, number in each.items():
+            total[name] += number
+    return total

@@ -1,0 +1,102 @@
+"""Routes that let a voice say something short, and remember how it sounded."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
+
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.entrypoints.callers import CallingTenant
+from vllm_tts_cache.entrypoints.previews import default_text
+from vllm_tts_cache.entrypoints.routing import CHANGES_MAX_BYTES, guarded_route
+from vllm_tts_cache.entrypoints.speech_routes import create_speech
+from vllm_tts_cache.entrypoints.voice_models import Error
+from vllm_tts_cache.entrypoints.voices import Handler
+from vllm_tts_cache.errors import PreviewNotFoundError
+
+router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
+
+MAX_TEXT_CHARS = 300
+HEADER = "X-Speaker-Preview"
+_WAV = "audio/wav"
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {_WAV: {}}, "description": "a WAV file"},
+    **{status: {"model": Error} for status in (400, 404, 503)},
+}
+
+
+class PreviewText(BaseModel):
+    """What the voice is to say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | None = Field(
+        default=None,
+        max_length=MAX_TEXT_CHARS,
+        description="a sentence in the voice's language if it is left out",
+    )
+
+
+@router.post(
+    "/v1/audio/voices/{name}/preview", responses=_ANSWERS, response_class=Response
+)
+async def make_preview(
+    handler: Handler,
+    raw_request: Request,
+    tenant: CallingTenant,
+    name: str,
+    body: Annotated[PreviewText | None, Body()] = None,
+) -> Response:
+    """Speak a short text, and keep it: asked again, nothing is spoken.
+
+    It is kept by the clip, its transcript, the model and the text, and goes with the
+    voice.
+    """
+    voice_id = (await handler.speakers.get(tenant, name)).record.speaker_id
+    given = None if body is None or body.text is None else body.text.strip() or None
+    failed: list[Response] = []
+
+    async def look() -> SpeakerRecord:
+        return (await handler.speakers.get(tenant, voice_id)).record
+
+    async def speak(record: SpeakerRecord, text: str) -> bytes | None:
+        request = OpenAICreateSpeechRequest(
+            input=text, voice=record.speaker_id, response_format="wav"
+        )
+        answer = await create_speech(request, raw_request)
+        if answer.status_code == 200:
+            return bytes(answer.body)
+        failed.append(answer)
+        return None
+
+    previews, model = handler.speakers.previews, handler.checkpoint_name
+    wav, was_kept = await previews.kept_or_made(look, model, given, speak)
+    if wav is None:
+        return failed[0]
+    return _wav(wav, "kept" if was_kept else "made")
+
+
+@router.get(
+    "/v1/audio/voices/{name}/preview", responses=_ANSWERS, response_class=Response
+)
+async def get_preview(
+    handler: Handler, tenant: CallingTenant, name: str, text: str | None = None
+) -> Response:
+    """Give a preview that was kept; nothing is spoken."""
+    record = (await handler.speakers.get(tenant, name)).record
+    told = (text or "").strip() or default_text(record.language)
+    previews = handler.speakers.previews
+    wav = await previews.kept(record, handler.checkpoint_name, told)
+    if wav is None:
+        raise PreviewNotFoundError(name)
+    return _wav(wav, "kept")
+
+
+def _wav(data: bytes, outcome: str) -> Response:
+    headers = {
+        HEADER: outcome,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(data, media_type=_WAV, headers=headers)

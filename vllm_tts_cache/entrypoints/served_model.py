@@ -1,0 +1,78 @@
+"""What the model that is served can do with a registered voice."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_tts_cache.catalogue.record import Segment, SpeakerRecord
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed
+from vllm_tts_cache.errors import SpeakerRequestError
+from vllm_tts_cache.speaker.family import Family, clips_problem
+from vllm_tts_cache.speaker.modes import possible_modes
+from vllm_tts_cache.speaker.ref import SpeakerRef
+
+
+class CannotCloneError(SpeakerRequestError):
+    """The model that is served clones no voices, or not through us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model, asked each time: the host knows it some time after it started.
+
+    Attributes:
+        family: Tells which family it is of; None if it clones not through us.
+        refusal: Tells why it clones no voices, if a family of ours knows.
+        note: Tells what becomes of references on a model that is of no family of ours.
+    """
+
+    family: Callable[[], Family | None]
+    refusal: Callable[[], str | None]
+    note: Callable[[], str]
+
+    @property
+    def reason(self) -> str:
+        """Why voices are not precomputed here."""
+        return self.refusal() or self.note()
+
+    def check_clones(self) -> None:
+        """Refuse what the checkpoint cannot do. Raises: CannotCloneError."""
+        if self.refusal() is not None:
+            raise self.cannot_clone()
+
+    def cannot_clone(self) -> CannotCloneError:
+        """The error that says why it does not."""
+        return CannotCloneError(self.reason)
+
+    def check_clips(self, num_clips: int) -> None:
+        """Refuse a registered voice of more clips than the model takes.
+
+        Raises: CannotCloneError.
+        """
+        if (problem := clips_problem(self.family(), num_clips)) is not None:
+            raise CannotCloneError(f"The voice cannot be spoken here: {problem}.")
+
+    def need_of(self, record: SpeakerRecord) -> EncodingNeed:
+        """Return what a speaker with audio needs in its own modes.
+
+        Raises: CannotCloneError.
+        """
+        assert record.audio_sha256 is not None
+        self.check_clips(record.num_clips)
+        if (family := self.family()) is None:
+            raise self.cannot_clone()
+        ref = SpeakerRef(audio_sha256=record.audio_sha256, segment=Segment.REGISTERED)
+        names = family.precomputed(has_transcript=bool(record.ref_text))
+        return EncodingNeed(ref=ref, encoder_names=names)
+
+    def modes(self, record: SpeakerRecord) -> list[str]:
+        """Name the ways to clone that need nothing more than the speaker."""
+        if (family := self.family()) is None:
+            return []
+        if record.audio_sha256 is None:
+            mode = family.embedding_mode
+            return [] if mode is None else [mode.name]
+        if clips_problem(family, record.num_clips) is not None:
+            return []
+        has_transcript = bool(record.ref_text)
+        possible = possible_modes(family, has_transcript=has_transcript)
+        return [mode.name for mode in possible]

@@ -1,0 +1,169 @@
+// Adding a voice: a clip, what it is worth, what is written beside it, and then
+// watching it become ready.
+
+import { getJson, send, voicePath } from "./api.js";
+import { ClipInput } from "./clip-input.js";
+import { ConsentField } from "./consent.js";
+import { busy, button, byId, debounced, el, icon, showError } from "./dom.js";
+import { fromLocalField, seconds } from "./format.js";
+import { LabelEditor } from "./labels.js";
+import { load } from "./library.js";
+import { statuses } from "./statuses.js";
+import { showVerdict, verdictOf } from "./verdict.js";
+
+const PLAIN = ["name", "ref_text", "language", "speaker_description"];
+
+let clip;
+let labels;
+let consent;
+let checking = new AbortController();
+let watched = null;
+
+export function startAdd() {
+  const form = byId("add-form");
+  clip = new ClipInput({ what: "the clip", kind: "clip", onChange: clipChanged });
+  labels = new LabelEditor();
+  consent = new ConsentField();
+  byId("clip-input").append(clip.element);
+  byId("add-labels").append(labels.element);
+  byId("add-consent").append(consent.element);
+  form.elements.name.addEventListener("input", debounced(noteName, 400));
+  form.elements.ref_text.addEventListener("change", judge);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    busy(byId("register"), byId("add-error"), register);
+  });
+  statuses.addEventListener("change", ({ detail }) => {
+    if (detail.id === watched?.voice.id) showProgress(detail);
+  });
+}
+
+/** A clip from elsewhere on the page. */
+export function takeClip(file) {
+  again();
+  clip.take(file);
+}
+
+/** Leave what was registered, for the next one. */
+export function again() {
+  if (watched) statuses.unwatch(watched.voice.id);
+  watched = null;
+  byId("add-progress").hidden = true;
+  byId("add-form").hidden = false;
+}
+
+async function clipChanged(blob) {
+  byId("verdict").replaceChildren();
+  const { ref_text: transcript } = byId("add-form").elements;
+  if (blob && clip.readText && !transcript.value.trim()) transcript.value = clip.readText;
+  await judge();
+}
+
+/** Have the clip judged; again when the transcript is another, which may not fit it. */
+async function judge() {
+  checking.abort();
+  checking = new AbortController();
+  if (!clip.blob) return;
+  const transcript = byId("add-form").elements.ref_text.value.trim();
+  const { fileName } = clip;
+  await showVerdict(byId("verdict"), clip.blob, { fileName, transcript, signal: checking.signal });
+}
+
+async function noteName() {
+  const note = byId("name-note");
+  const name = byId("add-form").elements.name.value.trim();
+  note.textContent = "";
+  if (!name || name === "." || name === ".." || name.includes("/")) return;
+  // Searched for, and not asked for by its path: that there is none is no error.
+  const asked = new URLSearchParams({ search: name, limit: 50 });
+  const found = await getJson(`audio/voices?${asked}`).catch(() => ({}));
+  const fold = (text) => text.trim().normalize("NFC").toLowerCase();
+  const same = (found.uploaded_voices ?? []).find((voice) => fold(voice.name) === fold(name));
+  if (same) note.textContent = `There is a voice ${same.name}. Registering replaces it, if this server allows that.`;
+}
+
+async function register() {
+  const form = byId("add-form");
+  if (!clip.blob) {
+    clip.explain(new Error("Record a clip first, or choose a file."));
+    clip.focus();
+    return;
+  }
+  const given = consent.value;
+  if (!given) return;
+  const fields = new FormData();
+  for (const name of PLAIN) {
+    const value = form.elements[name].value.trim();
+    if (value) fields.append(name, value);
+  }
+  fields.append("consent", given);
+  const expires = fromLocalField(form.elements.expires_at.value);
+  if (expires) fields.append("expires_at", expires);
+  if (form.elements.pinned.checked) fields.append("pinned", "true");
+  if (Object.keys(labels.value).length) fields.append("labels", JSON.stringify(labels.value));
+  fields.append("audio_sample", clip.blob, clip.fileName);
+  byId("register").textContent = "Registering …";
+  try {
+    const answer = await (await send("audio/voices", { method: "POST", body: fields })).json();
+    registered(answer);
+  } finally {
+    byId("register").textContent = "Register";
+  }
+}
+
+function registered(answer) {
+  const form = byId("add-form");
+  form.reset();
+  form.hidden = true;
+  labels.set({});
+  clip.clear();
+  byId("name-note").textContent = "";
+  byId("add-consent").replaceChildren((consent = new ConsentField()).element);
+  watched = { ...answer, since: performance.now() };
+  statuses.forget(answer.voice.id);
+  statuses.watch(answer.voice.id);
+  byId("add-progress").hidden = false;
+  showProgress({ status: "pending" });
+  byId("add-progress").querySelector("h2").focus();
+  load();
+}
+
+function showProgress({ status, error }) {
+  const { voice, warnings = [], quality, note, since } = watched;
+  const took = seconds((performance.now() - since) / 1000);
+  const encoded = {
+    ready: ["done", `Encoded, ${took} after it was stored`],
+    failed: ["failed", "The encoding failed"],
+    unsupported: ["done", "This model's references are not cached here"],
+  }[status] ?? ["now", "Encoding in the background …"];
+  const place = byId("add-progress");
+  const hadFocus = place.contains(document.activeElement);
+  place.dataset.status = status ?? "";
+  place.replaceChildren(
+    el("h2", { tabindex: -1 }, el("bdi", {}, voice.name),
+      ` ${status === "ready" ? "is ready" : "is registered"}`),
+    el("ol", { class: "steps", role: "list" },
+      el("li", { class: "done" }, "Received and checked"),
+      el("li", { class: "done" }, "Stored, with its consent"),
+      el("li", { class: encoded[0], role: "listitem", "aria-current": encoded[0] === "now" ? "step" : null }, encoded[1])),
+    el("div", { id: "progress-error" }),
+    note ? el("p", { class: "notice" }, note) : "",
+    ...warnings.map(({ message }) => el("p", { class: "notice fair" }, message)),
+    quality ? verdictOf(quality) : "",
+    el("div", { class: "actions" },
+      button("Add another", () => {
+        again();
+        clip.focus();
+      }, { id: "add-another" }),
+      el("a", { class: "button primary", href: `#/voices/${encodeURIComponent(voice.id)}`, id: "try-new" },
+        icon("play"), "Try it")));
+  if (status === "failed") showError(byId("progress-error"), new Error(error ?? "No reason was given."), retry);
+  if (hadFocus) place.querySelector("h2").focus();
+}
+
+async function retry() {
+  const { id } = watched.voice;
+  showProgress({ status: "processing" });
+  await send(voicePath(id, "cache"), { method: "POST" }).catch(() => {}); // the status will say
+  statuses.forget(id);
+}

@@ -1,0 +1,96 @@
+"""The page at `/voices`: files of this package, served from memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import resources
+from pathlib import PurePosixPath
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+PAGE = "/voices"
+ASSETS = f"{PAGE}/assets"
+_INDEX = "index.html"
+
+# Not from the machine's own table of types, which may know a script as plain text:
+# a browser told not to guess would run none.
+_MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+# Names and texts of voices are strangers' words: even if one of them became markup, it
+# could neither run nor send anything anywhere.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "media-src 'self' blob:",
+        "connect-src 'self'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    # Kept, and asked for again by its ETag: after an upgrade no file is an old one.
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """A file of the page."""
+
+    body: bytes
+    media_type: str
+
+    @property
+    def etag(self) -> str:
+        """Name the bytes, as HTTP quotes it."""
+        return f'"{sha256(self.body).hexdigest()[:32]}"'
+
+
+def read_assets() -> Mapping[str, Asset]:
+    """Read the files of the page by their names."""
+    folder = resources.files("vllm_tts_cache.entrypoints") / "web"
+    return {
+        file.name: Asset(body=file.read_bytes(), media_type=media_type)
+        for file in folder.iterdir()
+        if (media_type := _MEDIA_TYPES.get(PurePosixPath(file.name).suffix))
+    }
+
+
+def page_router(assets: Mapping[str, Asset]) -> APIRouter:
+    """Return the routes that answer with these files and with nothing else."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.api_route(PAGE, methods=["GET", "HEAD"])
+    async def page(request: Request) -> Response:
+        return _answer(request, assets[_INDEX])
+
+    @router.api_route(ASSETS + "/{name}", methods=["GET", "HEAD"])
+    async def asset(request: Request, name: str) -> Response:
+        if name not in assets:
+            raise HTTPException(404, "Not Found")
+        return _answer(request, assets[name])
+
+    return router
+
+
+def _answer(request: Request, asset: Asset) -> Response:
+    headers = _HEADERS | {"ETag": asset.etag}
+    known = request.headers.get("if-none-match", "").split(",")
+    # A proxy that packs an answer marks its tag as weak.
+    if asset.etag in {tag.strip().removeprefix("W/") for tag in known}:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -1,0 +1,116 @@
+"""What the slow ARs of both models with a DAC share; mixed in before the host's."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.networks.codes import checked_codes
+from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
+from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.store.encoding import Array
+
+
+class SlowAR(CachedTalker):
+    """Adds the embeddings of a reference's codes to the rows of a prefill.
+
+    Prompts hold real token ids, so the rows of any span of a prompt follow from the
+    span's ids and the reference's codes, and nothing is kept from one chunk to the
+    next.
+    """
+
+    codebook_embeddings: torch.nn.Embedding
+    _num_codebooks: int
+    _codebook_size: int
+
+    @abstractmethod
+    def _add_sums(self, span: torch.Tensor, sums: torch.Tensor) -> None:
+        """Make rows of frames out of rows of ids, in place.
+
+        Args:
+            span: ``(num_frames, hidden_size)``, of the semantic codes' ids.
+            sums: The same, of the codes' embeddings, see `_codebook_sums`.
+        """
+
+    def _add_codes_or_fail(
+        self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
+    ) -> None:
+        """Add to the rows of a span what its codes make of them, in place.
+
+        Never raises: a request whose codes cannot be had fails alone instead.
+        """
+        if self._has_failed(info):
+            return
+        try:
+            self._add_spoken(rows, input_ids, info)
+            if FIELD in info:
+                self._add_reference(rows, info)
+                self._count_if_complete(rows, info)
+        except Exception as exc:  # noqa: BLE001  raising here would end the engine
+            self._fail(info, exc)
+
+    def _add_spoken(
+        self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
+    ) -> None:
+        """Likewise behind the prompt: nothing, of a model that does not resume."""
+
+    def _add_reference(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
+        """Add the codes' embeddings where the span holds frames of the reference.
+
+        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
+        """
+        if (ref := SpeakerRef.from_info(info)) is None:
+            raise TTSCacheError("it names nobody")
+        where = ReferenceRows.from_info(info)
+        begin = begin_of(info)
+        if begin > where.start:
+            self._refuse_suspect(where.prefix(ref), info)
+        first = max(where.start, begin)
+        last = min(where.start + where.num_rows, begin + len(rows))
+        if first >= last:
+            return  # their KV is in the prefix cache, or they come in another chunk
+        part = slice(first - where.start, last - where.start)
+        sums = self._sums_or_suspect(ref, where, part)
+        self._add_sums(rows[first - begin : last - begin], sums.to(rows.dtype))
+        if first == where.start:
+            self._suspect_prefixes.clear(where.prefix(ref))
+
+    def _count_if_complete(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
+        end = begin_of(info) + len(rows)
+        if end >= int(info.get("_omni_prompt_len", end)):
+            self._count_prompt()
+
+    def _sums_or_suspect(
+        self, ref: SpeakerRef, where: ReferenceRows, part: slice
+    ) -> torch.Tensor:
+        try:
+            return self._codebook_sums(self._codes(ref, where.num_rows)[part])
+        except Exception:
+            self._suspect(where.prefix(ref))
+            raise
+
+    def _codes(self, ref: SpeakerRef, num_frames: int) -> Array:
+        """``(num_frames, num_codebooks)``, each inside its codebook.
+
+        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
+        """
+        (codec,) = self.tts_cache_family.encoders
+        codes = self._encodings(ref, (codec,))[codec]["codes"]
+        expected = (num_frames, self._num_codebooks)
+        return checked_codes(codes, expected, self._codebook_size)
+
+    def _codebook_sums(self, codes: Array) -> torch.Tensor:
+        """``(num_frames, hidden_size)``; one gather for all codebooks."""
+        starts = np.arange(self._num_codebooks) * self._codebook_size
+        rows = codes.astype(np.int64) + starts
+        device = self.codebook_embeddings.weight.device
+        return self.codebook_embeddings(on_device(rows, device, torch.long)).sum(dim=1)
+
+
+def begin_of(info: Mapping[str, Any]) -> int:
+    """Return the position that a span begins with."""
+    return int(info.get("_omni_num_computed_tokens", 0))

@@ -1,0 +1,148 @@
+"""Whose files a catalogue on a server tells of, and whose catalogue a directory has.
+
+Going through a directory removes what the catalogue has no row of, and rows without a
+file. With another catalogue, or another directory, that would be all of them: so each
+of the two knows the other, and is used with no other.
+"""
+
+import secrets
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.catalogue import FILE_NAME
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.errors import ConfigError, NoCatalogueError, StorageError
+from vllm_tts_cache.files import publish_once, read_whole, storage_errors
+from vllm_tts_cache.store import home
+
+CATALOGUE_ID = "catalogue-id"
+# What a catalogue of a bucket has in the place of a directory's id.
+OBJECT_STORE = "object store"
+_NUM_BYTES = 16
+
+
+def check_file(root: Path) -> None:
+    """Refuse a catalogue in the directory where that on a server is meant.
+
+    Raises: ConfigError.
+    """
+    if _catalogue_of(root):
+        raise ConfigError(
+            f"The voices in SPEAKER_SAMPLES_DIR={str(root)!r} are in a catalogue on "
+            "PostgreSQL: set SPEAKER_CATALOGUE_URL as the server that stored them does."
+        )
+
+
+def check_server(root: Path) -> None:
+    """Refuse a catalogue on a server where there is one in the directory.
+
+    Raises: ConfigError.
+    """
+    if (root / FILE_NAME).exists():
+        raise ConfigError(
+            f"SPEAKER_SAMPLES_DIR={str(root)!r} has a catalogue of its own, "
+            f"{FILE_NAME}, of whose voices that of SPEAKER_CATALOGUE_URL knows "
+            "nothing. Set SPEAKER_SAMPLES_DIR to another directory, and take its "
+            "voices along with `vllm-tts-cache migrate`."
+        )
+
+
+def bind(root: Path, database: Database) -> None:
+    """Make catalogue and directory known to each other, once.
+
+    Raises:
+        ConfigError: One of them belongs to another.
+        StorageError: It could not be written.
+    """
+    here = home.home_of(root)
+    if not here.id:
+        raise StorageError(f"{root / home.FILE_NAME} cannot be written or read.")
+    with database.write() as db:
+        if bound_to(db) is None:
+            if _catalogue_of(root):
+                raise _foreign(root, database)
+            write_home(db, here.id, here.place)
+    catalogue_id = check(root, database)
+    with storage_errors(root):
+        publish_once(root / CATALOGUE_ID, catalogue_id.encode())
+    check(root, database)  # another server may have been there first
+
+
+def check(root: Path, database: Database) -> str:
+    """Refuse a catalogue and a directory that do not belong together.
+
+    Returns:
+        The catalogue's id.
+
+    Raises: ConfigError.
+    """
+    with database.read() as db:
+        row = bound_to(db)
+    if row is None:
+        raise NoCatalogueError(
+            f"The voice catalogue {database.where} is empty: no server has stored "
+            "voices there. Start the server once, or correct SPEAKER_CATALOGUE_URL."
+        )
+    catalogue_id, directory_id, place = row
+    if directory_id == OBJECT_STORE:
+        raise ConfigError(
+            f"The voice catalogue {database.where} is of the objects in {place}: set "
+            "SPEAKER_STORE_URL as the servers do that stored them."
+        )
+    here = home.home_of(root)
+    if directory_id != here.id:
+        raise ConfigError(
+            f"The voice catalogue {database.where} is of the files in {place}, and "
+            f"SPEAKER_SAMPLES_DIR is {here.place}, another directory. Servers that "
+            "share a catalogue share one directory. If it is the same one, moved or "
+            f"restored, write {directory_id} into its file {home.FILE_NAME}."
+        )
+    if _catalogue_of(root) not in ("", catalogue_id):
+        raise _foreign(root, database)
+    return catalogue_id
+
+
+def check_still(root: Path, database: Database) -> None:
+    """See that the directory has not been taken away since it was bound.
+
+    Raises: StorageError.
+    """
+    try:
+        catalogue_id = check(root, database)
+    except ConfigError as exc:
+        raise StorageError(str(exc)) from exc
+    if _catalogue_of(root) != catalogue_id:
+        raise StorageError(
+            f"SPEAKER_SAMPLES_DIR={str(root)!r} has lost its file {CATALOGUE_ID}: "
+            "is it mounted? Nothing was removed."
+        )
+
+
+def _foreign(root: Path, database: Database) -> ConfigError:
+    return ConfigError(
+        f"The files in SPEAKER_SAMPLES_DIR={str(root)!r} are of another voice "
+        f"catalogue than {database.where}, which knows none of them. Correct one of "
+        "the two settings, or restore the database from its backup."
+    )
+
+
+def bound_to(db: Connection) -> tuple[str, str, str] | None:
+    """The catalogue's id, the id of what it tells of, and where that is."""
+    columns = schema.home.c
+    found = db.execute(
+        select(columns.catalogue_id, columns.directory_id, columns.place)
+    ).first()
+    return None if found is None else (found[0], found[1], found[2])
+
+
+def write_home(db: Connection, directory_id: str, place: str) -> None:
+    """Give the catalogue an id, and write down what it tells of from now on."""
+    row = {"catalogue_id": secrets.token_hex(_NUM_BYTES), "place": place}
+    db.execute(schema.home.insert(), {**row, "directory_id": directory_id})
+
+
+def _catalogue_of(root: Path) -> str:
+    blob = read_whole(str(root / CATALOGUE_ID))
+    return "" if blob is None else blob.decode("ascii", "replace").strip()

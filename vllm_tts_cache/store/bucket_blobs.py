@@ -1,0 +1,272 @@
+"""Stored bytes in a bucket, and what this machine has of them in its directory.
+
+Every object has a name of its own that is never used again, and a row that names it:
+so nothing is written over, a reader that comes late finds nothing rather than another
+thing, and no lock is held over a request to the bucket. Files of the directory are
+copies: any of them may be missing, and none outlives its row here for long.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy import Connection
+
+from vllm_tts_cache.catalogue import objects, stored_files
+from vllm_tts_cache.catalogue.catalogue import Catalogue
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.stored_files import StoredFile
+from vllm_tts_cache.errors import (
+    EncodingCorruptError,
+    ObjectStoreError,
+    SourceCorruptError,
+    StorageError,
+    StorageUnavailableError,
+)
+from vllm_tts_cache.store import bucket_binding, bucket_verification
+from vllm_tts_cache.store.blobs import Staged, TakenAwayError
+from vllm_tts_cache.store.copies import Copies
+from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.home import StoreHome
+from vllm_tts_cache.store.stats import Counters
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.store.bucket import Bucket
+
+T = TypeVar("T")
+
+_SWEPT_AT_ONCE = 200
+_CORRUPT = (EncodingCorruptError, SourceCorruptError)
+
+
+class BucketBlobs:
+    """Objects of a `Bucket`, with copies in a `StoreDirectory`; see `Blobs`.
+
+    Args:
+        directory: Where the copies are.
+        database: The catalogue's, on a server.
+        bucket: Where the truth is.
+        max_bytes: Of all copies.
+        catalogue_id: Of the catalogue that the bucket is bound to.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        database: Database,
+        bucket: "Bucket",
+        *,
+        max_bytes: int,
+        catalogue_id: str,
+    ):
+        self._files = directory
+        self._database = database
+        self._bucket = bucket
+        self.home = StoreHome(id=catalogue_id, place=bucket.where)
+        self.copies = Copies(directory, max_bytes)
+        self.counters = Counters()  # fetched, lost, corrupt
+        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+    def has(self, file: StoredFile | None) -> bool:
+        """Whether there is a row: it is written when its object is whole."""
+        return file is not None
+
+    def stage(self, data: bytes, audio_sha256: str) -> Staged:
+        """Make an object that is announced; whoever dies now has it swept in time."""
+        name = objects.new_name(audio_sha256)
+        with self._database.alone() as db:
+            objects.announce(db, name, audio_sha256)
+        try:
+            self._bucket.put(name, data)
+        except ObjectStoreError:
+            # It may have arrived all the same.
+            self._let_go(name, audio_sha256)
+            raise
+        return Staged(data=data, object_name=name)
+
+    def place(
+        self, db: Connection, staged: Staged, audio_sha256: str, kind: str
+    ) -> str | None:
+        """Take the object for the row."""
+        del audio_sha256, kind
+        name = staged.object_name
+        if name is None or not objects.claim(db, name):
+            raise TakenAwayError
+        return name
+
+    def unstage(self, staged: Staged) -> None:
+        """Have the object removed, unless a row has it."""
+        if (name := staged.object_name) is None:
+            return
+        with suppress(StorageError), self._database.alone() as db:
+            objects.let_go_of_announced(db, name)
+
+    def unplace(self, audio_sha256: str, kind: str, db: Connection) -> None:
+        """Nothing: the claim was undone with its transaction."""
+
+    def cache(self, staged: Staged, audio_sha256: str, kind: str) -> None:
+        """Keep a copy, for the worker that is going to ask for it."""
+        with suppress(StorageError):
+            self._keep(audio_sha256, kind, staged.data, staged.object_name)
+
+    def read(
+        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
+    ) -> T | None:
+        """Read the copy, or the object, of which there is a copy then."""
+        with suppress(*_CORRUPT):
+            if (found := self.read_here(audio_sha256, kind, parse)) is not None:
+                return found
+        for is_last in (False, True):
+            file = self._row(audio_sha256, kind)
+            if file is None or file.object_name is None:
+                return None
+            try:
+                blob = self._fetched(file)
+                found = None if blob is None else parse(blob)
+            except _CORRUPT:
+                # Once more: it may have been damaged on its way.
+                if is_last:
+                    self.counters.add("corrupt")
+                    self._drop_row(file)
+                    raise
+                continue
+            if blob is not None:
+                self._keep(audio_sha256, kind, blob, file.object_name)
+                return found
+            if is_last:  # not replaced meanwhile either
+                self._lost(file)
+        return None
+
+    def read_here(
+        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
+    ) -> T | None:
+        """Read the copy."""
+        blob = self.copies.read(audio_sha256, kind)
+        try:
+            return None if blob is None else parse(blob)
+        except _CORRUPT:
+            with suppress(StorageError):
+                self.copies.remove(audio_sha256, [kind])
+            raise
+
+    def stored_bytes(self, file: StoredFile) -> bytes | None:
+        """Read the object, and keep no copy."""
+        return self._bucket.get(str(file.object_name))
+
+    def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
+        """Remove copies; the objects are let go with their rows."""
+        del db
+        self.copies.remove(audio_sha256, kinds)
+
+    def discard(
+        self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
+    ) -> None:
+        """Take objects that are being made from whoever makes them."""
+        del deletion_id
+        if not keep:
+            objects.let_go_of_audio(db, audio_sha256)
+
+    def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
+        """Remove all objects of the audio that nobody has."""
+        del deletion_id
+        if audio_sha256 is None:
+            return
+        self.forget_unstored(audio_sha256)
+        self._sweep(audio_sha256)
+
+    def forget(self, audio_sha256: str) -> None:
+        """Remove the copies."""
+        self.copies.remove_all(audio_sha256)
+
+    def forget_unstored(self, audio_sha256: str) -> None:
+        """Remove the copies that no row tells of."""
+        with self._database.read() as db:
+            stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
+        self.copies.remove(audio_sha256, self.copies.kinds(audio_sha256) - stored)
+
+    def check_still(self) -> None:
+        """See that the bucket is the catalogue's."""
+        bucket_binding.check_still(self._bucket, self._database)
+
+    def problems(self, catalogue: Catalogue) -> list[str]:
+        """Compare objects, copies and rows."""
+        return bucket_verification.problems(self._bucket, self._files, catalogue)
+
+    def sweep(self) -> int:
+        """Remove objects that nobody has; returns how many there were."""
+        return self._sweep(None)
+
+    def _sweep(self, audio_sha256: str | None) -> int:
+        num_removed = 0
+        while True:
+            with self._database.alone() as db:
+                names = objects.take_removable(db, _SWEPT_AT_ONCE, audio_sha256)
+            if not names:
+                return num_removed
+            self._bucket.delete(names)
+            with self._database.alone() as db:
+                objects.removed(db, names)
+            num_removed += len(names)
+
+    def _fetched(self, file: StoredFile) -> bytes | None:
+        name = str(file.object_name)
+        blob = self._bucket.get(name)
+        if blob is not None and len(blob) != file.num_bytes:
+            raise ObjectStoreError(
+                self._bucket.where,
+                f"{name} has {len(blob)} bytes instead of {file.num_bytes}",
+            )
+        self.counters.add("fetched")
+        return blob
+
+    def _keep(self, sha: str, kind: str, blob: bytes, object_name: str | None) -> None:
+        """Write a copy, and take it back if its row is not there any more.
+
+        Who deletes removes the copies after the row: one of the two sees the other.
+        """
+        try:
+            self.copies.write(sha, kind, blob)
+        except StorageError as exc:  # it is read from the bucket again
+            self._log.warn_of("copies", "Keeping a copy of an object: %s", exc)
+            return
+        try:
+            file = self._row(sha, kind)
+            is_current = file is not None and file.object_name == object_name
+        except StorageError:
+            is_current = False
+        if not is_current:
+            self.copies.remove(sha, [kind])
+
+    def _row(self, sha: str, kind: str) -> StoredFile | None:
+        with self._database.read() as db:
+            return stored_files.find(db, sha, kind)
+
+    def _lost(self, file: StoredFile) -> None:
+        """An object is not there: forget it, if the bucket itself is.
+
+        Raises:
+            StorageError: The bucket is not there either.
+        """
+        self.check_still()
+        self.counters.add("lost")
+        self._log.warn_of(
+            "a lost object",
+            "%s is not in the bucket, and is forgotten: an encoding is made anew, "
+            "audio is to be registered again.",
+            file.object_name,
+        )
+        self._drop_row(file)
+
+    def _drop_row(self, file: StoredFile) -> None:
+        with suppress(StorageUnavailableError), self._database.write() as db:
+            now = stored_files.find(db, file.audio_sha256, file.kind)
+            if now is not None and now.object_name == file.object_name:
+                stored_files.remove(db, file.audio_sha256, [file.kind])
+
+    def _let_go(self, name: str, audio_sha256: str) -> None:
+        with suppress(StorageError), self._database.alone() as db:
+            objects.let_go(db, name, audio_sha256)

@@ -1,0 +1,235 @@
+"""One file that holds a voice: what is in it, and how it is read without trust.
+
+A ZIP archive whose entries are not compressed, so that nothing in it is larger than
+it: ``voice.json`` first, ``audio.flac`` or ``audio.wav``, ``consent.flac`` or
+``consent.wav`` if the voice stands on a recording, and
+``encodings/FINGERPRINT.safetensors``. ``voice.json`` names the others with their sizes
+and SHA-256; ``signature`` is the HMAC-SHA256 of ``voice.json`` by the server's key.
+"""
+
+import hashlib
+import hmac
+import io
+import re
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from vllm_tts_cache.audio.reference import MAX_CLIPS
+from vllm_tts_cache.errors import InvalidBundleError
+
+# A voice of one clip is written as ever; of several a reader must know of the cuts.
+FORMAT_VERSION, CLIPS_VERSION = 1, 2
+MAX_BYTES = 64 * 1024 * 1024
+MAX_ENTRIES = 64
+
+_VOICE, _SIGNATURE = "voice.json", "signature"
+_MAX_VOICE_BYTES = 256 * 1024
+_NAME = re.compile(r"(audio|consent)\.(flac|wav)|encodings/[0-9a-f]{64}\.safetensors")
+_ENCODING = re.compile(r"encodings/([0-9a-f]{64})\.safetensors")
+_MAX_DIRECTORY_BYTES = 64 * 1024
+# The record that ends an archive without a comment: signature and numbers of disks,
+# entries, bytes of the directory, where it begins, bytes of the comment.
+_END_MAGIC = b"PK\x05\x06"
+_END = struct.Struct("<10sHIIH")
+_NO_ARCHIVE = (
+    zipfile.BadZipFile,
+    NotImplementedError,
+    EOFError,
+    OverflowError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
+# The same voice gives the same bytes, whenever it is exported.
+_WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
+
+_Start = Annotated[int, Meta(ge=0, le=2**40)]
+_Starts = Annotated[tuple[_Start, ...], Meta(min_length=2, max_length=MAX_CLIPS)]
+_Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class File(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry beside ``voice.json``."""
+
+    num_bytes: int
+    sha256: _Sha256
+
+
+class BundledConsent(msgspec.Struct, forbid_unknown_fields=True):
+    """The recording that the voice stands on."""
+
+    name: str
+    language: str
+
+
+class BundledVoice(msgspec.Struct, forbid_unknown_fields=True):
+    """What ``voice.json`` holds; times are Unix seconds.
+
+    Attributes:
+        clip_starts: The first sample of each clip; not there of one.
+    """
+
+    format: int
+    name: str
+    consent: str
+    audio_sha256: _Sha256
+    files: dict[str, File]
+    ref_text: str | None = None
+    description: str | None = None
+    language: str | None = None
+    labels: dict[str, str] = {}
+    created_at: float | None = None
+    expires_at: float | None = None
+    pinned: bool = False
+    consent_recording: BundledConsent | None = None
+    clip_starts: _Starts | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A bundle that was read: every size and sum is right.
+
+    Attributes:
+        files: Name -> bytes, of all that ``voice`` names.
+        is_ours: Whether the signature is by our key: then its encodings are what our
+            own workers, or those of a server that has the key, computed.
+    """
+
+    voice: BundledVoice
+    files: Mapping[str, bytes]
+    is_ours: bool
+
+    def audio(self, what: str) -> bytes | None:
+        """The file of ``audio`` or of ``consent``; None if there is none."""
+        names = (f"{what}.flac", f"{what}.wav")
+        return next((self.files[name] for name in names if name in self.files), None)
+
+    def encodings(self) -> dict[str, bytes]:
+        """Fingerprint -> stored form."""
+        matches = ((_ENCODING.fullmatch(name), d) for name, d in self.files.items())
+        return {match.group(1): data for match, data in matches if match}
+
+
+def encoding_name(fingerprint: str) -> str:
+    """The entry of an encoding."""
+    return f"encodings/{fingerprint}.safetensors"
+
+
+def write(voice: BundledVoice, files: Mapping[str, bytes], key: bytes) -> bytes:
+    """Put a bundle together; ``voice.files`` is filled in."""
+    voice.files = {
+        name: File(len(data), hashlib.sha256(data).hexdigest())
+        for name, data in sorted(files.items())
+    }
+    told = msgspec.json.format(msgspec.json.encode(voice))
+    entries = {_VOICE: told, _SIGNATURE: _signature(key, told), **files}
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in entries.items():
+            archive.writestr(zipfile.ZipInfo(name, _WRITTEN_AT), data)
+    return written.getvalue()
+
+
+def read(data: bytes, key: bytes) -> Bundle:
+    """Read a bundle, all or nothing.
+
+    Raises:
+        InvalidBundleError: It is no bundle, not whole, or of another version.
+    """
+    if len(data) > MAX_BYTES:
+        raise InvalidBundleError(f"it has more than {MAX_BYTES >> 20} MiB")
+    _check_directory(data)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = _entries(archive)
+    except _NO_ARCHIVE as exc:
+        raise InvalidBundleError("it is no bundle of a voice") from exc
+    told, signature = entries.pop(_VOICE, None), entries.pop(_SIGNATURE, b"")
+    if told is None:
+        raise InvalidBundleError(f"it has no {_VOICE}")
+    voice = _parsed(told)
+    _check_files(voice, entries)
+    is_ours = hmac.compare_digest(signature, _signature(key, told))
+    return Bundle(voice=voice, files=entries, is_ours=is_ours)
+
+
+def _check_directory(data: bytes) -> None:
+    """Refuse what would be a long list, before it is read: it ends the file.
+
+    Raises: InvalidBundleError.
+    """
+    end = data[-_END.size :]
+    if len(end) < _END.size or not end.startswith(_END_MAGIC):
+        raise InvalidBundleError("it is no bundle of a voice")
+    _, num_entries, num_bytes, _, num_comment_bytes = _END.unpack(end)
+    if num_entries > MAX_ENTRIES or num_bytes > _MAX_DIRECTORY_BYTES:
+        raise InvalidBundleError(f"it has more than {MAX_ENTRIES} entries")
+    if num_comment_bytes:
+        raise InvalidBundleError("it is no bundle of a voice")
+
+
+def _entries(archive: zipfile.ZipFile) -> dict[str, bytes]:
+    infos = archive.infolist()
+    if len(infos) > MAX_ENTRIES:
+        raise InvalidBundleError(f"it has more than {MAX_ENTRIES} entries")
+    if sum(info.file_size for info in infos) > MAX_BYTES:
+        raise InvalidBundleError(f"its entries have more than {MAX_BYTES >> 20} MiB")
+    entries: dict[str, bytes] = {}
+    for info in infos:
+        name = info.filename
+        if name in entries or not (
+            name in (_VOICE, _SIGNATURE) or _NAME.fullmatch(name)
+        ):
+            raise InvalidBundleError(
+                "it holds an entry that no bundle has, or one twice"
+            )
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise InvalidBundleError("an entry is compressed or encrypted")
+        entries[name] = archive.read(info)
+    return entries
+
+
+def _parsed(told: bytes) -> BundledVoice:
+    if len(told) > _MAX_VOICE_BYTES:
+        raise InvalidBundleError(f"its {_VOICE} is too large")
+    try:
+        version = msgspec.json.decode(told, type=_Version).format
+        if version not in (FORMAT_VERSION, CLIPS_VERSION):
+            raise InvalidBundleError(
+                f"its format is {version}, and this server reads {FORMAT_VERSION} and "
+                f"{CLIPS_VERSION}; export it again with this server's version, or "
+                "upgrade"
+            )
+        voice = msgspec.json.decode(told, type=BundledVoice)
+        if (voice.clip_starts is msgspec.UNSET) != (version == FORMAT_VERSION):
+            raise InvalidBundleError(f"its format {version} is not that of its clips")
+        return voice
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise InvalidBundleError(f"its {_VOICE} cannot be read: {exc}") from exc
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def _check_files(voice: BundledVoice, files: Mapping[str, bytes]) -> None:
+    if files.keys() != voice.files.keys():
+        raise InvalidBundleError(f"its entries are not those that {_VOICE} names")
+    for name, file in voice.files.items():
+        data = files[name]
+        if (len(data), hashlib.sha256(data).hexdigest()) != (
+            file.num_bytes,
+            file.sha256,
+        ):
+            raise InvalidBundleError(f"{name} is not what {_VOICE} says it is")
+
+
+def _signature(key: bytes, told: bytes) -> bytes:
+    return hmac.digest(key, told, "sha256").hex().encode()

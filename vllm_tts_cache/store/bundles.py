@@ -1,0 +1,302 @@
+"""Voices out of a store and into one, as bundles."""
+
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from vllm_tts_cache.audio.clips import cut
+from vllm_tts_cache.audio.decode import DecodedAudio, decode
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.consents import ConsentRecord
+from vllm_tts_cache.catalogue.names import MAX_NAME_CHARS
+from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord
+from vllm_tts_cache.errors import (
+    ConsentInUseError,
+    ConsentNotFoundError,
+    EncodingCorruptError,
+    InvalidBundleError,
+    SpeakerExistsError,
+    SpeakerNotFoundError,
+    StorageError,
+)
+from vllm_tts_cache.files import publish_once, storage_errors
+from vllm_tts_cache.store import bundle_format, serde
+from vllm_tts_cache.store.bundle_format import Bundle, BundledConsent, BundledVoice
+from vllm_tts_cache.store.encoding import EncodingKey
+from vllm_tts_cache.store.registrations import Registered
+from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.tenants import ALONE, DEFAULT_TENANT, Limits, Tenant
+
+Find = Callable[[str, str], Found | None]
+Check = Callable[[str, str | None], None]
+CheckAudio = Callable[[ReferenceAudio, str | None], object]
+OnConflict = Literal["fail", "replace", "rename"]
+
+KEY_FILE = "bundle.key"
+_KEY_BYTES = 32
+_MAX_RENAMES = 1000
+_MAX_ENCODINGS = 32
+_RESERVED = 1024 * 1024  # for what is told of the voice, and the directory
+# What is in a bundle has been an upload: a file without loss is larger than it was.
+_LIMITS = replace(DEFAULT_LIMITS, max_bytes=bundle_format.MAX_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of a bundle.
+
+    Attributes:
+        done: The registration; what it replaced is still to be deleted.
+        num_kept: Encodings that were taken, or were there.
+        num_left: Encodings that were not taken: nobody vouches for them.
+    """
+
+    done: Registered
+    num_kept: int
+    num_left: int
+
+
+class Bundles:
+    """Exports and imports; for threads, as it reads and writes whole files.
+
+    Args:
+        key: Signs what is exported; encodings are taken of bundles that it signed.
+            Empty for a key of this directory's own.
+        find: Looks a voice up for a tenant, if otherwise than the store does.
+    """
+
+    def __init__(self, store: SpeakerStore, key: str, find: Find | None = None):
+        self._store = store
+        self._given_key = key.encode()
+        self._find = find or store.find
+
+    def export(
+        self, name: str, tenant: str = DEFAULT_TENANT
+    ) -> tuple[SpeakerRecord, bytes]:
+        """Return a tenant's voice and its bundle.
+
+        Raises:
+            SpeakerNotFoundError: There is none, or it is an embedding.
+            StorageError: Its audio cannot be read, or it is too large.
+        """
+        found = self._find(name, tenant)
+        sha = None if found is None else found.record.audio_sha256
+        if found is None or sha is None:
+            raise SpeakerNotFoundError(name)
+        record = found.record
+        files = self._audio("audio", sha, record)
+        consent = self._consent(record)
+        if consent is not None:
+            files |= self._audio("consent", consent.audio_sha256, record)
+        # What does not fit is encoded again where it arrives.
+        room = bundle_format.MAX_BYTES - _RESERVED - sum(map(len, files.values()))
+        for fingerprint in sorted(found.fingerprints)[:_MAX_ENCODINGS]:
+            blob = self._encoding(sha, fingerprint)
+            if blob is not None and len(blob) <= room:
+                files[bundle_format.encoding_name(fingerprint)] = blob
+                room -= len(blob)
+        return record, bundle_format.write(_told(record, consent), files, self._key())
+
+    def import_voice(
+        self,
+        data: bytes,
+        *,
+        check: Check = lambda _name, _ref_text: None,
+        check_audio: CheckAudio = lambda _audio, _ref_text: None,
+        name: str | None = None,
+        on_conflict: OnConflict = "fail",
+        tenant: Tenant = ALONE,
+    ) -> Imported:
+        """Register the voice of a bundle, whole or not at all.
+
+        Args:
+            data: The bundle.
+            check: Refuses a name and a transcript that the model cannot have.
+            check_audio: Refuses a clip that may not be registered.
+            name: What it is to be called; None for what it is called in the bundle.
+            on_conflict: What to do where the name is taken.
+            tenant: Whose voice it becomes.
+
+        Raises:
+            InvalidBundleError: It is none that can be used.
+            SpeakerRequestError: It cannot be registered.
+            StorageError: The disk or the catalogue failed.
+        """
+        bundle = bundle_format.read(data, self._key())
+        audio = _audio_of(bundle)
+        if audio is None or audio.audio.audio_sha256 != bundle.voice.audio_sha256:
+            raise InvalidBundleError("its audio is not the one that it names")
+        check(name or bundle.voice.name, bundle.voice.ref_text)
+        check_audio(audio.audio, bundle.voice.ref_text)
+        # First all that may be wrong with it: then nothing has to be taken back.
+        new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
+        consent, forget = self._kept_consent(bundle, tenant)
+        if consent is not None:
+            new = replace(new, consent=consent.consent_id)
+        try:
+            done = self._register(new, audio, on_conflict, tenant.limits)
+        except Exception:
+            forget()
+            raise
+        kept, left = self._take_encodings(bundle, audio.audio.audio_sha256)
+        return Imported(done=done, num_kept=kept, num_left=left)
+
+    def _register(
+        self,
+        new: NewSpeaker,
+        audio: DecodedAudio,
+        on_conflict: OnConflict,
+        limits: Limits,
+    ) -> Registered:
+        if on_conflict == "replace":
+            return self._store.register(new, audio, limits=limits)
+        if on_conflict == "fail":
+            return self._store.register(new, audio, is_new=True, limits=limits)
+        for number in range(1, _MAX_RENAMES):
+            suffix = f" ({number})" if number > 1 else ""
+            name = new.name[: MAX_NAME_CHARS - len(suffix)] + suffix
+            if self._store.find(name, new.tenant) is None:
+                with suppress(SpeakerExistsError):  # it was taken meanwhile
+                    named = replace(new, name=name)
+                    return self._store.register(
+                        named, audio, is_new=True, limits=limits
+                    )
+        raise SpeakerExistsError(new.name)
+
+    def _take_encodings(self, bundle: Bundle, sha: str) -> tuple[int, int]:
+        """Take those that are missing here, if somebody vouches for them."""
+        found = bundle.encodings()
+        if not bundle.is_ours:
+            return 0, len(found)
+        num_kept = 0
+        for fingerprint, blob in found.items():
+            key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
+            # The voice is registered; what fails here is encoded again.
+            with suppress(EncodingCorruptError, StorageError):
+                encoding = serde.decode(blob, key)
+                if self._store.is_stored(key) or self._store.publish(key, encoding):
+                    num_kept += 1
+        return num_kept, len(found) - num_kept
+
+    def _kept_consent(
+        self, bundle: Bundle, tenant: Tenant
+    ) -> tuple[ConsentRecord | None, Callable[[], None]]:
+        """The recording of the bundle here, and how to take it back."""
+        told, audio = bundle.voice.consent_recording, _decoded(bundle, "consent")
+        if told is None or audio is None:
+            return None, lambda: None
+        consents, whose = self._store.consents, tenant.name
+        known = consents.of_audio(audio.audio.audio_sha256, whose)
+        if known is not None:
+            return known, lambda: None
+        kept = consents.add(told.name, told.language, audio, whose, tenant.limits)
+
+        def forget() -> None:
+            # Another import may have found it, and stand on it.
+            with suppress(ConsentInUseError, ConsentNotFoundError):
+                self._store.remove_files(consents.delete(kept.consent_id, whose))
+
+        return kept, forget
+
+    def _consent(self, record: SpeakerRecord) -> ConsentRecord | None:
+        if record.consent_id is None:
+            return None
+        with suppress(ConsentNotFoundError):  # it went a moment ago
+            return self._store.consents.get(record.consent_id, record.tenant)
+        return None
+
+    def _audio(self, what: str, sha: str, record: SpeakerRecord) -> dict[str, bytes]:
+        if (file := self._store.audio_for_client(sha)) is None:
+            found = self._store.find(record.speaker_id, record.tenant)
+            if found is None or found.record.audio_sha256 != sha:
+                # Deleted or replaced a moment ago.
+                raise SpeakerNotFoundError(record.name)
+            raise StorageError(f"Audio {sha} is not stored; register the voice again.")
+        data, media_type = file
+        return {f"{what}.{media_type.removeprefix('audio/')}": data}
+
+    def _encoding(self, sha: str, fingerprint: str) -> bytes | None:
+        key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
+        with suppress(EncodingCorruptError):  # it is encoded again, here and there
+            encoding = self._store.read(key)
+            return None if encoding is None else serde.encode(key, encoding)
+        return None
+
+    def _key(self) -> bytes:
+        """The key; of the directory's own, made when it is first needed."""
+        if self._given_key:
+            return self._given_key
+        path = self._store.directory / KEY_FILE
+        with storage_errors(path):
+            publish_once(path, secrets.token_hex(_KEY_BYTES).encode())
+            return path.read_bytes()
+
+
+def _told(record: SpeakerRecord, consent: ConsentRecord | None) -> BundledVoice:
+    recording = None
+    if consent is not None:
+        recording = BundledConsent(name=consent.name, language=consent.language)
+    several = record.num_clips > 1
+    return BundledVoice(
+        format=bundle_format.CLIPS_VERSION if several else bundle_format.FORMAT_VERSION,
+        name=record.name,
+        consent=record.consent,
+        audio_sha256=record.audio_sha256 or "",
+        files={},
+        ref_text=record.ref_text,
+        description=record.description,
+        language=record.language,
+        labels=record.labels,
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        pinned=record.is_pinned,
+        consent_recording=recording,
+        clip_starts=record.clip_starts if several else msgspec.UNSET,
+    )
+
+
+def _new(bundle: Bundle, audio: DecodedAudio, name: str, tenant: str) -> NewSpeaker:
+    told = bundle.voice
+    return NewSpeaker(
+        tenant=tenant,
+        name=name,
+        consent=told.consent,
+        audio_sha256=audio.audio.audio_sha256,
+        num_samples=audio.audio.num_samples,
+        sample_rate_hz=audio.audio.sample_rate_hz,
+        clip_starts=audio.audio.clip_starts,
+        ref_text=told.ref_text,
+        description=told.description,
+        file_size=len(bundle.audio("audio") or b""),
+        language=told.language,
+        labels=told.labels,
+        is_pinned=told.pinned,
+        expires_at=told.expires_at,
+    )
+
+
+def _audio_of(bundle: Bundle) -> DecodedAudio | None:
+    """Decode the voice's audio, and cut it into its clips.
+
+    Raises: InvalidAudioError, InvalidBundleError.
+    """
+    decoded, starts = _decoded(bundle, "audio"), bundle.voice.clip_starts
+    if decoded is None or isinstance(starts, msgspec.UnsetType):
+        return decoded
+    try:
+        return cut(decoded, starts, _LIMITS)
+    except ValueError as exc:
+        raise InvalidBundleError(
+            f"its clips are not those of its audio: {exc}"
+        ) from exc
+
+
+def _decoded(bundle: Bundle, what: str) -> DecodedAudio | None:
+    """Decode an entry. Raises: InvalidAudioError."""
+    data = bundle.audio(what)
+    return None if data is None else decode(data, _LIMITS)

@@ -1,0 +1,191 @@
+"""Tenants: whose keys are whose, and how much each may keep; from one JSON file."""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from vllm_tts_cache.errors import ConfigError
+
+VARIABLE = "SPEAKER_TENANTS_FILE"
+MAX_BYTES = 4 * 1024 * 1024
+# What is there without a file, and what was registered before there was one.
+DEFAULT_TENANT = "default"
+
+_HASHED = "sha256:"
+_HEX = re.compile("[0-9a-f]{64}")
+_BYTE = re.compile(r" \(byte (\d+)\)")
+# Of a digest, to find the few that are compared: nobody learns a key by these.
+_BUCKET_BYTES = 2
+
+_Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+# Printable ASCII, as it goes into a header.
+_Key = Annotated[str, Meta(pattern="^[!-~]{16,256}$")]
+_Keys = Annotated[list[_Key], Meta(max_length=100)]
+_Positive = Annotated[int, Meta(ge=1, le=2**53)]
+_Number = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one tenant may have; None leaves it to the limit of all together.
+
+    Attributes:
+        max_voices: Registered voices, and consent recordings.
+        max_audio_bytes: Registered reference audio, each clip counted once.
+        max_pinned: Pinned voices.
+        max_inline: Inline references that are fetched or encoded at once.
+    """
+
+    max_voices: int | None = None
+    max_audio_bytes: int | None = None
+    max_pinned: int | None = None
+    max_inline: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Whose voices a request is about."""
+
+    name: str = DEFAULT_TENANT
+    limits: Limits = NO_LIMITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sent a request: a tenant, or an administrator, who has no voices.
+
+    Attributes:
+        tenant: None for an administrator.
+    """
+
+    tenant: Tenant | None
+
+
+ALONE = Tenant()  # where there are no others
+
+
+class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: _Name
+    keys: _Keys
+    max_voices: _Positive | None = None
+    max_audio_bytes: _Positive | None = None
+    max_pinned: _Number | None = None
+    max_inline: _Positive | None = None
+
+    def tenant(self) -> Tenant:
+        limits = Limits(
+            max_voices=self.max_voices,
+            max_audio_bytes=self.max_audio_bytes,
+            max_pinned=self.max_pinned,
+            max_inline=self.max_inline,
+        )
+        return Tenant(name=self.name, limits=limits)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    tenants: Annotated[list[_TenantEntry], Meta(max_length=10_000)]
+    admin_keys: _Keys = []
+
+
+class Keyring:
+    """All keys by their digests, and whose they are; never changed.
+
+    Args:
+        callers: By the SHA-256 of their keys.
+    """
+
+    def __init__(self, callers: dict[bytes, Caller]):
+        self._buckets: dict[bytes, list[tuple[bytes, Caller]]] = {}
+        tenants: dict[str, Tenant] = {}
+        for digest, caller in callers.items():
+            bucket = self._buckets.setdefault(digest[:_BUCKET_BYTES], [])
+            bucket.append((digest, caller))
+        for caller in callers.values():
+            if caller.tenant is not None:
+                tenants[caller.tenant.name] = caller.tenant
+        self.tenants = tenants
+
+    def caller(self, key: str) -> Caller | None:
+        """Return who has this key; takes as long for one that is nearly right.
+
+        The digests are compared, of which a wrong key's has nothing in common with
+        any other, and those to their end.
+        """
+        digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+        found: Caller | None = None
+        for known, caller in self._buckets.get(digest[:_BUCKET_BYTES], ()):
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+
+def parse(data: bytes, where: str) -> Keyring:
+    """Return the keys of a file's content.
+
+    Args:
+        data: JSON; see ``docs/tenants.md``.
+        where: The file, for messages.
+
+    Raises:
+        ConfigError: It is wrong; the message has the line or the field, and no key.
+    """
+    if len(data) > MAX_BYTES:
+        raise _wrong(where, f"it has more than {MAX_BYTES // 1024**2} MiB")
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except msgspec.ValidationError as exc:
+        raise _wrong(where, str(exc)) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise _wrong(where, _with_line(data, str(exc))) from exc
+    callers: dict[bytes, Caller] = {}
+    names: set[str] = set()
+    for place, key, caller in _entries(file):
+        digest = _digest(key)
+        if digest is None:
+            raise _wrong(where, f"sha256: is followed by 64 hex digits - at `{place}`")
+        if digest in callers:
+            raise _wrong(where, f"the key is there twice - at `{place}`")
+        callers[digest] = caller
+    for index, entry in enumerate(file.tenants):
+        if entry.name in names:
+            place = f"$.tenants[{index}].name"
+            raise _wrong(where, f"{entry.name!r} is there twice - at `{place}`")
+        names.add(entry.name)
+    return Keyring(callers)
+
+
+def _entries(file: _File) -> Iterator[tuple[str, str, Caller]]:
+    for index, entry in enumerate(file.tenants):
+        caller = Caller(tenant=entry.tenant())
+        for number, key in enumerate(entry.keys):
+            yield f"$.tenants[{index}].keys[{number}]", key, caller
+    for number, key in enumerate(file.admin_keys):
+        yield f"$.admin_keys[{number}]", key, Caller(tenant=None)
+
+
+def _digest(key: str) -> bytes | None:
+    """The SHA-256 of a key that is given plainly, or as that; None if it is neither."""
+    if not key.lower().startswith(_HASHED):
+        return hashlib.sha256(key.encode()).digest()
+    digits = key[len(_HASHED) :]
+    return bytes.fromhex(digits) if _HEX.fullmatch(digits) else None
+
+
+def _with_line(data: bytes, message: str) -> str:
+    found = _BYTE.search(message)
+    end = len(data) if found is None else int(found[1])  # it was truncated
+    line = data.count(b"\n", 0, end) + 1
+    return f"line {line}: {_BYTE.sub('', message)}"
+
+
+def _wrong(where: str, reason: str) -> ConfigError:
+    return ConfigError(f"{VARIABLE}={where}: {reason}")
