@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.catalogues import (  # noqa: F401  fixtures of all that follow
+    object_server,
+    postgres,
+)
 from tests.served import (  # noqa: F401  fixtures and a hook of all that follow
     case,
     checkpoint,
@@ -145,6 +149,6 @@ def plugin_log(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills",
-        default=os.environ.get("TTS_CACHE_TEST_KILLS", "40"),
+        default=os.environ.get("TTS_CACHE_TEST_KILLS", "20"),
         help="how often the store is killed in tests/fault/store/test_kills.py",
     )

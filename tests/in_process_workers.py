@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import torch
 
+from tests.store_samples import settings_of
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
-from vllm_tts_cache.config import Settings
 from vllm_tts_cache.model_executor import worker_methods
 from vllm_tts_cache.model_executor.agreement import ALONE
 from vllm_tts_cache.model_executor.load_speakers import build_worker_speakers
@@ -111,7 +111,7 @@ def worker_speakers(samples_dir, encoders, *, ranks=ALONE, **settings):
     """A worker's speaker side on a directory; `close` it where threads are counted."""
     return build_worker_speakers(
         {encoder.name: encoder for encoder in encoders},
-        Settings(samples_dir=samples_dir, **settings),
+        settings_of(samples_dir, **settings),
         torch.device("cpu"),
         ranks=ranks,
     )

@@ -26,19 +26,23 @@ def pytest_generate_tests(metafunc):
     if "family" in metafunc.fixturenames and "family" not in names:
         served = _cases_for(metafunc.definition)
         is_generic = metafunc.definition.get_closest_marker("generic") is not None
-        later = [pytest.mark.long] if is_generic else []
         metafunc.parametrize(
             "family",
             [
                 pytest.param(
                     case.family,
                     id=case.name,
-                    marks=[] if case is default_case() else later,
+                    marks=_marks(case, is_generic=is_generic),
                 )
                 for case in served
             ],
             scope="session",
         )
+
+
+def _marks(case, *, is_generic):
+    is_later = case.is_nightly or (is_generic and case is not default_case())
+    return [pytest.mark.long] if is_later else []
 
 
 def _cases_for(test):

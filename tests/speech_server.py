@@ -26,6 +26,7 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
+from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.speaker.ref import REQUEST_FIELD, SpeakerRef
 
@@ -139,6 +140,8 @@ class Server:
 
     def __init__(self, checkpoint, directory, monkeypatch, encoders=None, **config):
         monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(directory))
+        # Tests count calls of workers, and are not to meet those of the metrics.
+        monkeypatch.setattr(refresh, "PERIOD_SECONDS", 3600.0)
         self.directory = directory
         family = config.get("family") or default_case().family
         self.encoders = encoders or [SpectrumEncoder(n) for n in family.encoders]
@@ -235,14 +238,14 @@ class WebServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app):
+async def listening(app, *, access_log=False):
     """A real web server in front of it, as the host starts it; gives its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         config = uvicorn.Config(
             app,
             lifespan="off",
             log_config=None,
-            access_log=False,
+            access_log=access_log,
             timeout_graceful_shutdown=5,
         )
         web = WebServer(config)

@@ -1,6 +1,7 @@
 """Stores, clips and voices for tests; one number always gives the same clip."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +18,24 @@ from vllm_tts_cache.store.speaker_store import SpeakerStore
 RATE = 24_000
 
 
+def catalogue_url_of(directory: Path) -> str:
+    """The catalogue of a directory's voices; tests on PostgreSQL have another one."""
+    return ""
+
+
+def store_url_of(directory: Path) -> str:
+    """Where a directory's files are; tests with a bucket have another one."""
+    return ""
+
+
+def settings_of(directory: Path, **settings) -> Settings:
+    urls = {"catalogue_url": catalogue_url_of(directory)}
+    given: dict[str, Any] = urls | {"store_url": store_url_of(directory)} | settings
+    return Settings(samples_dir=directory, **given)
+
+
 def opened(directory: Path, *, import_stock: bool = True, **settings) -> SpeakerStore:
-    settings = Settings(samples_dir=directory, **settings)
-    return open_store(settings, import_stock=import_stock)
+    return open_store(settings_of(directory, **settings), import_stock=import_stock)
 
 
 def clip(number: int = 0, num_samples: int = 2_000) -> DecodedAudio:

@@ -1,4 +1,3 @@
-import argparse
 from dataclasses import asdict
 
 import numpy as np
@@ -23,10 +22,7 @@ def write_clip(path, pitch_hz=200):
 
 
 def run(*arguments):
-    parser = argparse.ArgumentParser()
-    encode.add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["encode", *map(str, arguments)])
-    return parsed.run(parsed)
+    return encode.app([*map(str, arguments)], standalone_mode=False) or 0
 
 
 def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(

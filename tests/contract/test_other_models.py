@@ -6,14 +6,18 @@ it becomes a family, or is described in `other_models`.
 
 import inspect
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 from vllm_omni.entrypoints.openai.tts_adapters import TTS_ADAPTER_REGISTRY
 
+from tests import store_samples
 from tests.contract.test_speech import wav
 from tests.in_process_workers import worker
 from tests.speech_server import Server, running
+from tests.store_samples import voice
+from vllm_tts_cache.audio.clips import decode_clips
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.other_models import OTHER_MODELS, of_model
 from vllm_tts_cache.speaker.family import families
@@ -127,6 +131,90 @@ async def test_an_embedding_is_stored_only_if_the_host_speaks_with_it(server, na
     else:
         assert OTHER_MODELS[name].title in message(answer)
         assert server.service.store.catalogue.count() == 0
+
+
+async def test_a_voice_of_several_clips_is_not_handed_to_the_host_as_one(server):
+    """It was registered in this directory while a model that takes them was served."""
+    serve(server, "glm_tts")
+    audio = decode_clips([wav(), wav(pitch_hz=330)])
+    starts = audio.audio.clip_starts
+    server.service.store.register(voice("Ann", audio, clip_starts=starts), audio)
+    said = "there are 2 clips, and this model takes one clip"
+    assert said in message(await server.speak(voice="Ann", ref_text="one\ntwo"))
+    shown = (await server.client.get(f"{VOICES}/Ann")).json()
+    assert shown["cache_status"] == "unsupported" and said in shown["error"]
+
+
+@pytest.fixture
+async def far_server(default_checkpoint, tmp_path, monkeypatch, postgres):
+    """Its catalogue is a database behind a network."""
+    monkeypatch.setattr(store_samples, "catalogue_url_of", postgres.url_of)
+    monkeypatch.setenv("SPEAKER_CATALOGUE_URL", postgres.url_of(tmp_path))
+    server = Server(default_checkpoint, tmp_path, monkeypatch, stage="glm_tts")
+    server.engine.workers = (worker(object()),)
+    async with running(server) as server:
+        yield server
+    postgres.tidy()
+
+
+@pytest.fixture
+def looked_up(far_server, monkeypatch):
+    """In which threads voices were looked up, and read."""
+    threads, store = set(), far_server.service.store
+
+    def told(call):
+        def tell(*args):
+            threads.add(threading.current_thread())
+            return call(*args)
+
+        return tell
+
+    for owner, name in (
+        (store, "find"),
+        (store, "read_audio"),
+        (store.catalogue, "speaker_embedding"),
+    ):
+        monkeypatch.setattr(owner, name, told(getattr(owner, name)))
+    return threads
+
+
+def texts(server):
+    return [
+        prompt["mm_processor_kwargs"]["prompt_text"] for prompt in server.engine.prompts
+    ]
+
+
+async def test_the_event_loop_waits_for_no_database(far_server, looked_up):
+    """It asked for each voice a few times, whoever else spoke."""
+    serve(far_server, "glm_tts")
+    for name in ("Ann", "Bob"):
+        fields = {"ref_text": f"{name}'s words"}
+        assert (await far_server.register(name, wav(), **fields)).status_code == 200
+    looked_up.clear()
+    assert (await far_server.speak(voice="ANN")).status_code == 200
+    batch = {"items": [{"input": "One.", "voice": "Bob"}, {"input": "Two."}]}
+    answer = await far_server.client.post(
+        "/v1/audio/speech/batch", json={**batch, "voice": "Ann"}
+    )
+    assert answer.json()["succeeded"] == 2, answer.text
+    assert texts(far_server) == ["Ann's words", "Bob's words", "Ann's words"]
+    unknown = await far_server.speak(voice="Eve")
+    assert "Unknown voice 'Eve'" in message(unknown)
+    assert "requires 'ref_audio'" in message(await far_server.speak(voice="default"))
+    assert looked_up and threading.main_thread() not in looked_up
+
+
+async def test_a_database_that_is_down_is_a_503_there_as_well(far_server, postgres):
+    serve(far_server, "glm_tts")
+    fields = {"ref_text": "words"}
+    assert (await far_server.register("Ann", wav(), **fields)).status_code == 200
+    postgres.stop()
+    try:
+        answer = await far_server.speak(voice="Ann")
+    finally:
+        postgres.start()
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["Retry-After"]) > 0
 
 
 @pytest.mark.parametrize("variant", ["sound_effect", "voice_generator"])

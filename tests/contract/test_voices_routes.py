@@ -210,6 +210,7 @@ def fill(store, num_speakers):
     """Rows only, without files."""
     rows = [
         {
+            "speaker_id": f"voice_{number:032x}",
             "tenant": "default",
             "name": f"s{number:04}",
             "name_key": f"s{number:04}",
@@ -239,8 +240,8 @@ async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_u
     service, gate, begun = server.service, threading.Event(), []
     owner, name, ask = {
         "upload": (
-            service._uploads,
-            "_register_clip",
+            service.uploads,
+            "_register_clips",
             lambda: server.register("A", wav()),
         ),
         "list": (

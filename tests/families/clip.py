@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import soundfile
+
+Samples = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Clip:
         voice = sum(np.sin(k * phase) / k for k in range(1, 9)) * 0.15
         noise = rng.standard_normal((self.num_samples, self.num_channels)) * 0.02
         path = directory / f"{self.stem}.wav"
-        samples = np.asarray(voice)[:, None] + noise
+        samples = (voice * self.loudness(seconds))[:, None] + noise
         soundfile.write(path, samples, self.rate_hz, subtype=self.subtype)
         return path
+
+    def loudness(self, seconds: Samples) -> Samples:
+        """How loud the harmonics are, over time."""
+        return np.ones_like(seconds)

@@ -1,7 +1,6 @@
 """A checkpoint that cannot clone says so, in one text wherever it is asked to."""
 
 import pkgutil
-from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -168,15 +167,9 @@ def test_a_batch_job_and_the_command_line_say_the_same(refusing, tmp_path, monke
     monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path / "speakers"))
     with pytest.raises(ConfigError) as batch:
         OfflineSpeakers(SyncInProcessEngine(model=str(refusing.checkpoint)))
-    arguments = Namespace(
-        revision=None,
-        model=str(refusing.checkpoint),
-        out=tmp_path / "out.safetensors",
-        device="cpu",
-        clips=[tmp_path / "clip.wav"],
-    )
+    arguments = ["--model", refusing.checkpoint, "--out", tmp_path / "out.safetensors"]
     with pytest.raises(CheckpointError) as command:
-        encode.run(arguments)
+        encode.app([*map(str, arguments), "clip.wav"], standalone_mode=False)
     for told in (batch, command):
         assert str(told.value).endswith(f": {refusing.reason}")
     assert not (tmp_path / "speakers").exists()

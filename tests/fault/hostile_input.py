@@ -156,7 +156,17 @@ def part(name, data, filename=None, media_type=None):
 def parts(draw):
     """The parts of a registration: mostly what is asked for, some of it nasty."""
     good = {"name": draw(names), "consent": "yes", "precompute": draw(flags)}
-    optional = ["ref_text", "speaker_description", "consent", "precompute"]
+    optional = [
+        "ref_text",
+        "speaker_description",
+        "consent",
+        "precompute",
+        "language",
+        "labels",
+        "pinned",
+        "expires_at",
+        "type",
+    ]
     for name in draw(st.lists(st.sampled_from(optional), max_size=2)):
         good[name] = draw(texts)
     found = [part(name, _bytes(text)) for name, text in good.items()]
@@ -253,6 +263,59 @@ SPEECH_FIELDS = [
 ]
 
 
+CHANGES = {
+    "name": names,
+    "speaker_description": texts,
+    "language": texts | st.just("de"),
+    "labels": st.dictionaries(texts, texts, max_size=3) | values,
+    "ref_text": texts | st.just("words"),
+    "pinned": values,
+    "expires_at": texts | values | st.just("2100-01-01T00:00:00Z"),
+    "unknown": values,
+}
+
+
+@st.composite
+def changes(draw):
+    """What a PATCH says, of which some is nothing that it should be."""
+    fields = draw(st.lists(st.sampled_from(sorted(CHANGES)), max_size=3))
+    return {name: draw(CHANGES[name] | values) for name in fields}
+
+
+@st.composite
+def patches(draw):
+    bodies = as_json(changes()) | as_json(changes()) | odd_json
+    return Case("PATCH", draw(voice_paths), draw(bodies), draw(headers(_JSON_TYPE)))
+
+
+CONSENTS = "/v1/audio/voice_consents"
+# Few, so that some of them are of a voice's form, and none is of a recording's.
+consent_paths = st.sampled_from(
+    [f"{CONSENTS}/cons_{'0' * 32}", f"{CONSENTS}/%ff", f"{CONSENTS}/x", CONSENTS]
+)
+
+
+@st.composite
+def recordings(draw):
+    found = [
+        part("name", _bytes(draw(texts | st.just("Ann's")))),
+        part("language", _bytes(draw(texts | st.just("de")))),
+        part("recording", draw(clips), "c.wav", "audio/wav"),
+    ]
+    return b"".join(found) + f"--{BOUNDARY}--".encode()
+
+
+@st.composite
+def consent_requests(draw):
+    if draw(st.booleans()):
+        head = draw(headers(MULTIPART.encode()))
+        return Case("POST", CONSENTS, draw(recordings() | forms), head)
+    method = draw(st.sampled_from(["GET", "DELETE", "POST", "PUT"]))
+    body = draw(as_json(st.fixed_dictionaries({"name": texts}) | values) | odd_json)
+    path = draw(consent_paths) + draw(queries)
+    return Case(method, path, body, draw(headers(_JSON_TYPE)))
+
+
 @st.composite
 def batch(draw):
     items = draw(st.lists(speech() | values, max_size=3) | values)
@@ -283,6 +346,7 @@ def as_json(fields):
     return fields.map(lambda value: json.dumps(value).encode())
 
 
+_JSON_TYPE = b"application/json"
 _FORM = {b"content-type": MULTIPART.encode()}
 _JSON = {b"content-type": b"application/json"}
 MEDIA_TYPES = [
@@ -324,8 +388,22 @@ voice_paths = (names | st.sampled_from(NAMES)).map(
     lambda name: f"{VOICES}/{quote(_bytes(name), safe='')}"
 ) | st.sampled_from([f"{VOICES}/%ff%fe", f"{VOICES}/a%2Fb", f"{VOICES}//", VOICES])
 queries = st.dictionaries(
-    st.sampled_from(["limit", "after", "search", "names_only", "force", "unknown"]),
-    st.sampled_from(["0", "1", "1000", "1001", "-5", "9" * 5000, "true"]) | texts,
+    st.sampled_from(
+        [
+            "limit",
+            "after",
+            "search",
+            "label",
+            "sort",
+            "names_only",
+            "force",
+            "unknown",
+        ]
+    ),
+    st.sampled_from(
+        ["0", "1", "1000", "1001", "-5", "9" * 5000, "true", "newest", "a:b", "1.0:5"]
+    )
+    | texts,
     max_size=3,
 ).map(lambda query: "?" + urlencode({k: _bytes(v) for k, v in query.items()}))
 
@@ -335,9 +413,13 @@ def without_body(draw):
     method = draw(
         st.sampled_from(["GET", "GET", "DELETE", "DELETE", "POST", "POST", "PUT"])
     )
-    path = draw(voice_paths) + draw(st.sampled_from(["", "", "/cache"]))
+    path = draw(voice_paths) + draw(
+        st.sampled_from(["", "", "/cache", "/audio", "/bundle", "/preview"])
+    )
     if not draw(st.integers(0, 9)):
-        path = "/v1/audio/speaker_cache"
+        path = draw(
+            st.sampled_from(["/v1/audio/speaker_cache", "/v1/audio/voice_archive"])
+        )
     return Case(method, path + draw(queries))
 
 
@@ -368,4 +450,6 @@ cases = st.one_of(
     ),
     without_body(),
     without_body(),
+    patches(),
+    consent_requests(),
 )

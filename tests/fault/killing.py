@@ -4,16 +4,19 @@ What it has been promised it writes down, a line before each operation and one w
 operation has returned; the parent reads these after the kill and knows what must hold.
 """
 
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import Engine, event
 
+from tests import store_samples
 from tests.old_layout import OldLayout
 from tests.store_samples import address, clip, key, opened, publish, register, traces
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -129,6 +132,29 @@ def killed(directory: Path, seed: int) -> list[str]:
     return lines
 
 
+def main(directory: str, first_seed: str, num_kills: str, *urls: str) -> None:
+    """Kill a store with a bucket again and again; ends well if it stays whole.
+
+    A program of its own: obstore's threads survive no fork, so that only children of a
+    process that has used no bucket can use one, and the one that forks them may not.
+    """
+    store_samples.catalogue_url_of = lambda _directory: urls[0]
+    store_samples.store_url_of = lambda _directory: urls[1]
+    promised = Promised()
+    for seed in range(int(first_seed), int(first_seed) + int(num_kills)):
+        lines = killed(Path(directory), seed)
+        assert not any(line.startswith("failed") for line in lines), (seed, lines)
+        promised.learn(lines)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as child:
+            voices = child.submit(_checked, Path(directory), promised).result(60)
+        promised.voices = voices
+
+
+def _checked(directory: Path, promised: Promised) -> dict[str, set[int | None]]:
+    check(directory, promised)
+    return promised.voices
+
+
 def check(directory: Path, promised: Promised) -> None:
     """Open what is left, recover, and hold it against what was promised."""
     store = open_here(directory)
@@ -166,11 +192,11 @@ def _work(directory: Path, seed: int, chance: random.Random, writer: int) -> Non
     counts = not seed % 2
     opens = chance.random() < 0.3
     if counts and opens:
-        _die_after(chance.randrange(1, 150))
+        die_after(chance.randrange(1, 150))
     store = open_here(directory)
     note("opened")
     if counts and not opens:
-        _die_after(chance.randrange(1, 250))
+        die_after(chance.randrange(1, 250))
     while True:
         _operate(store, chance, note)
 
@@ -204,7 +230,7 @@ def _operate(store: SpeakerStore, chance: random.Random, note) -> None:
         store.recover()
 
 
-def _die_after(num_steps: int) -> None:
+def die_after(num_steps: int) -> None:
     left = num_steps
 
     def step() -> None:
@@ -220,3 +246,7 @@ def _die_after(num_steps: int) -> None:
     sys.addaudithook(hook)
     for moment in ("before_cursor_execute", "commit"):
         event.listen(Engine, moment, lambda *_: step())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

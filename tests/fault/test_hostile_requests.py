@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.fault.held import ON_DEMAND, Held, held_at_rest, with_all_threads
-from tests.fault.hostile_input import VOICES, cases
+from tests.fault.hostile_input import CONSENTS, VOICES, cases
 from tests.speech_server import Server, running
 
 NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "300"))
@@ -91,6 +91,10 @@ async def emptied(server):
     while names := (await server.client.get(VOICES)).json()["uploaded_voices"]:
         for voice in names:
             answer = await server.client.delete(server_path(voice["name"]))
+            assert answer.status_code == 200, answer.text
+    while kept := (await server.client.get(CONSENTS)).json()["data"]:
+        for consent in kept:
+            answer = await server.client.delete(f"{CONSENTS}/{consent['id']}")
             assert answer.status_code == 200, answer.text
     await server.settled()
     store = server.service.store

@@ -70,3 +70,57 @@ def test_anything_but_finite_mono_float32_is_refused(samples):
 def test_rate_must_be_positive():
     with pytest.raises(ValueError, match="rate"):
         ReferenceAudio.of(np.zeros(4, np.float32), 0)
+
+
+def clips(*lengths, rate_hz=24_000):
+    random = np.random.default_rng(0)
+    return [
+        ReferenceAudio.of(random.uniform(-1, 1, n).astype(np.float32), rate_hz)
+        for n in lengths
+    ]
+
+
+def test_joined_clips_come_back_each_as_it_was():
+    given = clips(5, 3, 7)
+    whole = ReferenceAudio.joined(given)
+    assert (whole.clip_starts, whole.num_clips) == ((0, 5, 8), 3)
+    assert whole.num_samples == 15
+    again = whole.clips()
+    assert [c.audio_sha256 for c in again] == [c.audio_sha256 for c in given]
+    assert all(c.clip_starts == (0,) for c in again)
+
+
+def test_one_clip_stays_what_it_is():
+    (one,) = clips(5)
+    assert ReferenceAudio.joined([one]) is one
+    assert one.clips() == (one,) and one.num_clips == 1
+
+
+def test_the_address_of_several_clips_depends_on_where_they_begin():
+    (whole,) = clips(15)
+    cuts = ((0,), (0, 5), (0, 6), (0, 5, 6))
+    given = [ReferenceAudio.of(whole.samples, 24_000, cut) for cut in cuts]
+    assert len({audio.audio_sha256 for audio in given}) == len(cuts)
+    assert given[0].audio_sha256 == whole.audio_sha256
+
+
+def test_the_address_of_several_clips_is_the_same_for_ever():
+    samples = np.array([0.0, 0.5, -1.0], np.float32)
+    assert ReferenceAudio.of(samples, 24_000, (0, 2)).audio_sha256 == (
+        "0a22881092fd544af71cd401cce10635727fded1d41728e0b9c6faa6e114d795"
+    )
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [(), (1,), (0, 0), (0, 5, 3), (0, 15), (0, 10**30), (0, -1), tuple(range(33))],
+)
+def test_cuts_that_leave_a_clip_empty_or_are_too_many_are_refused(starts):
+    samples = np.zeros(15 if len(starts) < 33 else 100, np.float32)
+    with pytest.raises(ValueError, match="clips"):
+        ReferenceAudio.of(samples, 24_000, starts)
+
+
+def test_clips_of_two_rates_are_not_joined():
+    with pytest.raises(ValueError, match="16000, 24000"):
+        ReferenceAudio.joined([*clips(5), *clips(5, rate_hz=16_000)])

@@ -1,14 +1,26 @@
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
-from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.entrypoints.cli import app, main
 from vllm_tts_cache.speaker.family import trial_families
 
+# They become a server, or write what nobody would read by a program.
+WITHOUT_JSON = ("serve", "make-checkpoint")
+HELPS = (
+    ["--help"],
+    ["make-checkpoint", "--help"],
+    ["voices", "--help"],
+    ["voices", "add", "--help"],
+    ["doctor", "-h"],
+)
 
-@pytest.mark.parametrize("arguments", [["--help"], ["make-checkpoint", "--help"]])
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
 def test_help_answers_without_torch_or_vllm(arguments):
     script = (
         "import sys\n"
@@ -25,15 +37,64 @@ def test_help_answers_without_torch_or_vllm(arguments):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "usage: vllm-tts-cache" in done.stdout
+    assert "Usage: vllm-tts-cache" in done.stdout
     assert done.stdout.endswith("set()\n")
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    (
+        ("", ["voices", "doctor", "gc"]),
+        ("voices e", ["edit", "export"]),
+        ("stage-config fish-speech-", ["fish-speech-cpu"]),
+        ("voices ls --sort n", ["name", "newest"]),
+    ),
+)
+def test_a_shell_completes_commands_and_choices(typed, offered):
+    words = ["vllm-tts-cache", *typed.split(" ")]
+    script = "from vllm_tts_cache.entrypoints.cli import main; main()"
+    asked = {
+        "_VLLM_TTS_CACHE_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **asked},
+    )
+    assert done.stdout.split()[: len(offered)] == offered, done.stderr
+
+
+def commands_of(group, *path):
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        yield (*path, name), command
+        if hasattr(command, "list_commands"):
+            yield from commands_of(command, *path, name)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, _ in commands_of(get_command(app))], ids=" ".join
+)
+def test_every_command_has_help_with_examples_or_commands(path, capsys):
+    assert main([*path, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Examples:" in text or "Commands:" in text
+    assert "--json" in text or "Commands:" in text or path[-1] in WITHOUT_JSON
+
+
+def test_a_word_that_is_no_command_is_status_2(capsys):
+    assert main(["voices", "lst"]) == 2
+    assert "Did you mean 'ls'?" in capsys.readouterr().err
+
+
 def test_the_help_of_make_checkpoint_shows_how_to_use_it(capsys):
-    with pytest.raises(SystemExit):
-        main(["make-checkpoint", "--help"])
+    assert main(["make-checkpoint", "--help"]) == 0
     help_text = capsys.readouterr().out
-    assert "examples:" in help_text
+    assert "Examples:" in help_text
     assert "not a model" in help_text
 
 

@@ -34,6 +34,7 @@ def test_every_variable_sets_its_field():
             "SPEAKER_CACHE_MAX_FETCHES": "9",
             "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": "5.5",
             "SPEAKER_CACHE_CPU_PLATFORM": "no",
+            "SPEAKER_WEB": "0",
         }
     )
     assert settings == Settings(
@@ -51,6 +52,7 @@ def test_every_variable_sets_its_field():
         max_fetches=9,
         encode_timeout_seconds=5.5,
         cpu_platform=False,
+        web=False,
     )
 
 

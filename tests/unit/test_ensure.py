@@ -26,6 +26,7 @@ from vllm_tts_cache.errors import (
     EncodeError,
     EncodeTimeoutError,
     ServerBusyError,
+    StorageError,
     WorkerRPCError,
 )
 from vllm_tts_cache.speaker.rpc_client import (
@@ -550,6 +551,51 @@ async def test_who_waits_hears_of_an_encoding_before_a_busy_worker_answers(
     is_idle.set()
     assert await asyncio.wait_for(other, 10) is False
     assert rig.encodes == {"speaker": 2, "codec": 2}
+
+
+async def test_a_disk_that_fails_while_a_worker_is_asked_is_told_to_all_who_wait(
+    rig, monkeypatch
+):
+    call, is_idle = rig.engine.collective_rpc, asyncio.Event()
+    look, fails = rig.store.stored_since, False
+
+    async def busy(method, **given):
+        answers = await call(method, **given)
+        if method == WANT.name:
+            await is_idle.wait()
+        return answers
+
+    def failing(since):
+        if fails:
+            raise StorageError("the disk has a fault")
+        return look(since)
+
+    await rig.ensurer.fingerprints()
+    for encoder in rig.encoders:
+        encoder.gate.clear()
+    monkeypatch.setattr(rig.engine, "collective_rpc", busy)
+    monkeypatch.setattr(rig.store, "stored_since", failing)
+    waiting = [asyncio.create_task(rig.ensurer.ensure(rig.need()))]
+    await rig.entered()
+    waiting.append(asyncio.create_task(rig.ensurer.ensure(rig.need(1))))
+    await asyncio.sleep(0.1)
+    fails = True
+    for caller in waiting:
+        with pytest.raises(StorageError, match="fault"):
+            await asyncio.wait_for(caller, 10)
+    assert rig.ensurer.num_flights == 0
+    fails = False
+    is_idle.set()
+    again = asyncio.create_task(rig.ensurer.ensure(rig.need(1)))
+    for encoder in rig.encoders:
+        encoder.gate.set()
+    assert await asyncio.wait_for(again, 10) is False
+
+
+async def test_causes_that_are_asked_for_together_are_told_apart(rig):
+    rig.speakers.remember_failed_prompt("speech-1", "it was lost")
+    asked = [rig.ensurer.cause_of_failure(f"speech-{n}") for n in (1, 2)]
+    assert await asyncio.gather(*asked) == ["it was lost", None]
 
 
 async def test_waiting_leaves_the_event_loop_free(rig):

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints import routing
 from vllm_tts_cache.entrypoints.routing import GuardedRoute
-from vllm_tts_cache.entrypoints.service import CannotCloneError
+from vllm_tts_cache.entrypoints.served_model import CannotCloneError
 from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError
 from vllm_tts_cache.speaker.rpc_client import (
     ForeignStoreError,
@@ -16,6 +16,10 @@ from vllm_tts_cache.speaker.rpc_client import (
     WorkerBusyError,
 )
 
+UNAVAILABLE = errors.StorageUnavailableError(
+    "postgresql://me@db.internal/voices", "connection refused", 3
+)
+OBJECTS = errors.ObjectStoreError("s3://bucket/a", "timed out", 3)
 ERRORS = [
     (errors.InvalidAudioError("it is empty"), 400, "BadRequestError"),
     (errors.InvalidSpeakerError("name", "it is empty"), 400, "BadRequestError"),
@@ -24,7 +28,20 @@ ERRORS = [
     (routing.NoSpeechModelError(), 404, "NotFoundError"),
     (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
     (errors.SpeakerLimitError(3), 409, "ConflictError"),
+    (errors.PinLimitError(3), 409, "ConflictError"),
     (errors.AudioBudgetError(1000), 409, "ConflictError"),
+    (errors.PreviewNotFoundError("ann"), 404, "NotFoundError"),
+    (errors.ConsentRequiredError(), 400, "BadRequestError"),
+    (errors.ConsentNotFoundError("cons_0"), 404, "NotFoundError"),
+    (errors.ConsentInUseError("cons_0", [("voice_0", "a")]), 409, "ConflictError"),
+    (errors.ConsentLimitError(3), 409, "ConflictError"),
+    (errors.InvalidBundleError("no"), 400, "BadRequestError"),
+    (errors.InvalidArchiveError("no", 3), 400, "BadRequestError"),
+    (errors.LowQualityError(["It is noisy."]), 400, "BadRequestError"),
+    (errors.DownloadsOffError(), 403, "BadRequestError"),
+    (errors.UnauthorizedError(), 401, "AuthenticationError"),
+    (errors.AdminKeyError(), 403, "BadRequestError"),
+    (errors.NoTenantError(), 500, "InternalServerError"),
     (errors.RequestTooLargeError(2**20), 413, "BadRequestError"),
     (errors.ServerBusyError("64 clips wait", 2), 503, "InternalServerError"),
     (
@@ -33,6 +50,8 @@ ERRORS = [
         "InternalServerError",
     ),
     (errors.StorageBusyError(2), 503, "InternalServerError"),
+    (UNAVAILABLE, 503, "InternalServerError"),
+    (OBJECTS, 503, "InternalServerError"),
     (errors.StorageError("broken"), 500, "InternalServerError"),
     (errors.EncodingCorruptError("key", "flipped"), 500, "InternalServerError"),
     (errors.SourceCorruptError("sha", "flipped"), 500, "InternalServerError"),
@@ -47,6 +66,7 @@ ERRORS = [
     (CannotCloneError("It has no encoders."), 400, "BadRequestError"),
     (errors.StorageFullError("/x"), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),
+    (errors.NoCatalogueError("no"), 500, "InternalServerError"),
     (errors.CheckpointError("/x", "no"), 500, "InternalServerError"),
 ]
 IDS = [type(error).__name__ for error, _, _ in ERRORS]
@@ -65,6 +85,9 @@ def test_every_error_of_ours_is_in_the_table():
         if kind.__module__.startswith("vllm_tts_")
         # What a worker raises stays there.
         and ".model_executor." not in kind.__module__
+        # What a client raises is what a server has answered, or of its command line.
+        and ".entrypoints.cli." not in kind.__module__
+        and not issubclass(kind, errors.RemoteError)
     }
     branches = {errors.ServerFaultError}
     assert {type(error) for error, _, _ in ERRORS} >= ours - branches
@@ -135,11 +158,25 @@ def test_a_too_large_body_is_told_the_most_and_a_way_out():
 
 
 @pytest.mark.parametrize(
-    "error", [errors.ServerBusyError("16 fetches run", 3), errors.StorageBusyError(3)]
+    "error",
+    [
+        errors.ServerBusyError("16 fetches run", 3),
+        errors.StorageBusyError(3),
+        UNAVAILABLE,
+    ],
 )
 def test_a_busy_server_says_when_to_try_again(error):
     assert "Try again in 3 s." in str(error)
     assert error.retry_after_seconds == 3
+
+
+def test_clients_are_told_that_the_catalogue_is_down_and_the_log_why():
+    assert "db.internal" not in str(UNAVAILABLE)
+    assert "PostgreSQL" in str(UNAVAILABLE)
+    assert UNAVAILABLE.log_text == (
+        "The voice catalogue postgresql://me@db.internal/voices is down: "
+        "connection refused."
+    )
 
 
 def test_a_deletion_under_way_says_how_far_it_is_and_to_repeat_it():
@@ -155,6 +192,7 @@ def test_a_deletion_under_way_says_how_far_it_is_and_to_repeat_it():
     [
         errors.ServerBusyError("16 fetches run", 3),
         errors.StorageBusyError(3),
+        UNAVAILABLE,
         errors.DeletionPendingError(
             "ann", files_removed=True, waiting_for=1, retry_after_seconds=3
         ),

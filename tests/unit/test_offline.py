@@ -237,6 +237,11 @@ def test_transcripts_and_clips_must_match(job):
         job.speakers.prepare(job.clips(2), ["one"])
 
 
+def test_several_clips_of_a_voice_are_refused_by_name(job):
+    with pytest.raises(ConfigError, match=r"clip-0\.wav.*is one clip"):
+        job.speakers.prepare([job.clips(2)])
+
+
 def test_a_model_of_no_family_is_refused(job):
     config = Path(job.engine.model) / "config.json"
     config.write_text(json.dumps({"model_type": "bark"}))

@@ -195,9 +195,91 @@ class BusyEngine:
 
 async def test_calls_to_a_busy_engine_do_not_pile_up():
     workers = AsyncWorkers(engine := BusyEngine())
-    calls = (workers.call(STATS) for _ in range(10))
+    calls = (workers.call(ENCODING, CALLS[ENCODING]) for _ in range(10))
     await asyncio.gather(*calls, return_exceptions=True)
     assert engine.most == MAX_CALLS
+
+
+async def test_a_call_keeps_its_turn_although_its_caller_has_left():
+    """The host's thread waits on, and it has few of them."""
+    workers = AsyncWorkers(engine := BusyEngine())
+    for _ in range(5):
+        call = workers.call(ENCODING, CALLS[ENCODING])
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(call, 0.005)
+    assert engine.running == engine.most == MAX_CALLS
+    with pytest.raises(WorkerRPCError, match="too busy"):
+        await workers.call(ENCODING, CALLS[ENCODING])
+    assert engine.most == MAX_CALLS
+
+
+class SlowEngine(InProcessEngine):
+    """Answers when it is let; what it was asked by then is in ``calls``."""
+
+    def __init__(self, *workers):
+        super().__init__(*workers)
+        self.is_idle = asyncio.Event()
+
+    async def collective_rpc(
+        self, method, timeout=None, args=(), kwargs=None, stage_ids=None
+    ):
+        answers = self.called(method, args)
+        await self.is_idle.wait()
+        return answers
+
+
+async def asked_at_once(*calls):
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def test_those_who_ask_at_once_share_one_answer_and_who_comes_later_has_another(
+    speakers,
+):
+    workers = AsyncWorkers(engine := SlowEngine(worker_with(speakers)))
+    first = await asked_at_once(*(workers.call(STATS) for _ in range(10)))
+    assert len(engine.calls) == 1
+    later = await asked_at_once(*(workers.call(STATS) for _ in range(10)))
+    assert len(engine.calls) == 2
+    last = await asked_at_once(*(workers.call(STATS) for _ in range(10)))
+    assert len(engine.calls) == MAX_CALLS == 2
+    engine.is_idle.set()
+    answers = await asyncio.gather(*first, *later, *last)
+    told = [answer.stats["rpc_calls"][STATS.name] for (answer,) in answers]
+    assert told == [1] * 10 + [2] * 10 + [3] * 10
+
+
+async def test_who_leaves_takes_the_answer_from_nobody(speakers):
+    workers = AsyncWorkers(engine := SlowEngine(worker_with(speakers)))
+    first, *others = await asked_at_once(*(workers.call(STATS) for _ in range(3)))
+    first.cancel()
+    engine.is_idle.set()
+    assert all(await asyncio.gather(*others))
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_a_call_that_fails_fails_for_all_who_share_it_and_for_no_later_one():
+    workers = AsyncWorkers(engine := BusyEngine())
+    tasks = await asked_at_once(*(workers.call(STATS) for _ in range(3)))
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(error, WorkerRPCError)
+    assert engine.most == 1
+    with pytest.raises(WorkerRPCError, match="too busy"):
+        await workers.call(STATS)
+
+
+async def test_causes_of_failures_are_asked_for_together(speakers):
+    for number in range(3):
+        speakers.remember_failed_prompt(f"speech-{number}", f"cause {number}")
+    workers = AsyncWorkers(engine := InProcessEngine(worker_with(speakers)))
+    calls = [wire.FailedCall(request_ids=[f"speech-{number}"]) for number in range(4)]
+    asked = [workers.call(FAILED, call) for call in calls]
+    answers = await asyncio.gather(*asked)
+    assert engine.calls == [FAILED.name]
+    expected = {f"speech-{number}": f"cause {number}" for number in range(3)}
+    assert [answer.causes for (answer,) in answers] == [expected] * 4
 
 
 def test_workers_with_different_encoders_are_refused():

@@ -16,11 +16,13 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
+from tests.store_samples import settings_of
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints import uploads
-from vllm_tts_cache.entrypoints.service import CannotCloneError, open_service
+from vllm_tts_cache.entrypoints.served_model import CannotCloneError, ServedModel
+from vllm_tts_cache.entrypoints.service import open_service
 from vllm_tts_cache.entrypoints.uploads import Upload
 from vllm_tts_cache.errors import (
     EncodeError,
@@ -32,6 +34,7 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.rpc_client import ForeignStoreError
+from vllm_tts_cache.tenants import ALONE, Caller
 
 NAMES = ("speaker", "codec")
 
@@ -46,6 +49,10 @@ def upload(name="Ann", ref_text=None, **fields):
     return Upload(name=name, consent="yes", ref_text=ref_text, **fields)
 
 
+def model(family, note=""):
+    return ServedModel(family=lambda: family, refusal=lambda: None, note=lambda: note)
+
+
 class Rig:
     """A service as the API process wires it, and one worker."""
 
@@ -53,26 +60,24 @@ class Rig:
         self.encoders = [SpectrumEncoder(name) for name in NAMES]
         self.speakers = worker_speakers(directory, self.encoders)
         self.engine = InProcessEngine(worker_with(self.speakers))
-        settings = Settings(samples_dir=directory, **settings)
-        family = family or default_family()
-        self.service = open_service(
-            settings, self.engine, lambda: family, lambda: None, note=str
-        )
+        settings = settings_of(directory, **settings)
+        served = model(family or default_family())
+        self.service = open_service(settings, self.engine, served)
         self.service.start()
         self.store = self.service.store
 
     async def register(self, name="Ann", *, precompute=False, ref_text=None, **clip):
         done = await self.service.register_audio(
-            upload(name, ref_text), wav(**clip), precompute=precompute
+            ALONE, upload(name, ref_text), wav(**clip), precompute=precompute
         )
         return done.record
 
     async def precompute(self, name="Ann", *, force=False):
-        found = await self.service.get(name)
+        found = await self.service.get(ALONE, name)
         return await self.service.precompute(found, force=force)
 
     async def status(self, name="Ann"):
-        return await self.service.status(await self.service.get(name))
+        return await self.service.status(await self.service.get(ALONE, name))
 
     async def settled(self):
         """What was started in the background is over."""
@@ -105,22 +110,22 @@ async def rig(tmp_path):
 
 async def test_a_registered_speaker_is_found_by_any_spelling_of_its_name(rig):
     record = await rig.register(" Ann ")
-    assert (await rig.service.get("ANN")).record == record
-    assert await rig.service.find("Bob") is None
+    assert (await rig.service.get(ALONE, "ANN")).record == record
+    assert await rig.service.find(ALONE, "Bob") is None
     with pytest.raises(SpeakerNotFoundError, match="'Bob'"):
-        await rig.service.get("Bob")
+        await rig.service.get(ALONE, "Bob")
 
 
 async def test_what_another_server_registers_replaces_or_deletes_is_seen_at_once(
     rig, tmp_path
 ):
     other = Rig(tmp_path)
-    assert await rig.service.find("Ann") is None
+    assert await rig.service.find(ALONE, "Ann") is None
     for pitch_hz in (220, 330):
         record = await other.register(pitch_hz=pitch_hz)
-        assert (await rig.service.get("Ann")).record == record
-    await other.service.deletions.delete("Ann")
-    assert await rig.service.find("Ann") is None
+        assert (await rig.service.get(ALONE, "Ann")).record == record
+    await other.service.deletions.delete("Ann", ALONE.name)
+    assert await rig.service.find(ALONE, "Ann") is None
     await other.close()
 
 
@@ -164,12 +169,12 @@ async def test_a_failed_precompute_is_told_kept_as_status_and_tried_again(rig):
 
 
 async def test_an_embedding_is_ready_and_needs_no_worker(rig):
-    await rig.service.register_embedding(upload(), (0.5, -1.0))
+    await rig.service.register_embedding(ALONE, upload(), (0.5, -1.0))
     rig.engine.calls.clear()
     assert await rig.status() == ("ready", None)
     assert await rig.precompute(force=True) is True
     assert rig.engine.calls == []
-    found = await rig.service.get("Ann")
+    found = await rig.service.get(ALONE, "Ann")
     assert await rig.service.speaker_embedding(found.record) == (0.5, -1.0)
 
 
@@ -178,8 +183,8 @@ async def test_a_failed_upload_leaves_the_speaker_as_it_was(rig, data):
     old = await rig.register()
     await rig.precompute()
     with pytest.raises(InvalidAudioError):
-        await rig.service.register_audio(upload(), data, precompute=True)
-    assert (await rig.service.get("Ann")).record == old
+        await rig.service.register_audio(ALONE, upload(), data, precompute=True)
+    assert (await rig.service.get(ALONE, "Ann")).record == old
     assert await rig.status() == ("ready", None)
     assert rig.store.verify() == []
 
@@ -201,7 +206,7 @@ async def test_a_field_that_is_wrong_is_refused_before_anything_is_decoded(
 ):
     monkeypatch.setattr(uploads, "decode", None)
     with pytest.raises(InvalidSpeakerError):
-        await rig.service.register_audio(wrong, wav(), precompute=False)
+        await rig.service.register_audio(ALONE, wrong, wav(), precompute=False)
     assert rig.store.catalogue.count() == 0
 
 
@@ -230,14 +235,14 @@ async def test_an_immutable_registry_refuses_and_stays(tmp_path):
     old = await rig.register(pitch_hz=220)
     with pytest.raises(SpeakerExistsError):
         await rig.register(pitch_hz=330)
-    assert (await rig.service.get("Ann")).record == old
+    assert (await rig.service.get(ALONE, "Ann")).record == old
     assert rig.store.verify() == []
     await rig.close()
 
 
 async def test_a_page_is_ordered_bounded_searched_and_continued(rig):
     for name in ("carl", "Ann", "bob", "Bea"):
-        await rig.service.register_embedding(upload(name), (1.0,))
+        await rig.service.register_embedding(ALONE, upload(name), (1.0,))
 
     async def names(limit=10, **texts):
         page = Page(limit=limit, **texts)
@@ -260,7 +265,7 @@ async def test_stats_count_what_is_stored_without_looking_at_the_disk(rig, monke
 
     for name in ("os.listdir", "os.scandir"):
         monkeypatch.setattr(name, looked)
-    stats = await rig.service.stats()
+    stats = await rig.service.stats(Caller(tenant=ALONE))
     monkeypatch.undo()
     assert stats["registry"] == {"speakers": 1}
     registered = stats["storage"][Segment.REGISTERED.value]
@@ -280,9 +285,9 @@ async def test_uploads_that_wait_for_the_disk_stop_nothing_but_uploads(
     await rig.register(ref_text="words")
     gate = threading.Event()
 
-    def held(new, audio, register=rig.store.register):
+    def held(new, audio, *, limits, register=rig.store.register):
         assert gate.wait(30)
-        return register(new, audio)
+        return register(new, audio, limits=limits)
 
     monkeypatch.setattr(rig.store, "register", held)
     waiting = [
@@ -323,24 +328,19 @@ async def test_what_prompts_begin_with_takes_16_mib_at_most(rig):
 @pytest.mark.parametrize("engine", ["of another family", None])
 async def test_voices_are_kept_for_a_model_that_we_do_not_serve(tmp_path, engine):
     client = None if engine is None else InProcessEngine(worker(object()))
-    service = open_service(
-        Settings(samples_dir=tmp_path),
-        client,
-        family=lambda: None,
-        refusal=lambda: None,
-        note=lambda: "nothing to precompute",
-    )
+    served = model(None, "nothing to precompute")
+    service = open_service(Settings(samples_dir=tmp_path), client, served)
     service.start()
-    done = await service.register_audio(upload(), wav(), precompute=True)
-    found = await service.get("Ann")
+    done = await service.register_audio(ALONE, upload(), wav(), precompute=True)
+    found = await service.get(ALONE, "Ann")
     assert found.record == done.record
     assert await service.status(found) == ("unsupported", "nothing to precompute")
     with pytest.raises(CannotCloneError, match="nothing to precompute"):
         await service.precompute(found, force=True)
-    stats = await service.stats()
+    stats = await service.stats(Caller(tenant=ALONE))
     assert (stats["registry"], stats["workers"]) == ({"speakers": 1}, [])
-    await service.deletions.delete("Ann")
-    assert await service.find("Ann") is None
+    await service.deletions.delete("Ann", ALONE.name)
+    assert await service.find(ALONE, "Ann") is None
     assert service.store.verify() == []
     assert client is None or client.calls == []
     service.shutdown()
@@ -353,7 +353,7 @@ async def test_a_worker_on_another_directory_is_named_at_the_start(
     speakers = worker_speakers(tmp_path / "there", [encoder])
     engine = InProcessEngine(worker_with(speakers))
     settings = Settings(samples_dir=tmp_path / "here")
-    service = open_service(settings, engine, default_family, lambda: None, note=str)
+    service = open_service(settings, engine, model(default_family()))
     service.start()
     await asyncio.wait(set(service._background))
     (line,) = [r for r in plugin_log.records if r.levelname == "ERROR"]
@@ -370,8 +370,8 @@ async def test_a_service_that_is_shut_down_leaves_no_thread_and_no_descriptor(tm
         rig = Rig(tmp_path)
         await rig.register(precompute=True)
         await rig.settled()
-        await rig.service.stats()
-        await rig.service.deletions.delete("Ann")
+        await rig.service.stats(Caller(tenant=ALONE))
+        await rig.service.deletions.delete("Ann", ALONE.name)
         await rig.close()
 
     def held():

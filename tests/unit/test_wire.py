@@ -9,6 +9,7 @@ from vllm_tts_cache.speaker import wire
 SHA = "a" * 64
 WANT = wire.Want(audio_sha256=SHA, encoder="codec", segment="inline")
 REPORT = wire.JobReport(SHA, "codec", wire.JobState.FAILED, "out of memory", 1.5)
+TIMED = "codec", "inline", wire.Durations([0, 2], 0.5), wire.Durations([2, 0], 0.1)
 MESSAGES = [
     wire.WantCall(wants=[WANT], lease_seconds=2.0),
     wire.WantCall(wants=[], lease_seconds=2.0),
@@ -23,6 +24,9 @@ MESSAGES = [
     wire.EncodingAnswer(encoding=b"\0\xff" * 9),
     wire.EncodingAnswer(encoding=None),
     wire.WorkerStats(rank=0, stats={"hits": {"memory": 3}, "last": None, "s": 0.5}),
+    wire.WorkerStats(
+        rank=1, stats={}, worker_id="9", encode_times=[wire.EncodeTimes(*TIMED)]
+    ),
     wire.Unsupported(reason="Whisper clones no voices"),
     wire.Failed(reason="no memory"),
 ]

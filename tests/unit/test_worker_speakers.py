@@ -559,6 +559,27 @@ def test_forgetting_names_what_is_being_encoded_and_does_not_wait_for_it(
     assert speakers.forget([ref.audio_sha256]).busy == []
 
 
+def test_forgetting_all_leaves_what_is_in_hand_and_names_it(
+    speakers, encoders, store, ref
+):
+    other, third = (store_clip(store, clip(number)) for number in (1, 2))
+    prepare(speakers, ref, NAMES)
+    prepare(speakers, other, NAMES)
+    encoders[0].entered.clear()
+    hold(speakers, encoders[0], third)
+    speakers.want(want_call(ref_of(clip(3)), ["codec"]), 0)
+    assert speakers.stats()["in_flight"] == 2
+    told = speakers.forget_all()
+    assert (told.num_entries, told.busy) == (4, [third.audio_sha256])
+    assert speakers.stats()["in_flight"] == 1
+    assert speakers.stats()["tiers"]["memory"]["entries"] == 0
+    encoders[0].gate.set()
+    wait_until_idle(speakers)
+    assert speakers.forget_all().busy == []
+    speakers.prompt(ref, NAMES)  # from its files
+    assert speakers.stats()["tiers"]["memory"]["entries"] == 2
+
+
 def test_a_voice_that_is_deleted_while_it_is_encoded_is_kept_nowhere(
     speakers, encoders, store, ref, tmp_path
 ):

@@ -12,6 +12,7 @@ import soundfile
 from tests.store_samples import opened
 from vllm_tts_cache.store.opening import import_stock_voices
 
+pytestmark = pytest.mark.sqlite  # it is about files of stock's
 RATE = 16000
 
 

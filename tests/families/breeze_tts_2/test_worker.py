@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import nn
 from vllm_omni.model_executor.models.breeze_tts_2 import modeling_breeze as host
+from vllm_omni.model_executor.models.breeze_tts_2.first_code_sampler import (
+    BreezeFirstCodeSampler,
+)
 from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
     CFG_UNCOND_SUFFIX,
     build_breeze_prompt,
@@ -200,6 +203,41 @@ def test_a_request_that_goes_on_is_left_alone(talker, tokenizer, clips):
         talker, req_ids=["r"], model_intermediate_buffer={"r": info}, device=CPU
     )
     assert "breeze_prepared" not in info
+
+
+def test_nothing_is_heard_of_a_request_that_fails(talker, tokenizer, clips):
+    """Its first frame went on before the id that is forced ended it."""
+    (audio, ref), _ = clips
+    infos = {
+        "1": our_info(tokenizer, "one", audio, ref),
+        "2": our_info(tokenizer, "two", audio, ref),
+    }
+    infos["1"][FIELD] = [ABSENT, "registered"]
+    prepared(talker, infos)
+    greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    for name, info in infos.items():
+        info |= {"request_id": name, "breeze_sampling": greedy}
+        info["breeze_state"] = {
+            "generator": torch.Generator(),
+            "history": torch.empty((1, 0), dtype=torch.long),
+        }
+    talker.hidden_size, talker.config.eos_token_id = HIDDEN, VOCAB
+    talker.lm_head = SimpleNamespace(weight=torch.randn(VOCAB + 1, HIDDEN))
+    talker._first_code_sampler = BreezeFirstCodeSampler()
+    frame = torch.arange(NUM_CODEBOOKS)
+    talker.depth_decoder.generate_frames = lambda _, first, **__: frame.expand(
+        len(first), -1
+    )
+    output = talker.make_omni_output(
+        10.0 * talker.lm_head.weight[[5, 6]],
+        model_intermediate_buffer=list(infos.values()),
+        request_token_spans=[(0, 1), (1, 2)],
+    )
+    failed, well = output.multimodal_outputs["codes"]["audio"]
+    assert failed.shape == (0, NUM_CODEBOOKS)
+    assert torch.equal(well, frame[None])
+    profiled = talker.make_omni_output(torch.zeros(2, HIDDEN))
+    assert profiled.multimodal_outputs == {}
 
 
 @pytest.mark.parametrize("wrong", ["unknown", "of another length", "out of range"])

@@ -49,4 +49,5 @@ CASE = Case(
         "max_num_batched_tokens": 128,
     },
     does=frozenset({"instructions"}),
+    is_nightly=True,
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import load, save
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
@@ -233,6 +234,20 @@ def test_a_file_that_is_no_network_is_named(copy, name, spoil, says):
     with pytest.raises(CheckpointError, match=says) as raised:
         load_reference_encoders(copy, CPU)
     assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_weights_beside_a_file_are_refused(copy, name):
+    """No fingerprint would know of a change in them."""
+    save(
+        load(copy / name),
+        copy / name,
+        save_as_external_data=True,
+        location="weights.bin",
+    )
+    assert (copy / "weights.bin").stat().st_size > 0
+    with pytest.raises(CheckpointError, match=f"{name}: .*another file"):
+        load_reference_encoders(copy, CPU)
 
 
 def test_a_network_of_other_inputs_is_refused(copy):

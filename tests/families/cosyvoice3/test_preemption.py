@@ -116,7 +116,8 @@ class Engine:
         for name in ids:
             request = self.scheduler.requests[name]
             self.compute(request, scheduled.num_scheduled_tokens[name])
-        told = handed_on([self.infos[name] for name in ids]).get("embed", {})
+        infos = [self.infos[name] for name in ids]
+        told = handed_on(infos, once=True).get("embed", {})
         output = OmniModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={name: i for i, name in enumerate(ids)},

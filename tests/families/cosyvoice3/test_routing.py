@@ -30,6 +30,7 @@ from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
 from vllm_tts_cache.speaker.ref import FIELD
 
 CHUNK = 15
+SPOKEN_OF = ("speech_token", "speech_feat")
 CONNECTOR = SimpleNamespace(
     config={"extra": {"codec_chunk_frames": CHUNK, "codec_vocab_size": 6_561}}
 )
@@ -43,7 +44,9 @@ def talker(cosyvoice3_checkpoint, tmp_path_factory):
         with loaded_talker(
             CASE, cosyvoice3_checkpoint, directory, enable_prefix_caching=False
         ) as model:
-            yield model
+            loaded: Any = model
+            loaded._tells_once = True  # as in a server, whose stage sends in chunks
+            yield loaded
 
 
 @pytest.fixture(scope="module")
@@ -244,14 +247,36 @@ def test_a_failed_request_is_told_nothing_and_its_neighbours_their_own(
 def test_in_a_step_in_which_nobody_begins_nothing_is_handed_on(talker, voices, ours):
     request = Request("0", ours(voices[0], ZERO_SHOT))
     request.step(talker)
-    assert handed_on([request.info])
+    assert handed_on([request.info], once=True)
     request.step(talker, ids=torch.tensor([5], dtype=torch.int32))
-    assert handed_on([request.info]) == {}
-    assert handed_on([]) == {}
+    for once in (True, False):
+        assert handed_on([request.info], once=once) == {}
+        assert handed_on([], once=once) == {}
 
 
-def test_without_chunks_the_decoder_is_told_the_same(talker, voices, ours):
+def test_a_voice_is_handed_on_with_the_steps_that_it_begins_in(talker, voices, ours):
+    """A mel of 30 s is half a megabyte, and others begin beside a request often."""
+    running, new = (
+        Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices[:2])
+    )
+    running.step(talker)
+    running.step(talker, ids=torch.tensor([5], dtype=torch.int32))
+    new.step(talker, 20)
+    for _ in range(2):
+        made: Any = outputs_of(talker, [running, new])
+        told = made["embed"]
+        sizes = [[each.numel() for each in told[name]] for name in SPOKEN_OF]
+        assert [size for size, _ in sizes] == [0, 0]
+        assert [size for _, size in sizes] == [
+            voices[1].used()[name].numel() for name in SPOKEN_OF
+        ]
+        new.step(talker, new.num_tokens - new.num_computed)
+        running.step(talker, ids=torch.tensor([6], dtype=torch.int32))
+
+
+def test_without_chunks_the_decoder_is_told_the_same(talker, voices, ours, monkeypatch):
     """In the whole-payload mode stock has one request's replaced by another's."""
+    monkeypatch.setattr(talker, "_tells_once", False)
     requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
     requests[0].step(talker)
     as_sent(outputs_of(talker, requests[:1]), 1)

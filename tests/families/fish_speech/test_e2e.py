@@ -20,6 +20,7 @@ pytestmark = [
 SPOKEN = "These are the words of the reference."
 TEXTS = ("Hello there.", "Something else is said now, and it is longer.", "A third.")
 LONG_SECONDS = 29.5
+VOICES = "/v1/audio/voices"
 
 
 def registered(client, name, clip, ref_text=SPOKEN):
@@ -126,6 +127,42 @@ def store_crafted(directory, of_sha, for_sha, *, fingerprint):
         codes = found["codes"].copy()
         codes[:, 1:] = (codes[:, 1:] + 511) % 1_024
         assert store.publish(keys[1], Encoding({"codes": codes}))
+
+
+def test_two_clips_of_a_voice_are_one_encode_one_prefix_and_one_bundle(
+    client, make_clip
+):
+    clips = [make_clip(10.0), make_clip(8.0)]
+    words = [SPOKEN, "And these are those of the other."]
+    files = [("audio_sample", ("clip", clip)) for clip in clips]
+    form = {"name": "two clips", "consent": "c", "precompute": "false"}
+    answer = client.http.post(VOICES, data=form | {"ref_text": words}, files=files)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["voice"]["clips"]) == 2
+
+    before = client.encodes()["codec"]
+    cold, warm = (client.speak(TEXTS[0], voice="two clips") for _ in range(2))
+    assert (cold.cache, warm.cache) == ("miss", "hit")
+    assert cold.audio == warm.audio
+    _, had, found = prefix_tokens(
+        client, lambda: client.speak(TEXTS[1], voice="two clips")
+    )
+    assert found / had >= 0.7
+
+    bundle = client.http.get(f"{VOICES}/two clips/bundle").content
+    moved = client.http.post(
+        f"{VOICES}/import", files={"bundle": bundle}, data={"name": "moved clips"}
+    )
+    assert moved.status_code == 200, moved.text
+    spoken = client.speak(TEXTS[0], voice="moved clips")
+    assert (spoken.cache, spoken.audio) == ("hit", cold.audio)
+    assert client.encodes()["codec"] == before + 1
+
+    joined = client.http.get(f"{VOICES}/two clips/audio").content
+    registered(client, "one clip", joined, ref_text="\n".join(words))
+    other = client.speak(TEXTS[0], voice="one clip")
+    assert client.encodes()["codec"] == before + 2
+    assert other.audio != cold.audio
 
 
 def test_a_clone_without_a_transcript_is_refused(client, make_clip):

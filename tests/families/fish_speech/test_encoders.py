@@ -117,6 +117,21 @@ def test_codes_equal_the_hosts_at_every_rate_and_at_odd_lengths(
     assert np.array_equal(codes, host_codes(samples, rate_hz))
 
 
+@pytest.mark.parametrize("rate_hz", [24_000, 44_100])
+def test_several_clips_are_encoded_each_by_itself(encoder, host_codes, rate_hz):
+    """No frame of one depends on another, and each may end with half a frame."""
+    lengths = (round(1.3 * rate_hz) | 1, rate_hz, round(1.1 * rate_hz))
+    clips = [audio(n, rate_hz, seed) for seed, n in enumerate(lengths)]
+    together = codes_of(encoder, ReferenceAudio.joined(clips))
+    alone = [codes_of(encoder, clip) for clip in clips]
+    assert together.tobytes() == np.concatenate(alone).tobytes()
+    hosts = [host_codes(clip.samples.copy(), rate_hz) for clip in clips]
+    assert np.array_equal(together, np.concatenate(hosts))
+    samples = np.concatenate([clip.samples for clip in clips])
+    one = codes_of(encoder, ReferenceAudio.of(samples, rate_hz))
+    assert not np.array_equal(one, together)
+
+
 def test_codes_equal_the_hosts_past_both_attention_windows(encoder, host_codes):
     """Of 512 frames at 86 a second, and of 128 at 21.5: both last 6 s."""
     samples = noisy_tone(10 * 24_000, 24_000)

@@ -21,10 +21,9 @@ from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.real_talker import loaded_talker
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
-from vllm_tts_cache.families.fish_speech.prompt import ReferenceFrames
 from vllm_tts_cache.families.fish_speech.worker import CachedFishSpeechSlowAR
+from vllm_tts_cache.families.networks import rows as reference_rows
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH
@@ -161,7 +160,7 @@ def test_a_span_behind_the_reference_asks_for_no_encoding(slow_ar, voice):
     expected = as_the_host(slow_ar, voice)
     voice.speakers.forget([voice.ref.audio_sha256])
     before = num_failed(slow_ar)
-    behind = voice.reference.start + voice.reference.num_frames
+    behind = voice.reference.start + voice.reference.num_rows
     rows = prefill(slow_ar, voice.ids, voice.info, start=behind)
     assert_same(rows, expected[behind:])
     head = preprocess(
@@ -183,7 +182,7 @@ def test_voices_that_differ_in_residual_codes_only_have_different_rows(slow_ar, 
     ours = prefill(slow_ar, voice.ids, voice.info)
     theirs = prefill(slow_ar, other.ids, other.info)
     differs = (ours != theirs).any(dim=1).nonzero().flatten()
-    start, num_frames = voice.reference.to_wire()
+    start, num_frames, _ = voice.reference.to_wire()
     assert differs.tolist() == list(range(start, start + num_frames))
 
 
@@ -227,9 +226,8 @@ def absent(info):
 
 
 def other_frames(info):
-    start, num_frames = info[fish_prompt.FIELD]
-    frames = ReferenceFrames(start=start, num_frames=num_frames - 1)
-    return {**info, fish_prompt.FIELD: frames.to_wire()}
+    start, num_frames, checksum = info[reference_rows.FIELD]
+    return {**info, reference_rows.FIELD: [start, num_frames - 1, checksum]}
 
 
 @pytest.mark.parametrize(
@@ -238,8 +236,8 @@ def other_frames(info):
         absent,
         other_frames,
         lambda info: {FIELD: info[FIELD]},
-        lambda info: {**info, fish_prompt.FIELD: [-1, 70]},
-        lambda info: {**info, fish_prompt.FIELD: "0"},
+        lambda info: {**info, reference_rows.FIELD: [-1, 70, 0]},
+        lambda info: {**info, reference_rows.FIELD: "0"},
         lambda info: {**info, FIELD: ["no address", "registered"]},
         lambda info: {**info, FIELD: None},
     ],
@@ -280,7 +278,7 @@ def test_codes_that_do_not_fit_the_prompt_fail_their_request(slow_ar, voice, cod
 
 def behind(slow_ar, voice, info, request_id):
     """Prefill as after a hit in the KV that covers the whole reference."""
-    start, num_frames = voice.info[fish_prompt.FIELD]
+    start, num_frames, _ = voice.info[reference_rows.FIELD]
     begin = start + num_frames
     preprocess(
         slow_ar,
@@ -323,6 +321,21 @@ def test_what_fails_behind_its_codes_leaves_its_prefix_suspect(
     behind(slow_ar, voice, voice.info, "behind it")
     names = ("lacks room", "behind it")
     assert forced(slow_ar, *names) == [*names]
+    prefill(slow_ar, voice.ids, voice.info, request_id="clears it")
+
+
+def test_a_prefix_is_suspect_with_its_transcript_alone(slow_ar, voice):
+    """Another transcript has other KV, under a salt of its own: both ways."""
+    other = Voice(slow_ar, random_codes(), ref_text="What another has heard.")
+    assert other.ref == voice.ref
+    voice.remember(random_codes(69))
+    prefill(slow_ar, voice.ids, voice.info, request_id="failed")
+    voice.remember(random_codes())
+    behind(slow_ar, other, other.info, "of the other")
+    prefill(slow_ar, other.ids, other.info, request_id="whole other")
+    behind(slow_ar, voice, voice.info, "after")
+    names = ("failed", "of the other", "whole other", "after")
+    assert forced(slow_ar, *names) == ["failed", "after"]
     prefill(slow_ar, voice.ids, voice.info, request_id="clears it")
 
 

@@ -1,5 +1,6 @@
 """Prompts of Fish Speech clones: the host's ids, a salt per voice, small messages."""
 
+import re
 import tracemalloc
 from collections import OrderedDict
 
@@ -14,13 +15,12 @@ from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
 
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.fish_speech.prompt import (
-    FIELD,
     PromptBuilder,
-    ReferenceFrames,
     VoiceKey,
     checked_text,
     salt_of,
 )
+from vllm_tts_cache.families.networks.rows import FIELD
 from vllm_tts_cache.store.encoding import EncodingKey
 
 KEY = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="f" * 64)
@@ -49,7 +49,7 @@ def codes(num_frames, seed=0):
 def test_the_semantic_codes_stand_where_the_prompt_says(builder):
     given_codes = codes(50)
     prompt = builder.clone("Hello.", "spoken words", KEY, given_codes)
-    at, frames = prompt.reference.start, prompt.reference.num_frames
+    at, frames = prompt.reference.start, prompt.reference.num_rows
     found = np.array(prompt.token_ids[at : at + frames]) - 151_678
     assert frames == 50 and np.array_equal(found, given_codes[:, 0])
     tokens = builder.tokenizer.convert_ids_to_tokens
@@ -61,7 +61,7 @@ def test_texts_of_one_voice_share_its_prefix_and_its_salt(builder):
     first = builder.clone("Hello.", "spoken words", KEY, codes(646))
     second = builder.clone("Quite another text.", "spoken words", KEY, codes(646))
     assert first.salt == second.salt
-    shared = first.reference.start + first.reference.num_frames + 2
+    shared = first.reference.start + first.reference.num_rows + 2
     assert first.token_ids[:shared] == second.token_ids[:shared]
     assert shared // BLOCK * BLOCK / len(second.token_ids) >= 0.85
 
@@ -102,6 +102,62 @@ def test_the_ids_are_the_hosts(builder, text, ref_text, num_frames):
         prompt = builder.speak(voice, text)
         assert prompt.token_ids == hosts
         assert prompt.salt == voice.salt == salt_of(KEY, ref_text)
+
+
+TAG = re.compile(r"<\|speaker:\d+\|>")
+
+
+def official_ids(tokenizer, text, clips, first_semantic_id):
+    """The prompt of fish-speech, of transcripts and codes of several references.
+
+    Source: ``generate_long`` of fishaudio/fish-speech,
+    ``fish_speech/models/text2semantic/inference.py``.
+    """
+    tagged = [
+        said if TAG.search(said) else f"<|speaker:{index}|>{said}"
+        for index, (said, _) in enumerate(clips)
+    ]
+    all_codes = np.concatenate([codes for _, codes in clips], axis=0)
+    before = (
+        "convert the provided text to speech reference to the following:\n\nText:\n"
+    )
+    parts = [
+        "<|im_start|>system\n",
+        before,
+        "\n".join(tagged),
+        "\n\nSpeech:\n<|audio_start|>",
+        [first_semantic_id + int(code) for code in all_codes[:, 0]],
+        "<|audio_end|><|im_end|>\n",
+        f"<|im_start|>user\n{text}<|im_end|>\n",
+        "<|im_start|>assistant\n<|voice|>",
+    ]
+    ids = []
+    for part in parts:
+        is_ids = isinstance(part, list)
+        ids += part if is_ids else tokenizer.encode(part, add_special_tokens=False)
+    return ids
+
+
+@pytest.mark.parametrize(
+    "said",
+    (
+        ("One.", "Two."),
+        ("One.", "<|speaker:5|>Two.", "Three."),
+        ("你好。", "Zwei,", "trois !", "4"),
+    ),
+)
+def test_the_ids_of_several_clips_are_the_official_ones(builder, said):
+    clips = [(text, codes(20 + n, seed=n)) for n, text in enumerate(said)]
+    given_codes = np.concatenate([each for _, each in clips])
+    prompt = builder.clone(
+        "Hello.", "\n".join(said), KEY, given_codes, num_clips=len(said)
+    )
+    tokenizer = builder.tokenizer
+    assert prompt.token_ids == official_ids(tokenizer, "Hello.", clips, 151_678)
+    assert prompt.reference.num_rows == len(given_codes)
+    other = builder.clone("Other.", "\n".join(said), KEY, given_codes, len(said))
+    assert other.salt == prompt.salt
+    assert other.salt != salt_of(KEY, "\n".join(reversed(said)), len(said))
 
 
 def test_a_voices_part_of_30_seconds_is_small(builder):
@@ -156,11 +212,3 @@ def test_a_message_is_small_at_30_seconds(builder):
         }
     )
     assert len(sent) <= 8 * 1024
-
-
-def test_the_wire_of_the_positions_is_checked():
-    frames = ReferenceFrames(start=12, num_frames=646)
-    assert ReferenceFrames.from_info({FIELD: frames.to_wire()}) == frames
-    for wrong in (None, [1], [1, -2], ["1", 2], 7, [1, 2, 3]):
-        with pytest.raises(ValueError, match="two counts"):
-            ReferenceFrames.from_info({FIELD: wrong})

@@ -151,3 +151,18 @@ def test_a_character_is_looked_at_three_times_at_most(unit, num_chars):
     text.num_read = 0
     control_tokens(text)
     assert text.num_read <= 3 * len(text) + 2
+
+
+def test_each_clip_has_a_speaker_by_its_number_unless_it_names_one():
+    """As ``generate_long`` of fish-speech tags its prompts."""
+    lines = ["Hello.", "<|speaker:7|>There.", "<speaker:3>Now.", "And then."]
+    assert transcript("\n".join(lines), 4).split("\n") == [
+        "<|speaker:0|>Hello.",
+        "<|speaker:7|>There.",
+        "<|speaker:3|>Now.",
+        "<|speaker:3|>And then.",
+    ]
+
+
+def test_a_transcript_of_one_clip_may_have_several_lines():
+    assert transcript("Hello.\nThere.") == "<|speaker:0|>Hello.\nThere."

@@ -25,8 +25,15 @@ PROCESSORS = {
 }
 
 
+# The two ends in every run; what lies between takes as long as either.
 @pytest.mark.slow
-@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize(
+    "processor",
+    [
+        pytest.param(p, marks=pytest.mark.long if p == "avx512" else ())
+        for p in PROCESSORS
+    ],
+)
 def test_the_whole_slow_ar_gives_a_request_the_same_bits_in_any_batch_and_chunk(
     fish_speech_checkpoint, tmp_path, processor, record_property
 ):

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC
 from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder
+from vllm_tts_cache.families.networks import rows
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
@@ -26,7 +26,7 @@ def random_codes(num_frames=70, seed=0):
 class Voice:
     """Codes in the worker's cache, and what the API process sends to speak by them."""
 
-    def __init__(self, slow_ar, codes, text=TEXT):
+    def __init__(self, slow_ar, codes, text=TEXT, ref_text=REF_TEXT):
         self.codes = codes
         self.text = text
         self.speakers = slow_ar.tts_cache_speakers
@@ -41,12 +41,12 @@ class Voice:
             tokenizer=slow_ar._get_tokenizer(),
             first_semantic_id=slow_ar._semantic_begin_id,
         )
-        prompt = builder.clone(text, REF_TEXT, self.key, codes)
+        prompt = builder.clone(text, ref_text, self.key, codes)
         self.ids = torch.tensor(prompt.token_ids, dtype=torch.int32)
         self.reference = prompt.reference
         self.info = {
             FIELD: self.ref.to_wire(),
-            fish_prompt.FIELD: prompt.reference.to_wire(),
+            rows.FIELD: prompt.reference.to_wire(),
         }
 
     def remember(self, codes):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.served import Servers
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.testing.client import SpeechClient, data_url
 
@@ -79,6 +80,13 @@ def test_what_there_is_none_of_is_said_in_one_sentence(client, make_clip):
     batch = client.http.post("/v1/audio/speech/batch", json=body)
     assert batch.status_code == 400 and "Batch" in batch.text
     assert "control token" in message(client.speak("<|text_end|>Hello."))
+
+
+@pytest.fixture
+def servers(family, checkpoint, tmp_path):
+    servers = Servers(family, checkpoint, tmp_path)
+    yield servers
+    servers.stop()
 
 
 @pytest.mark.long  # a server of its own; test_worker.py has the same of the pipeline

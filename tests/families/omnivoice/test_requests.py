@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.test_speech import as_events, as_raw_stream, data_url, wav
+from tests.contract.test_speech import (
+    as_events,
+    as_raw_stream,
+    data_url,
+    lose_files,
+    wav,
+)
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
+from tests.two_tenants import two_tenants
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.speaker.ref import FIELD, REQUEST_FIELD
@@ -165,14 +172,6 @@ async def test_concurrent_requests_keep_their_voices(server):
 # What the engine could not find
 
 
-def lose_files(server, sha):
-    """Somebody removed the encodings; the catalogue does not know."""
-    for path in (server.directory / "store").rglob("*.safetensors"):
-        if path.stem != "audio":
-            path.unlink()
-    server.speakers.forget([sha])
-
-
 async def test_a_prompt_that_is_missing_in_the_engine_is_ensured_and_sent_once_more(
     server,
 ):
@@ -296,3 +295,23 @@ async def test_another_diffusion_model_is_the_hosts_and_clones_nothing_through_u
         assert (await server.register("Ann", wav())).status_code == 200
         answer = await server.client.post("/v1/audio/voices/Ann/cache")
         assert "nothing to precompute" in message(answer)
+
+
+async def test_each_tenant_speaks_with_its_own_voice_of_a_name(
+    omnivoice_checkpoint, tmp_path, monkeypatch
+):
+    """The host's method looks a name up before it is asked what to do with it."""
+    async with two_tenants(
+        omnivoice_checkpoint, tmp_path, monkeypatch, make=served
+    ) as host:
+        assert (await host.anyone.post("/v1/audio/speech", json={})).status_code == 401
+        for side in (host.us, host.them):
+            done = await side.register("Ann", side.clip(), ref_text=SPOKEN)
+            side.voice = done.json()["voice"]
+        for side in (host.us, host.them):
+            spoken = await side.speak(voice="Ann")
+            assert spoken.status_code == 200, spoken.text
+            assert host.spoken() == side.voice["audio_sha256"]
+        other = message(await host.us.speak(voice=host.them.voice["id"]))
+        nobody = message(await host.us.speak(voice="nobody"))
+        assert other.replace(host.them.voice["id"], "nobody") == nobody

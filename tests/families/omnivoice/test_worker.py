@@ -231,6 +231,20 @@ def test_a_request_that_is_broken_fails_alone(pipeline, voice, what):
     assert well.error is None and well.output is not None
 
 
+@pytest.mark.parametrize("wrong", [{"ref_text": 5}, {"input": 5}])
+def test_a_clone_that_the_host_fails_is_not_said_to_lack_its_prompt(
+    pipeline, voice, wrong
+):
+    """It was made and submitted once more, to fail once more."""
+    before = stats(pipeline)["failed_prompts"]
+    broken = ours(voice, **{REQUEST_FIELD: "speech-3", **wrong})
+    failed, well = spoken(pipeline, broken, ours(voice))
+    assert failed.error and failed.error != REASON
+    assert well.error is None
+    assert stats(pipeline)["failed_prompts"] == before
+    assert pipeline.tts_cache_speakers.failed(["speech-3"]) == {}
+
+
 @pytest.mark.parametrize(
     ("shape", "code"),
     [((50, 4), 0), ((50,), 0), ((0, 8, 1), 0), ((50, 8), 1024), ((50, 8), -1)],

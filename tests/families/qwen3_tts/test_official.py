@@ -4,15 +4,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from safetensors.numpy import load_file
 
+from tests.families.clip import Clip as SteadyClip
+from tests.families.clip import Samples
 from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -24,30 +24,11 @@ HERE = Path(__file__).parent
 SCRIPTS = HERE.parents[2] / "scripts"
 
 
-@dataclass(frozen=True)
-class Clip:
-    rate_hz: int
-    num_samples: int
-    num_channels: int = 1
-    subtype: str = "PCM_16"
+class Clip(SteadyClip):
+    """With vibrato."""
 
-    @property
-    def stem(self) -> str:
-        return f"{self.rate_hz}-{self.num_samples}-{self.num_channels}-{self.subtype}"
-
-    def write(self, directory: Path) -> Path:
-        """Gliding harmonics with vibrato over noise; each channel is its own."""
-        rng = np.random.default_rng([self.rate_hz, self.num_samples])
-        seconds = np.arange(self.num_samples) / self.rate_hz
-        pitch_hz = rng.uniform(90, 220) + 15 * np.sin(2 * np.pi * 0.7 * seconds)
-        phase = 2 * np.pi * np.cumsum(pitch_hz) / self.rate_hz
-        voice = sum(np.sin(k * phase) / k for k in range(1, 9)) * 0.15
-        loudness = 0.6 + 0.4 * np.sin(2 * np.pi * 2.3 * seconds)
-        noise = rng.standard_normal((self.num_samples, self.num_channels)) * 0.02
-        path = directory / f"{self.stem}.wav"
-        samples = (voice * loudness)[:, None] + noise
-        soundfile.write(path, samples, self.rate_hz, subtype=self.subtype)
-        return path
+    def loudness(self, seconds: Samples) -> Samples:
+        return 0.6 + 0.4 * np.sin(2 * np.pi * 2.3 * seconds)
 
 
 # Lengths: the shortest and longest allowed, primes, whole frames and one more, both

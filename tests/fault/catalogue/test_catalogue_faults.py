@@ -10,10 +10,12 @@ from sqlalchemy import select, text
 
 from tests.store_samples import delete, opened, register, voice
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.database import BUSY_SECONDS, Database
-from vllm_tts_cache.catalogue.speakers import Page
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.catalogue.sqlite import BUSY_SECONDS, SqliteFile
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
 
+pytestmark = pytest.mark.sqlite
 FORK = multiprocessing.get_context("fork")
 FILE = "catalogue.sqlite3"
 
@@ -59,7 +61,9 @@ def test_a_damaged_page_is_a_storage_error(tmp_path):
         store.register(voice(f"{n}", None, description="x" * 100), None)
     store.close()
     data = bytearray((tmp_path / FILE).read_bytes())
-    data[4096 * 3 :] = b"\xff" * (len(data) - 4096 * 3)
+    # The first pages tell of the tables, the last ones of voices.
+    first = len(data) - 8 * 4096
+    data[first:] = b"\xff" * (len(data) - first)
     (tmp_path / FILE).write_bytes(data)
     store = opened(tmp_path, import_stock=False)
     with pytest.raises(StorageError, match=r"malformed.*backup"):
@@ -119,7 +123,7 @@ def test_a_catalogue_that_is_held_for_too_long_is_busy_and_reads_go_on(tmp_path)
     register(store, "ana")
     holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    impatient = Database(tmp_path / FILE, busy_seconds=0.1)
+    impatient = Database(SqliteFile(tmp_path / FILE, busy_seconds=0.1))
     with pytest.raises(StorageBusyError) as caught, impatient.write() as db:
         db.execute(text("SELECT 1"))
     assert caught.value.retry_after_seconds > 0
@@ -140,7 +144,7 @@ def test_a_look_on_the_event_loop_does_not_wait_for_a_locked_file(tmp_path):
     holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
     holder.execute("BEGIN EXCLUSIVE")
-    catalogue = Database(tmp_path / FILE)
+    catalogue = Database(SqliteFile(tmp_path / FILE))
     began = time.monotonic()
     with pytest.raises(StorageBusyError):
         catalogue.first_at_once(select(schema.speaker.c.name), {})

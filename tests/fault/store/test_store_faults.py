@@ -26,6 +26,7 @@ from vllm_tts_cache.errors import (
     SourceCorruptError,
     StorageError,
     StorageFullError,
+    StorageUnavailableError,
 )
 from vllm_tts_cache.files import write_private
 
@@ -199,6 +200,7 @@ def test_a_symlink_loop_is_reported_and_left_alone(store):
         call()
 
 
+@pytest.mark.sqlite
 def test_running_out_of_descriptors_costs_nothing_but_the_call(store):
     fresh = opened(store.directory)
     fresh.catalogue.close()
@@ -241,10 +243,12 @@ def test_a_full_disk_changes_nothing(store, monkeypatch, where, moment):
     register(store, "Bob", 1)
 
 
-def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch):
+def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch, engine):
+    from psycopg.errors import DiskFull
     from sqlalchemy.exc import OperationalError
 
-    engine = store.catalogue.database._engine
+    is_file = engine == "sqlite"
+    engine = store.catalogue.database.backend.writing
     before = everything(store)
     commit = engine.dialect.do_commit
     failed = []
@@ -252,12 +256,12 @@ def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch):
     def fail(connection):
         if not failed:
             failed.append(connection)
-            full = Exception("database or disk is full")
+            full = Exception("database or disk is full") if is_file else DiskFull()
             raise OperationalError("COMMIT", {}, full)
         commit(connection)
 
     monkeypatch.setattr(engine.dialect, "do_commit", fail)
-    with pytest.raises(StorageFullError):
+    with pytest.raises(StorageFullError if is_file else StorageUnavailableError):
         register(store, "Bob", 1)
     assert everything(store) == before
     assert store.find("Bob") is None

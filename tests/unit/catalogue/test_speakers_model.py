@@ -11,11 +11,12 @@ from hypothesis.stateful import (
     initialize,
     invariant,
     rule,
+    run_state_machine_as_test,
 )
 
 from tests.store_samples import address, delete, opened, register
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import SpeakerRecord
-from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerLimitError,
@@ -107,7 +108,7 @@ class SpeakersMachine(RuleBasedStateMachine):
             self.directory.cleanup()
 
 
-TestSpeakersModel = SpeakersMachine.TestCase
-TestSpeakersModel.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None
-)
+def test_the_store_agrees_with_a_dict(engine):
+    num_examples = 15 if engine == "sqlite" else 5
+    short = settings(max_examples=num_examples, stateful_step_count=15, deadline=None)
+    run_state_machine_as_test(SpeakersMachine, settings=short)

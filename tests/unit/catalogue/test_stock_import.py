@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 
 from tests.store_samples import delete, register, traces, voice
 from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import StorageFullError
 from vllm_tts_cache.store.opening import import_stock_voices
 

@@ -18,6 +18,7 @@ from vllm_tts_cache.store.audio_file import (
     FLAC,
     RATE,
     SAMPLES,
+    STARTS,
     UPLOAD,
     from_encoding,
     from_v1_bytes,
@@ -73,7 +74,7 @@ UPLOADS = {
 
 def same(one: ReferenceAudio, other: ReferenceAudio) -> bool:
     bits = one.samples.tobytes() == other.samples.tobytes()
-    facts = ("sample_rate_hz", "audio_sha256")
+    facts = ("sample_rate_hz", "audio_sha256", "clip_starts")
     return bits and all(getattr(one, fact) == getattr(other, fact) for fact in facts)
 
 
@@ -153,6 +154,53 @@ def test_one_sample_off_the_grid_keeps_the_audio_out_of_flac():
     off_grid = ReferenceAudio.of(samples, 24_000)
     assert form_of(to_encoding(on_grid, None)) == FLAC
     assert form_of(to_encoding(off_grid, None)) == SAMPLES
+
+
+def in_clips(audio, *starts):
+    return ReferenceAudio.of(audio.samples, audio.sample_rate_hz, starts)
+
+
+@pytest.mark.parametrize(("name", "form"), (("wav-16", FLAC), ("wav-float", SAMPLES)))
+def test_the_cuts_of_several_clips_are_stored_with_them(name, form):
+    whole = decode(UPLOADS[name][0]()).audio
+    audio = in_clips(whole, 0, 30_000, 50_000)
+    stored, _ = through_a_file(to_encoding(audio, None))
+    assert set(stored.arrays) == {form, RATE, STARTS}
+    assert same(from_encoding(stored, audio.audio_sha256), audio)
+    alone, _ = through_a_file(to_encoding(whole, None))
+    assert alone[form].tobytes() == stored[form].tobytes()
+
+
+@pytest.mark.parametrize(
+    "starts",
+    (
+        np.array([0, 30_001]),
+        np.array([0]),
+        np.array([30_000, 0]),
+        np.array([0, 1 << 62]),
+        np.array([0, -1]),
+        np.array([[0, 30_000]]),
+        np.array([0.0, np.nan]),
+        np.arange(500),
+        np.zeros(0, np.int64),
+    ),
+    ids=str,
+)
+@pytest.mark.parametrize("name", ("wav-16", "wav-float"))
+def test_other_cuts_are_corrupt(name, starts):
+    audio = in_clips(decode(UPLOADS[name][0]()).audio, 0, 30_000)
+    arrays = {**to_encoding(audio, None).arrays, STARTS: starts}
+    with pytest.raises(SourceCorruptError):
+        from_encoding(Encoding(arrays), audio.audio_sha256)
+
+
+def test_an_upload_is_one_clip():
+    data = UPLOADS["mp3"][0]()
+    decoded = decode(data)
+    arrays = dict(to_encoding(decoded.audio, data).arrays)
+    arrays[STARTS] = np.array([0, 30_000])
+    with pytest.raises(SourceCorruptError):
+        from_encoding(Encoding(arrays), decoded.audio.audio_sha256)
 
 
 @pytest.mark.parametrize("name", ["wav-16", "wav-float"])

@@ -73,10 +73,10 @@ class PausingStore:
     def __init__(self, store: SpeakerStore):
         self.has_read, self.may_return = threading.Event(), threading.Event()
         self.is_stored, self.publish = store.is_stored, store.publish
-        self._read = store.read
+        self.read, self._read_here = store.read, store.read_here
 
-    def read(self, key):
-        encoding = self._read(key)
+    def read_here(self, key):
+        encoding = self._read_here(key)
         self.has_read.set()
         self.may_return.wait(10)
         return encoding
@@ -102,6 +102,9 @@ class BrokenStore:
     """A store on a disk that fails."""
 
     def read(self, key: EncodingKey) -> Encoding | None:
+        raise StorageError("the disk is gone")
+
+    def read_here(self, key: EncodingKey) -> Encoding | None:
         raise StorageError("the disk is gone")
 
     def is_stored(self, key: EncodingKey) -> bool:

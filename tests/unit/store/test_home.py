@@ -4,10 +4,12 @@ import threading
 
 import pytest
 
+from vllm_tts_cache import files
 from vllm_tts_cache.store import home
 from vllm_tts_cache.store.home import StoreHome, home_of
 
 
+@pytest.mark.directory
 def test_a_directory_keeps_its_id_whatever_it_is_called(open_here, tmp_path):
     first = open_here().home
     assert len(first.id) == 32
@@ -53,7 +55,7 @@ def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(home, "write_private", refuse)
+    monkeypatch.setattr(files, "write_private", refuse)
     home.mark(tmp_path)
     nameless = home_of(tmp_path)
     assert nameless.id == ""

@@ -48,6 +48,14 @@ class MemoryMachine(RuleBasedStateMachine):
         if found is not None:
             self.use(key, segment)
 
+    @rule()
+    def forget_all(self):
+        since = self.tier.num_forgets
+        assert self.tier.forget_all() == sum(map(len, self.model.values()))
+        self.model = {segment: [] for segment in Segment}
+        for key in SIZES:  # read before, and put behind it
+            self.tier.put(key, sized_encoding(SIZES[key]), REGISTERED, since=since)
+
     @rule(key=keys)
     def contains(self, key):
         assert self.tier.contains(key) == (self.holder(key) is not None)

@@ -12,11 +12,11 @@ from tests.store_samples import (
     opened,
     publish,
     register,
+    settings_of,
     traces,
     voice,
 )
 from vllm_tts_cache.catalogue import stored_files
-from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import ConfigError, StorageError
 from vllm_tts_cache.store.opening import open_existing
 
@@ -33,6 +33,7 @@ def everything(directory):
     }
 
 
+@pytest.mark.directory
 def test_files_that_nobody_has_are_shown_and_removed(store):
     register(store, "Ann", 0)
     orphan = path_of(store, 1)
@@ -48,6 +49,7 @@ def test_files_that_nobody_has_are_shown_and_removed(store):
     assert store.read_audio(address(0)) is not None
 
 
+@pytest.mark.directory
 def test_rows_without_a_file_are_shown_and_forgotten(store):
     register(store, "Ann", 0)
     publish(store, 0)
@@ -60,6 +62,7 @@ def test_rows_without_a_file_are_shown_and_forgotten(store):
     assert not store.has_audio(address(1))
 
 
+@pytest.mark.directory
 def test_a_voice_whose_audio_is_gone_is_shown_until_it_is_registered_again(store):
     register(store, "Ann")
     publish(store)
@@ -79,7 +82,7 @@ def test_an_unfinished_deletion_is_shown_and_finished(store):
     assert store.unfinished_deletions() == [deletion]
     problems = store.verify()
     assert f"deletion {deletion.id}: not finished" in problems
-    assert f"audio {address()}: nobody has its audio" in problems
+    assert any(address() in line for line in problems)
     assert store.recover() == [f"finished deletion {deletion.id}"]
     assert traces(store.directory, address()) == []
     assert store.progress("Ann").is_finished
@@ -125,8 +128,9 @@ def test_registered_files_that_no_speaker_has_are_removed(store):
     path_of(store, 3).parent.mkdir(parents=True)
     path_of(store, 3).write_bytes(b"12345")
     assert store.verify() != []
-    assert store.recover() == [f"{address(3)}: removed 1 files that nobody has"]
+    assert any(address(3) in line for line in store.recover())
     assert not path_of(store, 3).exists()
+    assert store.verify() == []
 
 
 def test_sums_that_are_wrong_are_shown_and_put_right(store):
@@ -137,6 +141,7 @@ def test_sums_that_are_wrong_are_shown_and_put_right(store):
     assert len(store.recover()) == 1
 
 
+@pytest.mark.directory
 def test_verify_reads_every_file(store):
     register(store, "Ann")
     publish(store)
@@ -152,6 +157,7 @@ def test_verify_reads_every_file(store):
     path.write_bytes(good)
 
 
+@pytest.mark.directory
 def test_stray_files_are_shown_and_left(store):
     register(store, "Ann")
     strays = [
@@ -169,6 +175,20 @@ def test_stray_files_are_shown_and_left(store):
         stray.unlink()
 
 
+@pytest.mark.directory
+def test_audio_that_comes_back_is_its_voices_again(store):
+    """A disk that was away took its row along, and then the file was nobody's."""
+    register(store, "Ann", 0)
+    folder = path_of(store, 0).parent
+    folder.rename(store.directory / "away")
+    assert any("forgot" in line for line in store.recover())
+    (store.directory / "away").rename(folder)
+    assert any("took back the audio" in line for line in store.recover())
+    assert store.read_audio(address(0)) is not None
+    assert store.recover() == store.verify() == []
+
+
+@pytest.mark.directory
 def test_a_quarantine_of_nobody_is_shown_and_removed(store):
     aside = store.directory / "quarantine" / address(5)
     aside.mkdir(parents=True)
@@ -177,6 +197,7 @@ def test_a_quarantine_of_nobody_is_shown_and_removed(store):
     assert store.recover() == [f"{address(5)}: removed what was set aside"]
 
 
+@pytest.mark.directory
 def test_the_quarantine_is_bounded(store, monkeypatch):
     monkeypatch.setattr("vllm_tts_cache.store.recovery._QUARANTINE_MAX_BYTES", 1_000)
     for number in range(4):
@@ -221,15 +242,16 @@ def test_looking_at_a_directory_changes_nothing_and_imports_nothing(tmp_path):
     audio = {"audio": np.full(24_000, 0.1, np.float32)}
     save_file(audio, tmp_path / "stock_5.safetensors", metadata=metadata)
     before = everything(tmp_path)
-    looking = open_existing(Settings(samples_dir=tmp_path))
+    looking = open_existing(settings_of(tmp_path))
     assert f"deletion {deletion.id}: not finished" in looking.verify()
     looking.close()
     assert everything(tmp_path) == before
 
 
+@pytest.mark.directory
 def test_a_directory_without_a_catalogue_is_not_made(tmp_path):
     with pytest.raises(ConfigError, match="no server"):
-        open_existing(Settings(samples_dir=tmp_path / "mistyped"))
+        open_existing(settings_of(tmp_path / "mistyped"))
     assert not (tmp_path / "mistyped").exists()
 
 

@@ -233,6 +233,7 @@ def test_a_deletion_waits_for_everybody_and_tells_how_far_it_is(open_here):
     assert mine.verify() == []
 
 
+@pytest.mark.sqlite
 def test_whoever_leaves_dies_or_comes_later_is_not_waited_for(open_here):
     mine, leaving, later = open_here(), open_here(), open_here()
     register(mine, "Ann")
@@ -252,6 +253,7 @@ def test_whoever_leaves_dies_or_comes_later_is_not_waited_for(open_here):
     assert mine.progress("Ann").is_finished
 
 
+@pytest.mark.sqlite
 def test_a_child_of_a_participant_is_none_and_does_not_keep_it_alive(open_here):
     store, other = open_here(), open_here()
     register(store, "Ann")
@@ -341,6 +343,7 @@ def test_removing_files_twice_is_harmless_also_after_the_clip_came_back(store):
     assert store.read_audio(address()) is not None
 
 
+@pytest.mark.directory
 def test_what_was_set_aside_of_a_voice_goes_with_it(store):
     register(store, "Ann")
     publish(store)

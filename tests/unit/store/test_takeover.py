@@ -16,12 +16,13 @@ from tests.store_samples import (
     register,
     traces,
 )
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.store import takeover
 from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
 
+pytestmark = pytest.mark.sqlite  # old layouts: test_binding takes one over elsewhere
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from tests.encoding_samples import make_encoding
-from vllm_tts_cache.model_executor.encode_device import ENCODE_NICE, EncodeDevice
+from vllm_tts_cache.entrypoints.executors import BoundedExecutor
+from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.thread_priority import NICE
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux has nice threads"
@@ -43,15 +45,24 @@ def nice_while_encoding(device, num_jobs=1):
 
 
 def test_every_encode_on_a_cpu_is_nicer_than_decoding():
-    assert nice_while_encoding("cpu", num_jobs=2) == [ENCODE_NICE, ENCODE_NICE]
+    assert nice_while_encoding("cpu", num_jobs=2) == [NICE, NICE]
 
 
-def test_a_scheduler_call_that_is_refused_costs_no_encode(monkeypatch):
+@pytest.mark.parametrize("call", ["getpriority", "setpriority"])
+def test_a_scheduler_call_that_is_refused_costs_no_encode(monkeypatch, call):
+    seen = []
+
     def refuse(*_):
-        raise PermissionError("setpriority")
+        raise PermissionError(call)
 
-    monkeypatch.setattr(os, "setpriority", refuse)
-    assert nice_while_encoding("cpu") == [nice_of(threading.get_native_id())]
+    monkeypatch.setattr(os, call, refuse)
+    on_device = EncodeDevice(torch.device("cpu"))
+    thread = threading.Thread(
+        target=on_device.run, args=(lambda: seen.append(1) or make_encoding(), 0)
+    )
+    thread.start()
+    thread.join(WAIT)
+    assert seen == [1]
 
 
 def test_a_thread_that_takes_the_others_place_is_as_nice():
@@ -65,7 +76,7 @@ def test_a_thread_that_takes_the_others_place_is_as_nice():
         thread = threading.Thread(target=on_device.run, args=(encode, 0))
         thread.start()
         thread.join(WAIT)
-    assert seen == [ENCODE_NICE, ENCODE_NICE]
+    assert seen == [NICE, NICE]
 
 
 def test_only_the_encode_thread_is_nicer():
@@ -79,9 +90,20 @@ def test_an_accelerators_encode_thread_keeps_its_priority():
     assert nice_while_encoding("meta") == [nice_of(threading.get_native_id())]
 
 
+@pytest.mark.parametrize("gives_way", [True, False])
+async def test_threads_of_an_executor_are_nicer_if_that_was_asked_for(gives_way):
+    own = nice_of(threading.get_native_id())
+    threads = BoundedExecutor(
+        "too much", num_threads=2, max_waiting=0, gives_way=gives_way
+    )
+    seen = await threads.run(lambda: nice_of(threading.get_native_id()))
+    threads.shutdown()
+    assert seen == (max(NICE, own) if gives_way else own)
+
+
 PRELUDE = """
 import os, threading
-from vllm_tts_cache.model_executor.encode_device import give_way
+from vllm_tts_cache.thread_priority import give_way
 
 def nice_of(thread_id):
     return os.getpriority(os.PRIO_PROCESS, int(thread_id))
@@ -121,7 +143,7 @@ def test_it_needs_no_privileges():
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 on_a_thread(lambda: (give_way(), print(own())))
 """
-    assert printed_by(program, preexec_fn=no_nice_limit) == [str(ENCODE_NICE)]
+    assert printed_by(program, preexec_fn=no_nice_limit) == [str(NICE)]
 
 
 def test_a_process_that_is_nicer_already_stays_so():
@@ -142,4 +164,4 @@ def encode():
 on_a_thread(encode)
 """
     environ = {**os.environ, "OMP_NUM_THREADS": "2"}
-    assert set(printed_by(program, env=environ)) == {str(ENCODE_NICE)}
+    assert set(printed_by(program, env=environ)) == {str(NICE)}

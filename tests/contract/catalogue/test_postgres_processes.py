@@ -1,0 +1,173 @@
+"""Several servers have one catalogue on PostgreSQL, and one directory."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.contract.catalogue.test_catalogue_processes import in_processes
+from tests.store_samples import (
+    address,
+    clip,
+    delete,
+    opened,
+    register,
+    traces,
+    voice,
+)
+from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.catalogue.postgres import PostgresServer
+from vllm_tts_cache.errors import SpeakerExistsError
+from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+
+pytestmark = pytest.mark.postgresql
+HOSTILE = (
+    "'; DROP TABLE speaker; --",
+    '"quoted" %s %(name)s {} $1 :name',
+    "100%",
+    "a_b",
+    "Zoë",
+    "ZOE\u0308 2",
+    "İstanbul",
+    "ﬁ",
+    "王小明",
+    "🎤👩‍🚀",
+    "\U0001d504",  # beyond 16 bits
+    "-1",
+    "null",
+    "x" * 128,
+    "é" * 128,
+)
+
+
+def found(store: SpeakerStore, name: str) -> Found:
+    result = store.find(name)
+    assert result is not None
+    return result
+
+
+def is_finished(store: SpeakerStore, name: str) -> bool:
+    progress = store.progress(name)
+    assert progress is not None
+    return progress.is_finished
+
+
+def migrate(index: int, url: str) -> str:
+    database = Database(PostgresServer(url))
+    database.prepare()
+    database.close()
+    return "ok"
+
+
+@pytest.mark.parametrize("attempt", (1, 2, 3))
+def test_processes_that_migrate_a_new_database_at_once_take_turns(postgres, attempt):
+    url = postgres.make(f"new_{attempt}")
+    assert in_processes(migrate, url, num_processes=4) == ["ok"] * 4
+    database = Database(PostgresServer(url))
+    with database.read() as db:
+        assert schema.stored_version(db) == schema.VERSION
+        assert db.execute(schema.schema_version.select()).all() == [(schema.VERSION,)]
+    database.close()
+
+
+def register_in_threads(index: int, directory, policy) -> list:
+    store = opened(directory, registration_policy=policy)
+    begin = threading.Barrier(8)
+
+    def one(n: int):
+        begin.wait()
+        try:
+            return register(store, "Ann", n % 2).record.generation
+        except SpeakerExistsError:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        return list(threads.map(one, range(8)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_registered"), [("immutable", 1), ("overwrite", 16)]
+)
+def test_one_name_that_threads_of_processes_register_at_once_is_one_voice(
+    tmp_path, policy, num_registered
+):
+    answers = in_processes(register_in_threads, tmp_path, policy, num_processes=2)
+    given = [generation for each in answers for generation in each]
+    registered = [generation for generation in given if generation is not None]
+    assert len(registered) == len(set(registered)) == num_registered
+    store = opened(tmp_path)
+    assert store.catalogue.count() == 1
+    assert found(store, "ann").record.generation == max(registered)
+    store.recover()  # what was replaced
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_voice_that_is_deleted_by_one_server_is_gone_for_the_other(tmp_path):
+    one, other = opened(tmp_path), opened(tmp_path)
+    register(one, "Ann", 0)
+    assert other.find("Ann") is not None
+    other.join()
+    deletion = one.delete("Ann")
+    one.remove_files(deletion)
+    assert not is_finished(one, "Ann")
+    assert other.find("Ann") is None
+    assert other.deletions_to_confirm() == [deletion]
+    other.confirm(deletion.id)
+    assert is_finished(one, "Ann")
+    assert traces(tmp_path, address(0)) == []
+    for store in (one, other):
+        store.close()
+
+
+@pytest.mark.sqlite
+def test_hostile_names_are_names_like_others_in_the_order_of_code_points(tmp_path):
+    store = opened(tmp_path)
+    for name in HOSTILE:
+        labels = {"said": name} if name.isprintable() else {"100%": ":n"}
+        store.register(voice(name, None, labels=labels), None)
+    names = [found(store, name).record.name for name in HOSTILE]
+    assert names == list(HOSTILE)
+    listed = store.catalogue.records(Page(limit=99))
+    keys = [record.name_key for record in listed]
+    assert keys == sorted(keys) and len(keys) == len(HOSTILE)
+    for record in listed:
+        page = Page(limit=99, search=record.name, labels=record.labels)
+        assert store.catalogue.names(page) == [record.name]
+        behind = store.catalogue.names(Page(limit=99, after=record.name))
+        assert behind == [r.name for r in listed if r.name_key > record.name_key]
+    for name in HOSTILE:
+        delete(store, name)
+    assert store.catalogue.count() == 0
+    store.close()
+
+
+def test_numbers_go_on_behind_those_of_rows_that_were_taken_over(tmp_path):
+    from vllm_tts_cache.catalogue import speakers
+
+    store = opened(tmp_path)
+    record = store.register(voice("Ann", None), None).record
+    row = {
+        "tenant": "default",
+        "name": "Old",
+        "name_key": "old",
+        "num_samples": 0,
+        "sample_rate_hz": 0,
+        "consent": "yes",
+        "created_at": 1.0,
+        "description": None,
+        "embedding": b"\0\0\0\x3f",
+    }
+    rows = [row | {"generation": 7}]
+    rows.append(row | {"name": "b", "name_key": "b", "generation": record.generation})
+    with store.catalogue.database.write() as db:
+        assert speakers.take_over(db, rows) == 2
+    generations = [
+        record.generation for record in store.catalogue.records(Page(limit=9))
+    ]
+    new = register(store, "Bob", 1).record
+    assert new.generation > max(generations)
+    assert clip(1).audio.audio_sha256 == new.audio_sha256
+    store.close()

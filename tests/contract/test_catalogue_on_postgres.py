@@ -1,0 +1,151 @@
+"""A server whose catalogue is on PostgreSQL: what its clients and operators see."""
+
+import asyncio
+import json
+import logging
+import signal
+
+import pytest
+
+from tests import store_samples
+from tests.cli_runs import run
+from tests.contract.test_speech import data_url, wav
+from tests.speech_server import Server, running
+from tests.waiting import soon
+from vllm_tts_cache.catalogue.postgres import PostgresServer
+from vllm_tts_cache.entrypoints import deletions
+
+VOICES = "/v1/audio/voices"
+
+
+@pytest.fixture
+def url(postgres, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_samples, "catalogue_url_of", postgres.url_of)
+    url = postgres.url_of(tmp_path)
+    monkeypatch.setenv("SPEAKER_CATALOGUE_URL", url)
+    yield url
+    postgres.tidy()
+
+
+@pytest.fixture
+async def server(default_checkpoint, tmp_path, monkeypatch, url):
+    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
+        yield server
+
+
+async def test_voices_live_and_die_there_as_in_a_file(server):
+    assert (await server.register("Ann", wav())).status_code == 200
+    for expected in ("miss", "hit"):
+        spoken = await server.speak(voice="Ann")
+        assert spoken.status_code == 200, spoken.text
+        assert spoken.headers["X-Speaker-Cache"] == expected
+    assert (await server.client.delete(f"{VOICES}/ANN")).status_code == 200
+    assert (await server.speak(voice="Ann")).status_code == 400
+    assert server.service.store.verify() == []
+
+
+async def test_a_warm_request_asks_the_database_once(server, monkeypatch):
+    await server.register("Ann", wav())
+    await server.speak(voice="Ann")
+    asked = []
+    first = PostgresServer.retried
+
+    def counted(self, read):
+        asked.append(1)
+        return first(self, read)
+
+    monkeypatch.setattr(PostgresServer, "retried", counted)
+    await server.speak(voice="Ann")
+    assert len(asked) == 1
+
+
+async def test_while_it_is_down_what_cannot_work_is_a_503_that_says_so(
+    server, postgres, plugin_log
+):
+    await server.register("Ann", wav())
+    assert (await server.speak(voice="Ann")).status_code == 200
+    postgres.stop()
+    try:
+        answers = await asyncio.gather(
+            server.speak(voice="Ann"),
+            server.speak(ref_audio=data_url(), ref_text="Hello."),
+            server.client.get(f"{VOICES}/Ann"),
+            server.client.get(VOICES),
+            server.register("Bob", wav()),
+            server.client.delete(f"{VOICES}/Ann"),
+        )
+        for answer in answers:
+            assert answer.status_code == 503, answer.text
+            assert answer.headers["Retry-After"] == "2"
+            assert "The voice catalogue is down" in answer.text
+            assert str(postgres.directory) not in answer.text
+    finally:
+        postgres.start()
+
+    async def speaks():
+        return (await server.speak(voice="Ann")).status_code == 200
+
+    until = asyncio.get_running_loop().time() + 10
+    while not await speaks():
+        assert asyncio.get_running_loop().time() < until
+        await asyncio.sleep(0.1)
+    await server.register("Bob", wav())
+    assert "s3cret" not in plugin_log.text
+
+
+async def test_what_an_outage_left_is_tidied_up_without_a_restart(
+    server, postgres, monkeypatch
+):
+    monkeypatch.setattr(deletions, "RECOVERY_SECONDS", 0.5)
+    monkeypatch.setattr(deletions, "RECOVERY_SPREAD_SECONDS", 0.5)
+    store = server.service.store
+    engine = store.catalogue.database.backend.writing
+    commit = engine.dialect.do_commit
+
+    def placed():
+        return list(store.files.store.rglob("*.safetensors"))
+
+    def stop_before(connection):
+        if placed() and postgres.process is not None:  # the server writes as well
+            postgres.stop(signal.SIGQUIT)
+        commit(connection)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.dialect, "do_commit", stop_before)
+        assert (await server.register("Ann", wav())).status_code == 503
+    assert len(placed()) == 1
+    postgres.start()
+    await soon(lambda: not placed())
+    await soon(lambda: not store.files.leftovers())
+    assert store.verify() == []
+
+
+async def test_nobody_is_shown_the_password(server, url, caplog, tmp_path):
+    caplog.set_level(logging.DEBUG)
+    await server.register("Ann", wav())
+    shown = [
+        (await server.client.get(path)).text
+        for path in ("/v1/audio/speaker_cache", f"{VOICES}/Ann", VOICES)
+    ]
+    done = await run("doctor", "--quick", "--json")
+    checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
+    catalogue = checks["catalogue"]
+    assert catalogue["status"] in ("ok", "warn"), catalogue
+    assert "postgresql://tests@" in catalogue["text"]
+    assert "1 voices, 1 API servers" in catalogue["text"]
+    assert not any("s3cret" in text for text in [*shown, done.out, caplog.text])
+
+
+async def test_the_doctor_says_what_is_wrong(postgres, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path))
+    for url, status, text in (
+        ("postgresql://me:s3cret@127.0.0.1:1/x", "fail", "refused"),
+        (postgres.url("nowhere"), "fail", "does not exist"),
+        (postgres.make("doctor"), "ok", "no server"),
+    ):
+        monkeypatch.setenv("SPEAKER_CATALOGUE_URL", url)
+        done = await run("doctor", "--quick", "--json")
+        checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
+        assert checks["catalogue"]["status"] == status
+        assert text in checks["catalogue"]["text"]
+        assert "s3cret" not in done.out

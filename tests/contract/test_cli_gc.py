@@ -1,0 +1,131 @@
+"""``vllm-tts-cache gc`` on the directory of a stopped server."""
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.in_process_workers import clip, ref_of, store_clip
+from vllm_tts_cache.catalogue.catalogue import FILE_NAME
+from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.store.opening import open_store
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    path = tmp_path / "speakers"
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(path))
+    store = open_store(load_settings())
+    store_clip(store, clip(1), name="kept")
+    store.close()
+    return path
+
+
+def gc(capsys, *options, status=0):
+    assert main(["gc", "--json", *map(str, options)]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def names():
+    store = open_store(load_settings())
+    try:
+        return list(store.catalogue.iter_names())
+    finally:
+        store.close()
+
+
+def test_a_tidy_directory_stays_as_it_is(directory, capsys):
+    found = gc(capsys)
+    assert found == {
+        "directory": str(directory),
+        "dry_run": False,
+        "expired": [],
+        "recovered": [],
+        "over_budget_bytes": {},
+        "evicted_files": 0,
+        "problems": [],
+    }
+    assert main(["gc"]) == 0
+    assert capsys.readouterr().out == f"{directory}: nothing to do\n"
+
+
+def test_a_voice_whose_end_has_come_is_deleted_with_its_files(directory, capsys):
+    store = open_store(load_settings())
+    ref = store_clip(store, clip(2), name="over")
+    store.close()
+    with sqlite3.connect(directory / FILE_NAME) as db:
+        past = time.time() - 60
+        db.execute("UPDATE speaker SET expires_at = ? WHERE name = 'over'", (past,))
+    db.close()
+    would = gc(capsys, "--dry-run")
+    assert would["expired"] == ["over"]
+    assert list(directory.rglob(f"{ref.audio_sha256}*"))
+    assert gc(capsys)["expired"] == ["over"]
+    assert names() == ["kept"]
+    assert not list(directory.rglob(f"{ref.audio_sha256}*"))
+
+
+def test_what_a_killed_process_left_is_finished(directory, capsys):
+    store = open_store(load_settings())
+    ref = store_clip(store, clip(2), name="gone")
+    store.delete("gone")  # and nobody removes its files
+    store.close()
+    would = gc(capsys, "--dry-run")
+    assert any("not finished" in line for line in would["problems"])
+    assert list(directory.rglob(f"{ref.audio_sha256}*"))
+    found = gc(capsys)
+    assert any("finished deletion" in line for line in found["recovered"])
+    assert found["problems"] == []
+    assert not list(directory.rglob(f"{ref.audio_sha256}*"))
+
+
+def test_inline_audio_over_its_budget_goes_and_voices_stay(
+    directory, capsys, monkeypatch
+):
+    store = open_store(load_settings())
+    for seed in range(3, 6):
+        store_clip(store, clip(seed), Segment.INLINE)
+    assert store.has_audio(ref_of(clip(3)).audio_sha256)
+    store.close()
+    monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", "40000")
+    would = gc(capsys, "--dry-run")
+    assert would["over_budget_bytes"]["inline audio"] > 0
+    assert would["evicted_files"] == 0
+    found = gc(capsys)
+    assert found["evicted_files"] == 2
+    assert gc(capsys)["over_budget_bytes"] == {}
+    store = open_store(load_settings())
+    assert store.has_audio(ref_of(clip(1)).audio_sha256)
+    assert store.has_audio(ref_of(clip(5)).audio_sha256)  # the last that was used
+    store.close()
+
+
+def test_what_cannot_be_mended_is_status_1(directory, capsys):
+    store = open_store(load_settings())
+    path = store.files.file_name(ref_of(clip(1)).audio_sha256, "audio")
+    store.close()
+    with Path(path).open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    found = gc(capsys, status=1)
+    assert any("corrupt" in line for line in found["problems"])
+
+
+def test_a_directory_that_is_in_use_is_left_alone(directory, capsys):
+    store = open_store(load_settings())
+    store.join()
+    assert main(["gc"]) == 2
+    assert "is in use" in capsys.readouterr().err
+    assert gc(capsys, "--dry-run")["problems"] == []
+    store.leave()
+    assert main(["gc"]) == 0
+    store.close()
+
+
+def test_a_directory_that_is_none_is_not_made(tmp_path, capsys):
+    assert main(["gc", "--directory", str(tmp_path / "none")]) == 2
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,549 @@
+"""``vllm-tts-cache voices`` against the real routes, over a real socket."""
+
+import asyncio
+import csv
+import io
+import json
+import os
+import signal
+import wave
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.audio_clips import sndfile_bytes
+from tests.cli_runs import begun, ended, run
+from tests.speech_server import Server, listening, running
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
+from vllm_tts_cache.store.archive_format import ArchiveReader, ArchiveWriter
+from vllm_tts_cache.store.opening import open_existing
+
+RATE_HZ = 8_000
+GONE = "http://127.0.0.1:1"
+BUSY = {"error": {"message": "The server is busy.", "type": "x", "code": 503}}
+
+
+def clip_bytes(seed=0, container="WAV"):
+    noise = np.random.default_rng(seed).standard_normal(RATE_HZ + 10)
+    return sndfile_bytes((0.1 * noise).astype(np.float32), RATE_HZ, container)
+
+
+class Gate:
+    """A proxy before the application: it counts, and is busy as often as it is told."""
+
+    def __init__(self, app):
+        self.app = app
+        self.num_posts = 0
+        self.num_busy = 0
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.keys = set()
+
+    async def __call__(self, scope, receive, send):
+        headers = dict(scope.get("headers", ()))
+        self.keys.add(headers.get(b"authorization"))
+        if scope.get("method") == "POST":
+            self.num_posts += 1
+            if self.num_busy:
+                self.num_busy -= 1
+                await self._refuse(receive, send)
+                return
+            await self.is_open.wait()
+        await self.app(scope, receive, send)
+
+    async def _refuse(self, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        headers = [(b"retry-after", b"0"), (b"content-type", b"application/json")]
+        start = {"type": "http.response.start", "status": 503, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": json.dumps(BUSY).encode()})
+
+
+class Served(Server):
+    """A server behind a proxy, at a URL."""
+
+    gate: Gate
+    url: str
+
+
+@asynccontextmanager
+async def serving(server):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(server))
+        server.gate = Gate(server.app)
+        port = await stack.enter_async_context(listening(server.gate))
+        server.url = f"http://127.0.0.1:{port}"
+        yield server
+
+
+@pytest.fixture
+async def server(default_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAKER_MAX_UPLOADED", "0")
+    directory = tmp_path / "speakers"
+    async with serving(Served(default_checkpoint, directory, monkeypatch)) as server:
+        yield server
+
+
+@pytest.fixture
+def clip(tmp_path):
+    path = tmp_path / "clip.wav"
+    path.write_bytes(clip_bytes())
+    return path
+
+
+def write_manifest(path, rows, columns=("name", "audio", "consent")):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return path
+
+
+def write_many(folder, num_voices):
+    rows = []
+    for number in range(num_voices):
+        clip = folder / f"{number}.wav"
+        clip.write_bytes(clip_bytes(number))
+        rows.append((f"voice {number:03}", clip.name, "signed"))
+    return write_manifest(folder / "voices.csv", rows)
+
+
+async def count_reaches(server, num_voices):
+    while server.service.store.catalogue.count() < num_voices:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_voice_is_added_shown_changed_and_deleted(server, clip):
+    async def voices(*arguments):
+        done = await run("voices", *arguments, "--json", url=server.url)
+        assert done.status == 0, done.err
+        return done.json
+
+    options = ["--consent", "signed", "--language", "en", "--label", "team:news"]
+    added = await voices("add", "Keeper", clip, *options, "--wait")
+    [told] = added["voices"]
+    assert (told["outcome"], told["cache_status"]) == ("added", "ready")
+    shown = await voices("show", "keeper")
+    assert shown["cache_status"] == "ready"
+    assert shown["voice"]["labels"] == {"team": "news"}
+    listed = await voices("ls", "--label", "team:news")
+    assert [voice["id"] for voice in listed["voices"]] == [told["id"]]
+
+    changes = ["--name", "Other", "--label", "Team:sport", "--clear", "language"]
+    changed = await voices("edit", "keeper", *changes, "--pinned")
+    assert changed["voice"]["labels"] == {"Team": "sport"}
+    assert changed["voice"]["pinned"] is True
+    assert "language" not in changed["voice"]
+    unlabelled = await voices("edit", "other", "--unlabel", "team")
+    assert unlabelled["voice"]["labels"] == {}
+
+    assert (await voices("rm", "other"))["counts"] == {"deleted": 1}
+    assert (await voices("ls"))["voices"] == []
+    assert server.service.store.verify() == []
+
+
+async def test_texts_for_people_go_to_a_pipe_without_colours(server, clip):
+    await server.register("ann", clip.read_bytes(), labels='{"team": "news"}')
+    listed = await run("voices", "ls", url=server.url)
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["NAME", "ann"]
+    assert "team:news" in listed.out
+    shown = await run("voices", "show", "ann", url=server.url)
+    assert "cache_status" in shown.out
+    for done in (listed, shown):
+        assert "\x1b" not in done.out + done.err
+
+
+async def test_the_same_clip_and_texts_are_not_sent_again(server, clip, tmp_path):
+    arguments = ["voices", "add", "ann", "--consent", "signed", "--json"]
+    await run(*arguments, clip, url=server.url)
+    posts = server.gate.num_posts
+    # The same samples in another file.
+    flac = tmp_path / "clip.flac"
+    flac.write_bytes(clip_bytes(container="FLAC"))
+    wav16 = tmp_path / "first.wav"
+    wav16.write_bytes(clip.read_bytes())
+    again = await run(*arguments, wav16, url=server.url)
+    assert again.json["counts"] == {"unchanged": 1}
+    assert server.gate.num_posts == posts
+
+
+async def test_several_clips_are_added_as_one_voice(tiny, tmp_path, monkeypatch):
+    """By their files and transcripts, and by a manifest that says the same."""
+    for seed in range(2):
+        (tmp_path / f"{seed}.wav").write_bytes(clip_bytes(seed))
+    clips = [tmp_path / "0.wav", tmp_path / "1.wav"]
+    words = ["--ref-text", "one", "--ref-text", "two"]
+    rows = [("ann", "0.wav; 1.wav", "signed", "one\ntwo")]
+    manifest = write_manifest(
+        tmp_path / "m.csv", rows, ("name", "audio", "consent", "ref_text")
+    )
+    directory = tmp_path / "speakers"
+    fish = Served(tiny(FISH), directory, monkeypatch, family=FISH)
+    add = ("voices", "add", "--json")
+    async with serving(fish) as server:
+        refused = await run(
+            *add, "ann", *clips, "--consent", "signed", *words[:2], url=server.url
+        )
+        assert refused.status == 2
+        assert "1 line, and the voice 2 clips" in refused.json["problems"][0]["error"]
+        named = (*add, "ann", *clips, "--consent", "signed", *words)
+        done = await run(*named, url=server.url)
+        assert done.json["counts"] == {"added": 1}, done.err
+        shown = (await run("voices", "show", "ann", "--json", url=server.url)).json
+        assert len(shown["voice"]["clips"]) == 2
+        assert shown["voice"]["ref_text"] == "one\ntwo"
+        again = await run(*add, "--manifest", manifest, url=server.url)
+        assert again.json["counts"] == {"unchanged": 1}
+        one = await run(*add, "ann", clips[0], "--consent", "signed", url=server.url)
+        assert "another ref_text and audio" in one.json["voices"][0]["error"]
+
+
+async def test_what_differs_is_registered_over_only_if_that_is_asked_for(
+    server, clip, tmp_path
+):
+    arguments = ["voices", "add", "ann", "--consent", "signed", "--json"]
+    first = await run(*arguments, clip, url=server.url)
+    other = tmp_path / "other.wav"
+    other.write_bytes(clip_bytes(1))
+    refused = await run(*arguments, other, "--pinned", url=server.url)
+    assert refused.status == 1
+    assert "pinned and audio" in refused.json["voices"][0]["error"]
+    replaced = await run(*arguments, other, "--pinned", "--replace", url=server.url)
+    assert replaced.json["counts"] == {"replaced": 1}
+    assert replaced.json["voices"][0]["id"] == first.json["voices"][0]["id"]
+
+
+async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
+    server, tmp_path
+):
+    manifest = write_many(tmp_path, 200)
+    arguments = ["voices", "add", "--manifest", manifest, "--json"]
+    process = await begun(*arguments, url=server.url)
+    await asyncio.wait_for(count_reaches(server, 20), 60)
+    server.gate.is_open.clear()  # or all are there before it is interrupted
+    process.send_signal(signal.SIGINT)
+    await asyncio.sleep(1.0)  # those that it has begun are sent, and wait here
+    server.gate.is_open.set()
+    cut = await ended(process)
+    assert cut.status == 130, cut.err
+    assert "Run the same command again" in cut.err
+    there = server.service.store.catalogue.count()
+    assert 20 <= there < 200
+    assert cut.json["interrupted"]
+    # What was on its way was waited for: it is known what became of all.
+    assert cut.json["counts"] == {"added": there, "not_tried": 200 - there}
+
+    posts = server.gate.num_posts
+    done = await run(*arguments, "--wait", url=server.url)
+    assert done.status == 0, done.err
+    assert done.json["counts"] == {"unchanged": there, "added": 200 - there}
+    assert server.gate.num_posts - posts == 200 - there + 200  # and each is waited for
+    assert {each["cache_status"] for each in done.json["voices"]} == {"ready"}
+    names = [each["name"] for each in done.json["voices"]]
+    assert names == [f"voice {number:03}" for number in range(200)]
+    await server.settled()
+    assert server.service.store.catalogue.count() == 200
+    assert server.service.store.verify() == []
+
+
+async def test_a_busy_server_is_waited_for(server, tmp_path):
+    manifest = write_many(tmp_path, 3)
+    server.gate.num_busy = 4
+    done = await run("voices", "add", "--manifest", manifest, url=server.url)
+    assert (done.status, done.out) == (0, "3 added\n")
+    assert server.gate.num_posts == 7
+
+
+async def test_what_fails_is_said_with_row_and_reason_and_the_rest_is_added(
+    server, tmp_path, clip
+):
+    (tmp_path / "text.wav").write_text("this is no clip")
+    await server.register("taken", clip_bytes(9))
+    rows = [
+        ("ann", "clip.wav", "signed"),
+        ("bob", "text.wav", "signed"),
+        ("taken", "clip.wav", "signed"),
+    ]
+    manifest = write_manifest(tmp_path / "voices.csv", rows)
+    done = await run("voices", "add", "--manifest", manifest, url=server.url)
+    assert done.status == 1
+    summary, *failures = done.out.splitlines()
+    assert summary == "1 added, 2 failed"
+    assert failures[0].startswith("  row 3, bob: The reference audio cannot be used")
+    assert failures[1].startswith("  row 4, taken: is registered with another consent")
+
+
+async def test_nothing_is_sent_of_a_manifest_with_a_mistake(server, tmp_path, clip):
+    rows = [("ann", "clip.wav", "signed"), ("bob", "clip.wav", "")]
+    manifest = write_manifest(tmp_path / "voices.csv", rows)
+    arguments = ["voices", "add", "--manifest", manifest, "--json"]
+    done = await run(*arguments, url=server.url)
+    assert done.status == 2
+    [problem] = done.json["problems"]
+    assert problem["row"] == 3
+    assert "consent" in problem["error"]
+    assert server.gate.num_posts == 0
+    given = await run(*arguments, "--consent", "all signed", url=server.url)
+    assert given.json["counts"] == {"added": 2}
+
+
+async def test_all_voices_are_encoded_before_warm_ends(server):
+    for number in range(3):
+        await server.register(f"voice {number}", clip_bytes(number))
+    assert sum(server.encodes.values()) == 0
+    done = await run("voices", "warm", "--all", "--json", url=server.url)
+    assert done.json["counts"] == {"ready": 3}
+    made = server.encodes
+    assert sum(made.values()) == 3  # one encoder is enough without a transcript
+    again = await run("voices", "warm", "voice 1", url=server.url)
+    assert (again.status, again.out) == (0, "1 ready\n")
+    assert server.encodes == made
+
+
+async def test_trying_writes_a_file_that_plays_and_says_hit_or_miss(
+    server, tmp_path, clip
+):
+    await server.register("ann", clip.read_bytes(), ref_text="It is said so.")
+    out = tmp_path / "out.wav"
+    arguments = ["voices", "try", "ann", "Hello.", "--model", "m", "--json"]
+    first = await run(*arguments, "--out", out, url=server.url)
+    assert first.status == 0, first.err
+    assert first.json["cache"] == "miss"
+    with wave.open(str(out)) as file:
+        assert file.getnframes() == 4_800  # what the test's engine speaks
+    second = await run(*arguments, "--out", "-", url=server.url)
+    assert second.out.startswith("RIFF")
+    assert "cache: hit" in second.err
+
+
+async def test_voices_move_by_files_from_a_server_and_from_its_directory(
+    server, tmp_path
+):
+    for number in range(2):
+        await server.register(f"voice {number}", clip_bytes(number))
+    await run("voices", "warm", "--all", url=server.url)
+    made = sum(server.encodes.values())
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    saved = await run(
+        "voices", "export", "--all", "--out", out, "--json", url=server.url
+    )
+    assert saved.json["counts"] == {"exported": 2}
+    where = ["--directory", tmp_path / "speakers"]
+    await run("voices", "export", "voice 1", "--out", copy, *where)
+    files = [out / "voice 0.voice", copy / "voice 1.voice"]
+    there = await run("voices", "import", *files, url=server.url)
+    assert (there.status, there.out) == (0, "2 unchanged\n")
+    await run("voices", "edit", "voice 0", "--pinned", url=server.url)
+    taken = await run("voices", "import", *files, url=server.url)
+    assert taken.status == 1
+    assert taken.out.count("already registered") == 1
+    await run("voices", "rm", "voice 0", "voice 1", url=server.url)
+    back = await run("voices", "import", *files, "--json", url=server.url)
+    assert back.json["counts"] == {"imported": 2}
+    assert [each["imported"][0]["encodings_kept"] for each in back.json["files"]] == [
+        1,
+        1,
+    ]
+    await run("voices", "warm", "--all", url=server.url)
+    assert sum(server.encodes.values()) == made
+    assert server.service.store.verify() == []
+
+
+async def test_many_voices_move_in_one_file_and_go_on_where_they_were_cut_short(
+    server, tmp_path
+):
+    for number in range(6):
+        text = f"text {number}" if number else None
+        await server.register(
+            f"voice {number}", clip_bytes(number), ref_text=text, labels='{"n": "o"}'
+        )
+    await run("voices", "warm", "--all", url=server.url)
+    made = sum(server.encodes.values())
+    archive = tmp_path / "voices.tar"
+    saved = await run(
+        "voices", "export", "--all", "--archive", archive, "--json", url=server.url
+    )
+    assert saved.json["counts"] == {"exported": 6}
+    assert [path.name for path in tmp_path.glob("*.tar")] == ["voices.tar"]
+    # The same of its directory, as a stream.
+    where = ["--directory", tmp_path / "speakers"]
+    process = await begun("voices", "export", "--all", "--archive", "-", *where)
+    streamed, said = await asyncio.wait_for(process.communicate(), 120)
+    assert (process.returncode, said) == (0, b"6 exported\n")
+    contents = [
+        sorted(each.data for each in ArchiveReader(io.BytesIO(data)))
+        for data in (archive.read_bytes(), streamed)
+    ]
+    assert contents[0] == contents[1]
+
+    names = [f"voice {number}" for number in range(6)]
+    await run("voices", "rm", *names, url=server.url)
+    part = tmp_path / "part.tar"
+    part.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    cut = await run("voices", "import", part, "--json", url=server.url)
+    assert cut.status == 1
+    assert "ends in the middle" in cut.err
+    there = cut.json["counts"]["imported"]
+    assert 0 < there < 6
+    posts = server.gate.num_posts
+    done = await run("voices", "import", archive, "--json", "--jobs", 4, url=server.url)
+    assert done.status == 0, done.err
+    assert done.json["counts"] == {"unchanged": there, "imported": 6 - there}
+    assert server.gate.num_posts - posts == 6 - there
+    await run("voices", "warm", "--all", url=server.url)
+    assert sum(server.encodes.values()) == made
+    assert server.service.store.verify() == []
+
+
+async def test_what_cannot_be_exported_is_said_at_the_end_of_the_archive(
+    server, tmp_path
+):
+    await server.register("ann", clip_bytes())
+    archive = tmp_path / "voices.tar"
+    options = ["export", "ann", "nobody", "--archive", archive]
+    saved = await run("voices", *options, url=server.url)
+    assert saved.status == 1
+    assert saved.out.startswith("1 exported, 1 failed\n  nobody: ")
+    told = await run("voices", "import", archive, url=server.url)
+    assert (told.status, told.out) == (0, "1 unchanged\n")
+    assert "nobody was left out of it: Voice 'nobody' is not registered" in told.err
+    again = await run("voices", *options, url=server.url)
+    assert again.status == 1 and "--force replaces it" in again.err
+
+
+async def test_an_archive_that_was_cut_short_leaves_no_file(server, tmp_path):
+    await server.register("ann", clip_bytes())
+    gone = await run(
+        "voices", "export", "ann", "--archive", tmp_path / "a.tar", url=GONE
+    )
+    assert gone.status == 3
+    assert "there is no archive" in gone.err
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    options = ["voices", "export", "ann", "--archive"]
+    refused = await run(*options, pipe, "--force", url=server.url)
+    assert refused.status == 1
+    assert pipe.is_fifo()
+    with Path("/dev/full").open("wb") as full:
+        process = await begun(*options, "-", url=server.url, stdout=full)
+        said = await ended(process)
+    assert said.status == 1
+    assert "is no space left" in said.err and "there is no archive" in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "speakers"]
+
+
+async def test_one_voice_that_is_refused_keeps_no_other_of_its_archive_out(
+    server, tmp_path
+):
+    await server.register("ann", clip_bytes())
+    bundle = (await server.client.get("/v1/audio/voices/ann/bundle")).content
+    await server.client.delete("/v1/audio/voices/ann")
+    writer, parts = ArchiveWriter(), []
+    for data in (b"no bundle", bundle, bundle[:-30]):
+        before, behind = writer.voice("x", len(data))
+        parts += [before, data, behind]
+    archive = tmp_path / "voices.tar"
+    archive.write_bytes(b"".join([*parts, writer.end()]))
+    done = await run("voices", "import", archive, "--json", url=server.url)
+    assert done.status == 1
+    outcomes = [(each["name"], each["outcome"]) for each in done.json["files"]]
+    assert outcomes == [
+        (f"{archive}:000001-x.voice", "failed"),
+        (f"{archive}:000002-x.voice", "imported"),
+        (f"{archive}:000003-x.voice", "failed"),
+    ]
+    named = await run("voices", "import", archive, "--name", "bob", url=server.url)
+    assert named.status == 2
+
+
+async def test_a_clip_is_judged_before_and_while_it_is_registered(
+    server, clip, tmp_path
+):
+    judged = await run("voices", "check", clip, "--json", url=server.url)
+    [found] = judged.json["clips"]
+    assert found["outcome"] in ("good", "fair", "poor")
+    assert found["duration_seconds"] == pytest.approx(1.0, abs=0.01)
+    added = await run(
+        "voices", "add", "ann", clip, "--consent", "signed", "--json", url=server.url
+    )
+    assert added.json["voices"][0]["quality"]["verdict"] == found["outcome"]
+    (tmp_path / "text.wav").write_text("this is no clip")
+    refused = await run("voices", "check", tmp_path / "text.wav", url=server.url)
+    assert refused.status == 1
+    assert "cannot be used" in refused.out
+
+
+async def test_an_unknown_voice_is_status_4_and_a_silent_server_3(server):
+    for command in (
+        ["show", "nobody"],
+        ["edit", "nobody", "--pinned"],
+        ["rm", "nobody"],
+    ):
+        done = await run("voices", *command, url=server.url)
+        assert done.status == 4, (command, done)
+    forgiven = await run("voices", "rm", "nobody", "--missing-ok", url=server.url)
+    assert forgiven.status == 0
+    gone = await run("voices", "ls", url=GONE)
+    assert gone.status == 3
+    assert "--url" in gone.err
+    assert gone.out == ""
+
+
+async def test_url_and_key_of_the_environment_are_used(server):
+    environ = {"SPEAKER_URL": f"{server.url}/v1/", "VLLM_API_KEY": "secret"}
+    done = await ended(await begun("voices", "ls", **environ))
+    assert (done.status, done.out, done.err) == (0, "", "no voices\n")
+    assert b"Bearer secret" in server.gate.keys
+
+
+async def test_a_directory_is_read_beside_its_server_and_written_only_without_it(
+    server, clip, tmp_path
+):
+    await server.register("ann", clip.read_bytes(), labels='{"team": "news"}')
+    where = ["--directory", tmp_path / "speakers"]
+    listed = await run("voices", "ls", *where, "--label", "team:news", "--json")
+    over_http = await run("voices", "ls", "--json", url=server.url)
+    assert listed.json == over_http.json
+    mine = await run("voices", "ls", *where, "--tenant", "default", "--json")
+    assert mine.json == listed.json
+    none = await run("voices", "ls", *where, "--tenant", "acme", "--json")
+    assert none.json == {"voices": []}
+    found = await run("voices", "show", "ann", *where, "--tenant", "acme")
+    assert found.status == 4, found.err
+    out = ["--out", tmp_path / "out"]
+    found = await run("voices", "export", "ann", *where, "--tenant", "acme", *out)
+    assert found.status == 1 and "not registered" in found.out
+    keyed = await run("voices", "ls", "--tenant", "acme", url=server.url)
+    assert keyed.status == 2 and "--api-key" in keyed.err
+    refused = await run("voices", "rm", "ann", *where)
+    assert refused.status == 2
+    assert "is in use" in refused.err
+    tidy = await run("gc", *where)
+    assert tidy.status == 2
+    assert (await server.client.get("/v1/audio/voices/ann")).status_code == 200
+
+
+async def test_a_stopped_servers_voice_is_deleted_with_its_files(
+    default_checkpoint, tmp_path, monkeypatch, capsys, clip
+):
+    directory = tmp_path / "speakers"
+    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
+        await server.register("ann", clip.read_bytes())
+        await server.register("bob", clip_bytes(1))
+    capsys.readouterr()
+    where = ["--directory", str(directory), "--json"]
+    assert main(["voices", "show", "ann", *where]) == 0
+    sha = json.loads(capsys.readouterr().out)["voice"]["audio_sha256"]
+    assert main(["voices", "rm", "--yes", "ann", *where, "--tenant", "acme"]) == 4
+    assert main(["voices", "rm", "--yes", "ann", *where]) == 0
+    assert not list(directory.rglob(f"{sha}*"))
+    assert main(["voices", "show", "ann", *where]) == 4
+    store = open_existing(load_settings())
+    assert store.verify() == []
+    assert list(store.catalogue.iter_names()) == ["bob"]
+    store.close()

@@ -1,0 +1,359 @@
+"""What tenants share is encoded once, and neither is told that the other has it."""
+
+import asyncio
+import io
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from tests.audio_clips import sndfile_bytes
+from tests.contract.test_other_models import serve
+from tests.contract.test_speech import by_websocket, data_url, wav
+from tests.in_process_workers import worker
+from tests.speech_server import Server, listening, running
+from tests.two_tenants import ADMIN_KEY, AUDIO, VOICES, file_of, two_tenants
+from tests.waiting import soon
+from vllm_tts_cache.entrypoints import tenant_keys
+from vllm_tts_cache.errors import StorageError
+from vllm_tts_cache.store import bundle_format
+from vllm_tts_cache.store.archive_format import ArchiveReader
+
+HEADER, PREVIEW = "X-Speaker-Cache", "X-Speaker-Preview"
+
+
+@pytest.fixture
+async def host(default_checkpoint, tmp_path, monkeypatch):
+    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
+        host.them.pitch_hz = host.us.pitch_hz  # the same clip
+        yield host
+
+
+async def voice_of(side, name="Ann", **fields):
+    answer = await side.register(name, side.clip(), **fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["voice"]
+
+
+async def status(side, name="Ann"):
+    return (await side.client.get(f"{VOICES}/{name}/cache")).json()["cache_status"]
+
+
+async def spoken(side, **fields):
+    answer = await side.speak(**fields)
+    assert answer.status_code == 200, answer.text
+    return answer.headers[HEADER]
+
+
+def requests(outcome):
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "vllm_tts_cache_requests_total"
+        and sample.labels["outcome"] == outcome
+    )
+
+
+async def everything(side):
+    """All that a tenant is told about a clip, from the first time on."""
+    told = [await status(side)]
+    told.append(await spoken(side, voice="Ann"))
+    told += [await status(side), await spoken(side, voice="Ann")]
+    cached = await side.client.post(f"{VOICES}/Ann/cache")
+    told.append(cached.json())
+    for call in (side.client.get, side.client.post, side.client.post):
+        answer = await call(f"{VOICES}/Ann/preview")
+        told.append((answer.status_code, answer.headers.get(PREVIEW)))
+    bundle = (await side.client.get(f"{VOICES}/Ann/bundle")).content
+    told.append(len(bundle_format.read(bundle, b"").encodings()))
+    return told
+
+
+async def test_the_second_tenant_of_a_clip_is_told_what_the_first_was(host):
+    for side in (host.us, host.them):
+        await voice_of(side, ref_text="words")
+    hits, misses = requests("hit"), requests("miss")
+    first = await everything(host.us)
+    assert first[:4] == ["pending", "miss", "ready", "hit"]
+    grown = requests("hit") - hits, requests("miss") - misses
+    encodes = dict(host.server.encodes)
+    hits, misses = requests("hit"), requests("miss")
+    assert await everything(host.them) == first
+    assert (requests("hit") - hits, requests("miss") - misses) == grown
+    assert host.server.encodes == encodes  # nothing was encoded twice
+
+
+async def test_a_precompute_and_a_bundle_say_nothing_either(host):
+    us, them = host.us, host.them
+    for side in (us, them):
+        await voice_of(side)
+    for side in (us, them):
+        data = (await side.client.get(f"{AUDIO}/voice_archive")).content
+        (member,) = ArchiveReader(io.BytesIO(data))
+        assert not bundle_format.read(member.data, b"").encodings()
+        first = (await side.client.post(f"{VOICES}/Ann/cache")).json()
+        assert first == {"voice": "Ann", "cache_status": "ready"}
+        again = (await side.client.post(f"{VOICES}/Ann/cache")).json()
+        assert "already exists" in again["message"]
+
+
+async def test_registering_with_precompute_is_ready_soon_and_then_a_hit(host):
+    await voice_of(host.us, precompute="true")
+    await host.server.settled()
+    assert await spoken(host.us, voice="Ann") == "hit"
+    await voice_of(host.them, precompute="true")
+    await host.server.settled()
+    assert await status(host.them) == "ready"
+    assert await spoken(host.them, voice="Ann") == "hit"
+    assert max(host.server.encodes.values()) == 1
+
+
+async def test_what_another_waits_for_or_failed_at_is_not_told(host):
+    us, them = host.us, host.them
+    for side in (us, them):
+        await voice_of(side)
+    gate = host.server.encoders[0].gate
+    gate.clear()
+    speaking = asyncio.create_task(us.speak(voice="Ann"))
+    await soon(lambda: host.server.service.ensurer.num_flights > 0)
+    assert await status(us) == "processing"
+    assert await status(them) == "pending"
+    gate.set()
+    assert (await speaking).status_code == 200
+    assert (await status(us), await status(them)) == ("ready", "pending")
+
+
+async def test_inline_references_are_misses_to_each_tenant_once(host):
+    inline = {"ref_audio": data_url(pitch_hz=300.0), "ref_text": "words"}
+    for side in (host.us, host.them):
+        assert await spoken(side, **inline) == "miss"
+        assert await spoken(side, **inline) == "hit"
+    # One that somebody else has registered.
+    await voice_of(host.us)
+    assert await spoken(host.us, voice="Ann") == "miss"
+    inline = {"ref_audio": data_url(pitch_hz=host.us.pitch_hz), "ref_text": "words"}
+    assert await spoken(host.them, **inline) == "miss"
+
+
+async def test_what_a_tenant_has_deleted_is_new_to_it_though_another_has_it(host):
+    us, them = host.us, host.them
+    for side in (us, them):
+        await voice_of(side, ref_text="words")
+        await spoken(side, voice="Ann")
+        await side.client.post(f"{VOICES}/Ann/preview")
+    assert (await us.client.delete(f"{VOICES}/Ann")).status_code == 200
+    kept = await them.client.get(f"{VOICES}/Ann/preview")
+    assert kept.status_code == 200
+    assert await spoken(them, voice="Ann") == "hit"
+    await voice_of(us, ref_text="words")
+    assert await status(us) == "pending"
+    assert (await us.client.get(f"{VOICES}/Ann/preview")).status_code == 404
+    assert await spoken(us, voice="Ann") == "miss"
+    assert set(host.server.encodes.values()) == {1}
+
+
+async def test_a_prompt_that_is_lost_is_made_anew_for_its_own_tenant(host):
+    us = host.us
+    await voice_of(us, ref_text="words")
+    await spoken(us, voice="Ann")
+    store = host.server.service.store
+    sha = store.find("Ann", "acme").record.audio_sha256
+
+    def lose():
+        for kind in store.files.kinds(sha) - {"audio"}:
+            store.files.remove(sha, [kind])
+        host.server.speakers.forget([sha])
+
+    wav_stream = {"stream_format": "audio", "response_format": "wav"}
+    for how in ({}, {"response_format": "pcm", "stream": True}, wav_stream):
+        host.server.engine.before_prefill.append(lose)
+        answer = await us.speak(voice="Ann", **how)
+        assert answer.status_code == 200 and len(answer.content) > 1_000, answer.text
+    host.server.engine.before_prefill.append(lose)
+    assert await by_websocket(host.server, key=us.key, voice="Ann") is None
+    await us.client.post(f"{VOICES}/Ann/cache?force=true")
+
+
+async def test_a_catalogue_that_takes_no_note_costs_no_speech(host, monkeypatch):
+    await voice_of(host.us)
+
+    def fails(*_):
+        raise StorageError("the disk is full of notes")
+
+    with monkeypatch.context() as broken:
+        for note in ("ask", "tell"):
+            broken.setattr(host.server.service.store, note, fails)
+        for _ in range(2):
+            assert await spoken(host.us, voice="Ann") == "miss"
+    assert await spoken(host.us, voice="Ann") == "miss"
+    assert await spoken(host.us, voice="Ann") == "hit"
+    assert max(host.server.encodes.values()) == 1
+
+
+# -------- the file, while the server is at work
+
+
+async def test_a_key_that_is_taken_away_and_one_that_is_given(host, monkeypatch):
+    await voice_of(host.us)
+    host.path.write_text(file_of(host.them))
+    await soon(lambda: "acme" not in host.server.service.tenants.tenants)
+    assert (await host.us.client.get(VOICES)).status_code == 401
+    assert await host.them.names() == []
+    host.path.write_text("{")
+    await asyncio.sleep(2 * tenant_keys.LOOK_SECONDS)
+    assert await host.them.names() == []
+    host.path.write_text(file_of(host.us))
+    await soon(lambda: "acme" in host.server.service.tenants.tenants)
+    assert await host.us.names() == ["Ann"]
+
+
+async def test_a_websocket_says_no_more_when_its_key_is_taken_away(host):
+    us = host.us
+    await voice_of(us, ref_text="words")
+    headers = {"Authorization": f"Bearer {us.key}"}
+    async with (
+        listening(host.server.app) as port,
+        connect(
+            f"ws://127.0.0.1:{port}{AUDIO}/speech/stream", additional_headers=headers
+        ) as socket,
+    ):
+
+        async def say(**message):
+            await socket.send(json.dumps(message))
+
+        async def told(kind):
+            while True:
+                message = await asyncio.wait_for(socket.recv(), 30)
+                if isinstance(message, str) and kind in message:
+                    return json.loads(message)
+
+        await say(type="session.config", voice="Ann")
+        await say(type="input.text", text="Hello.")
+        await say(type="input.done")
+        assert (await told("session.done"))["total_sentences"] == 1
+        num_prompts = len(host.server.engine.prompts)
+        host.path.write_text(file_of(host.them))
+        await soon(lambda: "acme" not in host.server.service.tenants.tenants)
+        await say(type="input.text", text="Hello.")
+        await say(type="input.done")
+        assert "API key" in (await told('"error"'))["message"]
+        with pytest.raises(ConnectionClosed) as closed:
+            await told("session.done")
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+        assert len(host.server.engine.prompts) == num_prompts
+
+
+async def test_no_log_has_a_key(host, caplog):
+    with caplog.at_level(logging.DEBUG):
+        await voice_of(host.us)
+        await host.us.speak(voice="Ann")
+        await host.client("wrong-key-0123456789").get(VOICES)
+        host.path.write_text(file_of(host.us, host.us))
+        await asyncio.sleep(2 * tenant_keys.LOOK_SECONDS)
+    assert "is there twice" in caplog.text
+    for key in (host.us.key, host.them.key, ADMIN_KEY, "wrong-key-0123456789"):
+        assert key not in caplog.text
+
+
+# -------- limits
+
+
+async def test_limits_are_of_each_tenant_and_are_409s(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    limits: Any = {"max_voices": 1, "max_pinned": 0, "max_audio_bytes": 100_000}
+    async with two_tenants(default_checkpoint, tmp_path, monkeypatch, **limits) as host:
+        us, them = host.us, host.them
+        pinned = await us.register("Ann", us.clip(), pinned="true")
+        assert pinned.status_code == 409
+        assert "max_pinned" in pinned.json()["error"]["message"]
+        for side in (us, them):
+            await voice_of(side)
+        second = await us.register("Bea", us.clip())
+        assert second.status_code == 409
+        assert "max_voices" in second.json()["error"]["message"]
+        noise = np.random.default_rng(0).uniform(-0.5, 0.5, 72_000)
+        long = await us.register("Ann", sndfile_bytes(noise, 24_000, "WAV"))
+        assert long.status_code == 409
+        assert "max_audio_bytes" in long.json()["error"]["message"]
+        pin = await us.client.patch(f"{VOICES}/Ann", json={"pinned": True})
+        assert pin.status_code == 409
+        shown = (await us.client.get(f"{AUDIO}/speaker_cache")).json()
+        assert shown["limits"]["speakers"] == 1 and shown["limits"]["pinned"] == 0
+
+
+async def test_a_tenant_takes_as_many_inline_places_as_it_may(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    async with two_tenants(
+        default_checkpoint, tmp_path, monkeypatch, max_inline=1
+    ) as host:
+        us, them = host.us, host.them
+
+        def inline(pitch_hz):
+            return {"ref_audio": data_url(pitch_hz=pitch_hz), "ref_text": "words"}
+
+        gate = host.server.encoders[0].gate
+        gate.clear()
+        first = asyncio.create_task(us.speak(**inline(310.0)))
+        await soon(lambda: host.server.service.ensurer.num_flights > 0)
+        refused = await us.speak(**inline(320.0))
+        assert refused.status_code == 503 and "Retry-After" in refused.headers
+        other = asyncio.create_task(them.speak(**inline(330.0)))
+        await asyncio.sleep(0.1)
+        gate.set()
+        assert (await first).status_code == (await other).status_code == 200
+        assert (await us.speak(**inline(320.0))).status_code == 200
+
+
+# -------- from one tenant to several
+
+
+async def test_what_was_there_before_is_the_default_tenants_and_known_to_it(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    directory = tmp_path / "speakers"
+    before = Server(default_checkpoint, directory, monkeypatch)
+    async with running(before) as server:
+        await server.register("Ann", wav(), ref_text="words")
+        assert (await server.speak(voice="Ann")).headers[HEADER] == "miss"
+    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
+        us = host.us
+        us.tenant = "default"
+        host.path.write_text(file_of(us))
+        us.client.headers["Authorization"] = f"Bearer {us.key}"
+        await soon(lambda: "default" in host.server.service.tenants.tenants)
+        await host.server.settled()
+        assert await us.names() == ["Ann"] and await status(us) == "ready"
+        assert await spoken(us, voice="Ann") == "hit"
+
+
+# -------- a model that the host clones with, in its own way
+
+
+async def test_the_hosts_own_models_speak_with_each_tenants_voice(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    def glm(*args):
+        server = Server(*args, stage="glm_tts")
+        server.engine.workers = (worker(object()),)
+        return server
+
+    async with two_tenants(default_checkpoint, tmp_path, monkeypatch, make=glm) as host:
+        serve(host.server, "glm_tts")
+        for side in (host.us, host.them):
+            await voice_of(side, ref_text=side.words)
+        for side in (host.us, host.them):
+            answer = await side.speak(voice="Ann")
+            assert answer.status_code == 200, answer.text
+            told = host.server.engine.prompts[-1]["mm_processor_kwargs"]
+            assert told["prompt_text"] == side.words
+        mine = (await host.us.client.get(f"{VOICES}/Ann")).json()["voice"]
+        refused = await host.them.speak(voice=mine["id"])
+        assert refused.status_code == 400 and "Unknown voice" in refused.text

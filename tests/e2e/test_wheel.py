@@ -1,0 +1,81 @@
+"""The wheel, installed beside the host into an environment of its own."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from vllm_tts_cache.speaker.family import families
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 900
+
+
+def run(*command, cwd):
+    # Where the suite is told to find the checkout, the wheel is not to.
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(each) for each in command],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    options = "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-q"
+    run(sys.executable, "-m", "pip", "wheel", *options, "-w", out, ROOT, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """An environment with the wheel in it, that finds everything else in ours.
+
+    What a path file names is searched, but no path file there is read: the checkout,
+    which ours is linked to, is not found.
+    """
+    home = tmp_path_factory.mktemp("installed") / "venv"
+    run(sys.executable, "-m", "venv", home, cwd=home.parent)
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "host.pth").write_text(sysconfig.get_path("purelib"))
+    options = "--no-deps", "--no-index", "--disable-pip-version-check", "-q"
+    run(home / "bin" / "python", "-m", "pip", "install", *options, wheel, cwd=home)
+    return home / "bin"
+
+
+def test_the_wheel_holds_what_is_served_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    (metadata,) = tops - {"vllm_tts_cache"}
+    assert metadata.endswith(".dist-info")
+    assert all("/__pycache__/" not in name for name in names)
+    for family in families():
+        if family.deploy_file is not None:
+            assert f"vllm_tts_cache/stage_configs/{family.deploy_file.name}" in names
+    assert sum(Path(name).suffix == ".flac" for name in names) > 0  # the demo's clips
+
+
+def test_a_server_speaks_from_the_wheel_alone(installed, tmp_path):
+    where = "import vllm_tts_cache; print(vllm_tts_cache.__file__)"
+    found = run(installed / "python", "-c", where, cwd=tmp_path)
+    assert Path(found.strip()).is_relative_to(installed.parent)
+    told = run(installed / "vllm-tts-cache", "demo", cwd=tmp_path)
+    assert "encodes" in told
+    audio = list(tmp_path.rglob("*.wav"))
+    assert audio and all(path.stat().st_size > 1000 for path in audio)

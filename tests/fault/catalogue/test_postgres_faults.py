@@ -1,0 +1,410 @@
+"""The server is stopped, cut off, frozen, or not what the URL says."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from tests.store_samples import (
+    clip,
+    key,
+    opened,
+    publish,
+    register,
+    settings_of,
+    voice,
+)
+from vllm_tts_cache.catalogue import leases, schema, stored_files
+from vllm_tts_cache.catalogue import postgres as backend
+from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.errors import (
+    ConfigError,
+    StorageError,
+    StorageUnavailableError,
+    TTSCacheError,
+)
+from vllm_tts_cache.store.opening import open_existing
+
+pytestmark = pytest.mark.postgresql
+FORK = multiprocessing.get_context("fork")
+SOON_SECONDS = 3.0
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = opened(tmp_path)
+    register(store, "Ann", 0)
+    publish(store, 0)
+    yield store
+    store.recover()
+    assert store.verify() == []
+    store.close()
+
+
+def works_again(store) -> bool:
+    until = time.monotonic() + SOON_SECONDS
+    while time.monotonic() < until:
+        try:
+            return store.find("Ann") is not None
+        except StorageUnavailableError:
+            time.sleep(0.1)
+    return False
+
+
+def test_connections_that_were_cut_are_not_noticed(store, postgres):
+    for _ in range(3):
+        assert store.find("Ann") is not None
+        assert postgres.cut() > 0
+        assert store.find("Ann") is not None
+        assert postgres.cut() > 0
+        register(store, "Ann", 0)
+        assert postgres.cut() > 0
+        assert store.catalogue.count() == 1
+
+
+def test_a_transaction_that_is_cut_changes_nothing(store, postgres):
+    database = store.catalogue.database
+    with pytest.raises(StorageUnavailableError) as caught, database.write() as db:
+        db.execute(schema.speaker.update().values(name="Eve"))
+        postgres.cut()
+        db.execute(text("SELECT 1"))
+    assert caught.value.was_cut_off
+    assert store.find("Ann").record.name == "Ann"
+
+
+def test_a_registration_that_is_cut_at_its_commit_leaves_all_or_nothing(
+    store, postgres, monkeypatch
+):
+    engine = store.catalogue.database.backend.writing
+    commit = engine.dialect.do_commit
+    cuts = iter([True])
+
+    def cut_before(connection):
+        if next(cuts, False):
+            postgres.cut()
+        commit(connection)
+
+    monkeypatch.setattr(engine.dialect, "do_commit", cut_before)
+    with pytest.raises(StorageUnavailableError):
+        register(store, "Bob", 1)
+    assert store.find("Bob") is None
+    assert store.verify() == []
+    register(store, "Bob", 1)
+
+
+def test_a_server_that_is_stopped_is_said_so_at_once_and_comes_back(store, postgres):
+    postgres.stop()
+    try:
+        for call in (
+            lambda: store.find("Ann"),
+            lambda: register(store, "Bob", 1),
+            store.catalogue.count,
+            lambda: store.delete("Ann"),
+        ):
+            began = time.monotonic()
+            with pytest.raises(StorageUnavailableError) as caught:
+                call()
+            assert time.monotonic() - began < SOON_SECONDS
+            assert caught.value.retry_after_seconds > 0
+            assert caught.value.was_cut_off
+        assert store.read(key(0)) is not None  # a worker asks the directory alone
+    finally:
+        postgres.start()
+    assert works_again(store)
+    register(store, "Bob", 1)
+
+
+def test_a_server_that_crashes_loses_nothing_that_was_told(store, postgres):
+    register(store, "Bob", 1)
+    postgres.stop(signal.SIGQUIT)
+    postgres.start()
+    assert works_again(store)
+    assert store.find("Bob") is not None
+
+
+def test_nobody_waits_for_ever_for_a_server_that_is_frozen(
+    store, postgres, monkeypatch
+):
+    for kind in (backend._QuickConnection, backend._ShortConnection):
+        monkeypatch.setattr(kind, "patience_seconds", 0.5)
+    monkeypatch.setattr(backend, "CONNECT_SECONDS", 2)
+    with postgres.frozen():
+        for call in (lambda: store.find("Ann"), lambda: register(store, "Bob", 1)):
+            began = time.monotonic()
+            with pytest.raises(StorageUnavailableError):
+                call()
+            assert time.monotonic() - began < 6
+    assert works_again(store)
+
+
+def test_a_statement_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(backend, "STATEMENT_SECONDS", 1)
+    store = opened(tmp_path)
+    database = store.catalogue.database
+    with pytest.raises(StorageUnavailableError) as caught, database.read() as db:
+        db.execute(text("SELECT pg_sleep(20)"))
+    assert not caught.value.was_cut_off
+    assert store.find("nobody") is None
+    store.close()
+
+
+def test_a_turn_that_somebody_has_for_too_long_is_not_waited_for(
+    tmp_path, monkeypatch, postgres
+):
+    monkeypatch.setattr(backend, "WRITE_TURN_SECONDS", 1)
+    store = opened(tmp_path)
+    register(store, "Ann")
+    with psycopg.connect(postgres.url_of(tmp_path)) as holder:
+        holder.execute(backend._TAKE_TURN)
+        with pytest.raises(StorageUnavailableError) as caught:
+            register(store, "Bob", 1)
+        assert "has been writing" in caught.value.log_text
+        assert not caught.value.was_cut_off
+        assert store.find("Ann") is not None
+    register(store, "Bob", 1)
+    assert store.verify() == []
+    store.close()
+
+
+@pytest.fixture
+def turn(tmp_path, postgres):
+    """Somebody has the turn, and gives it back once the block ends."""
+
+    @contextmanager
+    def taken():
+        with psycopg.connect(postgres.url_of(tmp_path)) as holder:
+            holder.execute(backend._TAKE_TURN)
+            yield
+            holder.rollback()
+
+    return taken
+
+
+def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
+    store, turn, postgres, tmp_path
+):
+    """With nine of them all connections were theirs, for ten seconds."""
+    mine = store.join().id
+    waiting = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    )
+    with ThreadPoolExecutor(12) as threads:
+        with turn():
+            writers = [threads.submit(register, store, f"v{n}", n) for n in range(12)]
+            while postgres.query(waiting) != [2 * backend._NUM_CONNECTIONS]:
+                time.sleep(0.02)
+            began = time.monotonic()
+            assert store.catalogue.count() == 1
+            assert store.find("Ann") is not None
+            assert store.deletions_to_confirm() == []
+            with store.catalogue.database.renewing() as db:
+                assert leases.renew(db, mine)
+            assert time.monotonic() - began < SOON_SECONDS
+        for writer in writers:
+            writer.result()
+    assert store.catalogue.count() == 13
+    store.leave()
+
+
+def test_readers_leave_a_connection_to_the_lease(store, monkeypatch):
+    mine = store.join().id
+    database = store.catalogue.database
+    with ExitStack() as readers:
+        for _ in range(2 * backend._NUM_CONNECTIONS):
+            readers.enter_context(database.read())
+        with database.renewing() as db:
+            assert leases.renew(db, mine)
+    store.leave()
+
+
+def test_too_many_who_read_are_no_outage(tmp_path, monkeypatch):
+    monkeypatch.setattr(backend, "STATEMENT_SECONDS", 1)
+    store = opened(tmp_path)
+    database = store.catalogue.database
+    with ExitStack() as readers:
+        for _ in range(2 * backend._NUM_CONNECTIONS):
+            readers.enter_context(database.read())
+        with pytest.raises(StorageUnavailableError) as caught:
+            store.catalogue.count()
+    assert "in use" in caught.value.log_text
+    assert not caught.value.was_cut_off
+    store.close()
+
+
+def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(backend, "IDLE_SECONDS", 1)
+    store = opened(tmp_path)
+    ann = register(store, "Ann").record
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        mine = opened(tmp_path)
+        try:
+            with mine.catalogue.database.write() as db:
+                db.execute(schema.speaker.update().values(name="Eve"))
+                os.write(writer, b".")
+                os.kill(os.getpid(), signal.SIGSTOP)
+                db.execute(text("SELECT 1"))
+        except StorageUnavailableError:
+            os._exit(7)
+        os._exit(0)
+    assert os.read(reader, 1) == b"."
+    register(store, "Bob", 1)
+    os.kill(child, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert store.catalogue.records(Page(limit=1)) == [ann]
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_schema_newer_than_ours_is_refused_and_left_alone(tmp_path):
+    store = opened(tmp_path)
+    newer = schema.VERSION + 1
+    with store.catalogue.database.write() as db:
+        db.execute(schema.schema_version.update().values(version=newer))
+    with pytest.raises(StorageError, match=r"newer vllm-tts-cache.*Upgrade"):
+        opened(tmp_path)
+    with store.catalogue.database.read() as db:
+        assert schema.stored_version(db) == newer
+    store.close()
+
+
+# -------- at the start
+
+WRONG = (
+    ("postgresql://tests:s3cret@127.0.0.1:1/x", "cannot be opened.*Start PostgreSQL"),
+    ("postgresql://tests:s3cret@nowhere.invalid/x", "cannot be opened"),
+    ("postgresql://tests:s3%cret@host/x", r"expected postgresql://"),
+    ("postgresql://tests:s3cret@host:port/x", "cannot be opened|expected postgresql"),
+    ("postgresql://tests:s3cret@host/x?s3cret=1", r"expected postgresql://"),
+)
+
+
+@pytest.mark.parametrize(("url", "message"), WRONG)
+def test_a_url_that_leads_nowhere_is_one_sentence_without_the_password(
+    tmp_path, url, message, caplog
+):
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(TTSCacheError, match=message) as caught:
+        opened(tmp_path, catalogue_url=url)
+    assert "SPEAKER_CATALOGUE_URL" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    told = [str(caught.value), repr(caught.value), caught.value.log_text, caplog.text]
+    told.append(repr(settings_of(tmp_path, catalogue_url=url)))
+    assert not any("s3cret" in text or "s3%cret" in text for text in told)
+
+
+def test_a_database_that_is_not_there_is_named(tmp_path, postgres):
+    with pytest.raises(StorageError, match='database "nowhere" does not exist'):
+        opened(tmp_path, catalogue_url=postgres.url("nowhere"))
+
+
+def test_a_database_of_another_encoding_is_refused(tmp_path, postgres):
+    postgres.query(
+        "CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'"
+        " LOCALE_PROVIDER libc"
+    )
+    with pytest.raises(StorageError, match=r"encoding LATIN1.*ENCODING 'UTF8'"):
+        opened(tmp_path, catalogue_url=postgres.url("latin"))
+
+
+def test_a_missing_driver_is_named(tmp_path, monkeypatch, postgres):
+    url = postgres.url_of(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm_tts_cache.catalogue.postgres")
+    monkeypatch.delattr("vllm_tts_cache.catalogue.postgres")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigError, match=r"pip install 'vllm-tts-cache\[fleet\]'"):
+        opened(tmp_path, catalogue_url=url)
+
+
+def test_looking_at_an_empty_database_makes_nothing(tmp_path, postgres):
+    url = postgres.make("empty")
+    with pytest.raises(ConfigError, match="no server"):
+        open_existing(settings_of(tmp_path, catalogue_url=url))
+    tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    assert postgres.query(tables, database="empty") == []
+
+
+@pytest.mark.parametrize("url", ("mysql://a:s3cret@b/c", "s3cret", "sqlite:///x"))
+def test_another_database_is_refused_by_the_settings_and_not_shown(url):
+    with pytest.raises(ConfigError) as caught:
+        load_settings({"SPEAKER_CATALOGUE_URL": url})
+    assert "SPEAKER_CATALOGUE_URL=(not shown)" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    (
+        "postgresql://user:p/s3cret@host/db",
+        "postgresql://user:12/s3cret@host:5432/db",
+        "postgresql://user:p@s3cret@host/db",
+        "postgresql://host/?dbname=postgresql://u:s3cret@h/x",
+        "postgresql://host/?dbname=password=s3cret",
+    ),
+)
+def test_a_password_that_is_not_quoted_is_refused_and_not_shown(tmp_path, url):
+    with pytest.raises(ConfigError, match="%40") as caught:
+        opened(tmp_path, catalogue_url=url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_errors_of_the_database_do_not_show_names(store):
+    with pytest.raises(StorageError) as caught, store.catalogue.database.write() as db:
+        db.execute(schema.speaker.insert().values(name="Annegret"))
+    assert "Annegret" not in caught.value.log_text
+    assert store.register(voice("Bob", clip(1)), clip(1)).record.generation > 0
+
+
+def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
+    store, tmp_path, monkeypatch
+):
+    """The same clip is registered while the process that removes it is frozen."""
+    monkeypatch.setattr(backend, "IDLE_SECONDS", 1)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        mine = opened(tmp_path)
+        remove = stored_files.remove
+
+        def frozen(*args):
+            gone = remove(*args)
+            os.write(writer, b".")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return gone
+
+        deletion = mine.delete("Ann")
+        monkeypatch.setattr(stored_files, "remove", frozen)
+        try:
+            mine.remove_files(deletion)
+        except StorageUnavailableError:
+            os._exit(7)
+        os._exit(0)
+    assert os.read(reader, 1) == b"."
+    register(store, "Bob", 0)
+    os.kill(child, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    record = store.catalogue.records(Page(limit=1))[0]
+    assert (record.name, record.audio_sha256) == ("Bob", clip(0).audio.audio_sha256)
+    assert store.read_audio(record.audio_sha256) is not None
+
+
+def test_the_end_of_a_voice_is_by_the_clock_of_the_server(tmp_path, monkeypatch):
+    store = opened(tmp_path)
+    now = time.time
+    register(store, "Ann", expires_at=now() + 1800)
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    assert not store.has_expired()
+    assert (store.expired_names(), store.delete_expired(9)) == ([], [])
+    monkeypatch.setattr(time, "time", now)
+    assert store.find("Ann") is not None
+    store.close()

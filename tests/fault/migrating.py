@@ -1,0 +1,11 @@
+"""``vllm-tts-cache`` in a process that kills itself after so many steps."""
+
+import sys
+
+from tests.fault import killing
+from vllm_tts_cache.entrypoints.cli import main
+
+if __name__ == "__main__":
+    if num_steps := int(sys.argv[1]):
+        killing.die_after(num_steps)
+    raise SystemExit(main(sys.argv[2:]))

@@ -1,0 +1,29 @@
+"""What leases look like after a time that no test waits for."""
+
+from sqlalchemy import Connection
+
+from vllm_tts_cache.catalogue import deletions, leases
+from vllm_tts_cache.catalogue.schema import lease, renewals
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+
+def shift(db: Connection, seconds: float) -> None:
+    """So much time has passed by the server's clock, or that was set forward."""
+    known = renewals.c
+    db.execute(lease.update().values(until=lease.c.until - seconds))
+    times = {"began_at": known.began_at - seconds, "last_at": known.last_at - seconds}
+    db.execute(renewals.update().values(**times))
+
+
+def silent_for(db: Connection, seconds: float) -> None:
+    """All who take part were silent for so long; renewals of others went on."""
+    shift(db, seconds)
+    db.execute(renewals.update().values(last_at=leases.NOW))
+
+
+def forget(store: SpeakerStore) -> None:
+    """What others do with those that were silent for too long: all who take part."""
+    with store.catalogue.database.write() as db:
+        silent_for(db, leases.LEASE_SECONDS + leases.LOST_SECONDS + 60)
+        for participant_id in leases.end_lost(db):
+            deletions.leave(db, participant_id)

@@ -1,0 +1,111 @@
+"""Lists are what sorting and filtering all voices by hand gives."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from tests.store_samples import voice
+from vllm_tts_cache.catalogue.changes import SpeakerChanges
+from vllm_tts_cache.catalogue.pages import Page, cursor
+from vllm_tts_cache.errors import InvalidSpeakerError
+
+SORTS = ("name", "newest", "oldest")
+
+
+@pytest.fixture
+def voices(store):
+    """Voices of few ages, so that many are as old as another one."""
+    draw = random.Random(3)
+    made = []
+    for number in range(60):
+        labels = {"Team": draw.choice(["News", "Sports"]), "n": str(number % 3)}
+        fields = {
+            "labels": dict(draw.sample(sorted(labels.items()), draw.randrange(3))),
+            "description": draw.choice([None, "Tiefe STIMME", "hell"]),
+            "created_at": float(draw.randrange(5)),
+        }
+        name = f"{draw.choice('äBcD')}-{number}"
+        made.append(store.register(voice(name, None, **fields), None).record)
+    return made
+
+
+def in_order(records, sort):
+    if sort == "name":
+        return sorted(records, key=lambda record: record.name_key)
+    by_age = sorted(records, key=lambda record: (record.created_at, record.speaker_id))
+    return by_age[::-1] if sort == "newest" else by_age
+
+
+def paged(store, **fields: Any):
+    seen, after = [], ""
+    while True:
+        page = Page(limit=7, after=after, **fields)
+        records = store.catalogue.records(page)
+        assert store.catalogue.names(page) == [record.name for record in records]
+        seen += records
+        if len(records) < 7:
+            return seen
+        after = cursor(records[-1], page.sort)
+
+
+LABELS = ({}, {"TEAM": "news"}, {"team": "News", "n": "1"})
+SEARCHES = ("", "stimme", "NEWS", "-1")
+
+
+def test_pages_hold_what_fits_in_order(store, voices):
+    for sort, labels, search in itertools.product(SORTS, LABELS, SEARCHES):
+        expected = fitting(voices, labels, search)
+        pages = paged(store, sort=sort, labels=labels, search=search)
+        assert pages == in_order(expected, sort), (sort, labels, search)
+
+
+def fitting(voices, labels, search):
+    def fits(record):
+        folded = {k.casefold(): v.casefold() for k, v in record.labels.items()}
+        words = [record.name_key, record.description or "", *record.labels.values()]
+        return any(search.casefold() in word.casefold() for word in words) and all(
+            folded.get(k.casefold()) == v.casefold() for k, v in labels.items()
+        )
+
+    return filter(fits, voices)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_page_begins_behind_an_id_too(store, voices, sort):
+    ordered = in_order(voices, sort)
+    page = Page(limit=100, after=ordered[20].speaker_id, sort=sort)
+    assert store.catalogue.records(page) == ordered[21:]
+
+
+def test_a_voice_that_changes_is_found_by_what_it_says_now(store, voices):
+    name = voices[0].name
+    changes = SpeakerChanges({"labels": {"mood": "Calm"}, "description": "Zebra"})
+    store.change(name, changes)
+    for page in (
+        Page(limit=9, search="zebra"),
+        Page(limit=9, search="calm"),
+        Page(limit=9, labels={"Mood": "calm"}),
+    ):
+        assert store.catalogue.names(page) == [name]
+    store.remove_files(store.delete(name))
+    store.register(voice("new", None), None)
+    assert store.catalogue.names(Page(limit=9, labels={"mood": "calm"})) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": 1, "sort": "loudest"}, "sort"),
+        ({"limit": 1, "search": "\ud800"}, "search"),
+        ({"limit": 1, "after": "\ud800"}, "after"),
+        ({"limit": 1, "labels": {"a": "\ud800"}}, "label"),
+        ({"limit": 1, "after": "nobody", "sort": "newest"}, "after"),
+    ],
+)
+def test_a_page_that_cannot_be_is_refused_by_what_is_wrong(store, fields, field):
+    with pytest.raises(InvalidSpeakerError) as caught:
+        store.catalogue.records(Page(**fields))
+    assert caught.value.field == field

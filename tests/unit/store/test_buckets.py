@@ -1,0 +1,359 @@
+"""Two machines with a directory each, one catalogue and one bucket."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.encoding_samples import make_encoding
+from tests.store_samples import (
+    address,
+    clip,
+    delete,
+    key,
+    opened,
+    publish,
+    register,
+    settings_of,
+    traces,
+)
+from vllm_tts_cache.catalogue import objects
+from vllm_tts_cache.catalogue.record import AUDIO_KIND
+from vllm_tts_cache.errors import (
+    ConfigError,
+    EncodingCorruptError,
+    ObjectStoreError,
+    SourceCorruptError,
+    StorageError,
+)
+from vllm_tts_cache.store.bucket import Bucket
+from vllm_tts_cache.store.opening import open_existing
+
+pytestmark = pytest.mark.bucket
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """``open_`` opens the store of a machine; sound when the test ends."""
+    urls = settings_of(tmp_path / "one")
+    given: dict[str, Any] = {
+        "catalogue_url": urls.catalogue_url,
+        "store_url": urls.store_url,
+    }
+    stores = []
+
+    def open_(name: str = "one", **more: Any):
+        stores.append(opened(tmp_path / name, **{**given, **more}))
+        return stores[-1]
+
+    yield SimpleNamespace(
+        open=open_,
+        given=given,
+        root=tmp_path,
+        bucket=Path(urls.store_url.removeprefix("file://")),
+    )
+    for store in stores:
+        store.recover()
+        assert store.verify() == []
+        store.close()
+
+
+def objects_in(fleet) -> list[Path]:
+    return [path for path in (fleet.bucket / "objects").rglob("*") if path.is_file()]
+
+
+def at_once(act, stores) -> None:
+    """Do it with each machine and a voice of its own; what one raises is raised."""
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(act, stores, ("Ann", "Bob")))
+
+
+def copies_in(store) -> list[Path]:
+    return [path for path in store.files.store.rglob("*") if path.is_file()]
+
+
+def test_what_one_machine_stores_another_reads(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    assert publish(one, 0)
+    assert other.find("Ann").fingerprints == {key(0).encoder_fingerprint}
+    assert not other.is_stored(key(0))
+    assert other.read_here(key(0)) is None
+    assert other.read_audio(address(0)).audio_sha256 == address(0)
+    assert other.read(key(0)) is not None
+    assert other.is_stored(key(0))
+    assert other.read_here(key(0)) is not None
+    assert len(objects_in(fleet)) == 2
+
+
+def test_who_stores_has_a_copy_at_once(fleet):
+    one = fleet.open()
+    register(one, "Ann", 0)
+    publish(one, 0)
+    assert len(copies_in(one)) == 2
+    assert one.blobs.counters.snapshot()["fetched"] == 0
+
+
+def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    other.read(key(0))
+    other.read_audio(address(0))
+    delete(one, "Ann")
+    assert objects_in(fleet) == []
+    assert copies_in(one) == []
+    # Each machine is asked, and drops its own; see `entrypoints.deletions`.
+    other.forget_unstored(address(0))
+    assert traces(fleet.root, address(0)) == []
+    assert other.read(key(0)) is None
+    assert other.read_audio(address(0)) is None
+
+
+def test_what_another_voice_has_stays(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    register(one, "Bob", 0)
+    publish(one, 0)
+    other.read(key(0))
+    delete(one, "Ann")
+    other.forget_unstored(address(0))
+    assert other.is_stored(key(0))
+    assert one.read(key(0)) is not None
+    delete(one, "Bob")
+    assert objects_in(fleet) == []
+
+
+def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
+    fleet, monkeypatch
+):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    write = other.blobs.copies.write
+
+    def slowly(sha, kind, data):
+        delete(one, "Ann")
+        other.forget_unstored(sha)  # as its participant, before the copy is there
+        write(sha, kind, data)
+
+    monkeypatch.setattr(other.blobs.copies, "write", slowly)
+    assert other.read(key(0)) is not None  # it was there when it was asked for
+    assert copies_in(other) == []
+
+
+def test_a_replaced_encoding_is_read_anew_and_its_object_goes(fleet):
+    one = fleet.open()
+    register(one, "Ann", 0)
+    publish(one, 0)
+    before = set(objects_in(fleet))
+    one.publish(key(0), make_encoding(0))
+    one.sweep()
+    after = set(objects_in(fleet))
+    assert len(after) == 2
+    assert len(before & after) == 1  # the audio's
+    assert fleet.open("other").read(key(0)) is not None
+
+
+def test_a_damaged_copy_is_fetched_again(fleet):
+    one = fleet.open()
+    register(one, "Ann", 0)
+    publish(one, 0)
+    for path in copies_in(one):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(EncodingCorruptError):
+        one.read_here(key(0))
+    assert one.read(key(0)) is not None
+    assert one.read_audio(address(0)) is not None
+
+
+def test_a_damaged_object_is_forgotten_so_that_it_is_made_anew(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    for path in objects_in(fleet):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(EncodingCorruptError):
+        other.read(key(0))
+    assert other.find("Ann").fingerprints == frozenset()
+    with pytest.raises(SourceCorruptError):
+        other.read_audio(address(0))
+    register(other, "Ann", 0)
+    assert publish(other, 0)
+    assert one.read(key(0)) is not None
+    one.sweep()
+    assert len(objects_in(fleet)) == 2
+
+
+def test_an_object_that_fell_short_is_not_taken_for_damaged(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    whole = {path: path.read_bytes() for path in objects_in(fleet)}
+    for path, data in whole.items():
+        path.write_bytes(data[:-7])
+    with pytest.raises(ObjectStoreError):
+        other.read(key(0))
+    with pytest.raises(ObjectStoreError):
+        other.read_audio(address(0))
+    for path, data in whole.items():
+        path.write_bytes(data)
+    assert other.read(key(0)) is not None
+    assert other.read_audio(address(0)) is not None
+
+
+def test_a_lost_object_is_forgotten_where_the_bucket_is_there(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    for path in objects_in(fleet):
+        path.unlink()
+    assert other.read(key(0)) is None
+    assert other.read_audio(address(0)) is None
+    assert other.find("Ann") is not None
+    register(other, "Ann", 0)
+    assert other.read_audio(address(0)) is not None
+
+
+def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    away = fleet.bucket.with_name("away")
+    fleet.bucket.rename(away)
+    fleet.bucket.mkdir()
+    with pytest.raises(StorageError):
+        other.read(key(0))
+    with pytest.raises(StorageError):
+        other.recover()
+    assert one.read_here(key(0)) is not None  # what is here speaks on
+    fleet.bucket.rmdir()
+    away.rename(fleet.bucket)
+    assert other.read(key(0)) is not None
+
+
+def test_what_a_killed_process_was_storing_goes_in_time(fleet, monkeypatch):
+    one = fleet.open()
+    monkeypatch.setattr(objects, "MAKING_SECONDS", -1.0)
+    one.blobs.stage(b"half a voice", address(0))
+    assert len(objects_in(fleet)) == 1
+    monkeypatch.setattr(objects, "FORGOTTEN_SECONDS", 0.0)
+    assert any("left behind" in line for line in one.verify())
+    assert one.sweep() == 1
+    assert objects_in(fleet) == []
+
+
+def test_who_was_frozen_while_it_stored_stores_again(fleet, monkeypatch):
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    stage = one.blobs.stage
+
+    def late(data, sha):
+        staged = stage(data, sha)
+        monkeypatch.setattr(one.blobs, "stage", stage)
+        delete(other, "Ann")
+        register(other, "Ann", 0)
+        return staged
+
+    monkeypatch.setattr(one.blobs, "stage", late)
+    assert publish(one, 0)  # what it had written was taken away: it wrote it again
+    one.sweep()
+    assert len(objects_in(fleet)) == 2
+
+
+def test_two_machines_that_register_one_clip_store_it_once(fleet):
+    stores = [fleet.open(name) for name in ("one", "other")]
+    gate = threading.Barrier(2)
+
+    def work(store, name):
+        gate.wait()
+        for _ in range(5):
+            register(store, name, 0)
+            publish(store, 0)
+
+    at_once(work, stores)
+    stores[0].sweep()
+    assert len(objects_in(fleet)) == 2
+
+
+def test_registering_and_deleting_one_clip_at_once_never_loses_it(fleet):
+    stores = [fleet.open(name) for name in ("one", "other")]
+
+    def come_and_go(store, name):
+        for _ in range(10):
+            register(store, name, 0)
+            assert store.read_audio(address(0)) is not None
+            delete(store, name)
+
+    at_once(come_and_go, stores)
+    for store in stores:
+        store.sweep()
+    assert objects_in(fleet) == []
+
+
+def test_copies_stay_within_their_budget_and_go_by_their_last_use(fleet):
+    one = fleet.open("one")
+    for number in range(6):
+        register(one, f"Voice {number}", number)
+    num_bytes = sum(path.stat().st_size for path in copies_in(one))
+    other = fleet.open("other", copies_max_bytes=num_bytes // 2)
+    for number in range(6):
+        other.read_audio(address(number))
+    other.blobs.copies.trim()
+    kept = copies_in(other)
+    assert 0 < sum(path.stat().st_size for path in kept) <= num_bytes // 2
+    assert Path(other.files.file_name(address(5), AUDIO_KIND)) in kept
+    for number in range(6):
+        assert other.read_audio(address(number)) is not None
+
+
+def test_an_evicted_inline_clip_goes_from_the_bucket(fleet):
+    one = fleet.open(inline_audio_max_bytes=25_000)
+    for number in range(6):
+        one.keep_inline(clip(number))
+    one.sweep()
+    assert len(objects_in(fleet)) == 3 or len(objects_in(fleet)) == 2
+
+
+def test_a_catalogue_and_a_bucket_know_each_other(fleet, tmp_path):
+    one = fleet.open()
+    register(one, "Ann", 0)
+    marker = fleet.bucket / "catalogue-id"
+    with pytest.raises(ConfigError, match="SPEAKER_STORE_URL"):
+        fleet.open("other", store_url="")
+    other_bucket = {"store_url": f"file://{tmp_path}/another"}
+    before = marker.read_bytes()
+    with pytest.raises(StorageError, match="is down"):
+        settings = settings_of(tmp_path / "two", **fleet.given | other_bucket)
+        raise StorageError(_log_text_of(lambda: open_existing(settings)))
+    marker.write_bytes(b"of somebody else")
+    with pytest.raises(ConfigError, match="another voice catalogue"):
+        fleet.open("other")
+    marker.write_bytes(before)
+
+
+def _log_text_of(act) -> str:
+    with pytest.raises(ObjectStoreError) as caught:
+        act()
+    return caught.value.log_text
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://key:secret@bucket/a", "s3://bucket/a"),
+        ("file:///a/b", "file:///a/b"),
+    ],
+)
+def test_no_secret_of_a_url_is_shown(url, shown):
+    from vllm_tts_cache.store import bucket
+
+    assert bucket.shown(url) == shown
+
+
+def test_what_is_no_bucket_is_said_so():
+    with pytest.raises(ConfigError, match="SPEAKER_STORE_URL"):
+        Bucket("nothing://at/all")

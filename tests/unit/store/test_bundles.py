@@ -1,0 +1,367 @@
+"""Voices go from one store to another in a file, whole or not at all."""
+
+import io
+import zipfile
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.encoding_samples import make_encoding
+from tests.store_samples import clip, key, opened, voice
+from vllm_tts_cache.audio.clips import join
+from vllm_tts_cache.catalogue.changes import SpeakerChanges
+from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.errors import (
+    InvalidBundleError,
+    SpeakerExistsError,
+    SpeakerNotFoundError,
+    SpeakerRequestError,
+)
+from vllm_tts_cache.store import bundle_format
+from vllm_tts_cache.store.bundles import KEY_FILE, Bundles
+from vllm_tts_cache.store.encoding import EncodingKey
+
+SECRET = "a secret of both servers"
+
+
+def long_clip(number=0):
+    """As `clip`, and as long as an upload has to be."""
+    return clip(number, 30_000)
+
+
+def register(store, name, number=0, **fields):
+    return store.register(voice(name, long_clip(number), **fields), long_clip(number))
+
+
+@pytest.fixture
+def other(tmp_path):
+    store = opened(tmp_path / "other")
+    yield store
+    assert store.verify() == []
+    store.close()
+
+
+@pytest.fixture
+def exported(store):
+    """A voice with all that one can have, and its bundle."""
+    consent = store.consents.add("Ann's", "de", long_clip(9))
+    fields = {
+        "consent": consent.consent_id,
+        "ref_text": "wörter",
+        "description": "warm",
+        "language": "de",
+        "labels": {"team": "news"},
+        "is_pinned": True,
+    }
+    record = register(store, "Ann", 0, **fields).record
+    encoding_key = replace(key(0), audio_sha256=record.audio_sha256)
+    assert store.publish(encoding_key, make_encoding(0))
+    return record, encoding_key, Bundles(store, SECRET).export("ann")[1]
+
+
+def test_a_voice_arrives_with_all_it_had(exported, other):
+    before, encoding_key, data = exported
+    imported = Bundles(other, SECRET).import_voice(data)
+    after = imported.done.record
+    assert (imported.num_kept, imported.num_left) == (1, 0)
+    told = ("name", "ref_text", "description", "language", "labels", "is_pinned")
+    assert all(getattr(after, each) == getattr(before, each) for each in told)
+    assert after.audio_sha256 == before.audio_sha256
+    assert other.consents.get(after.consent_id).name == "Ann's"
+    stored = other.read(encoding_key)
+    assert {n: a.tobytes() for n, a in stored.arrays.items()} == {
+        n: a.tobytes() for n, a in make_encoding(0).arrays.items()
+    }
+    again = Bundles(other, SECRET).export("Ann")[1]
+    times = msgspec.json.decode(entries(again)["voice.json"])["created_at"]
+    assert times == after.created_at
+
+
+def entries(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
+def test_what_another_server_encoded_is_taken_from_whoever_has_the_key(exported, other):
+    _, encoding_key, data = exported
+    imported = Bundles(other, "").import_voice(data)
+    assert (imported.num_kept, imported.num_left) == (0, 1)
+    assert other.read(encoding_key) is None
+
+
+def test_a_server_takes_back_what_it_gave(store):
+    record = register(store, "Ann").record
+    assert store.publish(
+        replace(key(0), audio_sha256=record.audio_sha256), make_encoding(0)
+    )
+    data = Bundles(store, "").export(record.speaker_id)[1]
+    deletion = store.delete("Ann")
+    store.remove_files(deletion)
+    imported = Bundles(store, "").import_voice(data)
+    assert imported.num_kept == 1
+    assert (store.directory / KEY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_encoding_that_is_there_stays(exported, store):
+    record, encoding_key, data = exported
+    assert store.publish(encoding_key, make_encoding(5))
+    imported = Bundles(store, SECRET).import_voice(data, on_conflict="replace")
+    assert imported.num_kept == 1
+    stored = store.read(encoding_key)
+    assert stored.arrays.keys() == make_encoding(5).arrays.keys()
+    assert all(
+        (stored[name] == array).all() for name, array in make_encoding(5).arrays.items()
+    )
+    assert imported.done.record.speaker_id == record.speaker_id
+
+
+def test_a_name_that_is_taken_is_refused_replaced_or_counted_up(exported, store):
+    bundles, data = Bundles(store, SECRET), exported[2]
+    with pytest.raises(SpeakerExistsError):
+        bundles.import_voice(data)
+    for _ in range(2):
+        bundles.import_voice(data, on_conflict="rename")
+    names = store.catalogue.names(Page(limit=9))
+    assert names == ["Ann", "Ann (2)", "Ann (3)"]
+    assert bundles.import_voice(data, name="Bea").done.record.name == "Bea"
+    assert len(store.consents.on_page(9)) == 1
+
+
+def test_what_cannot_be_registered_leaves_no_recording(exported, other):
+    register(other, "Ann", 3)
+    with pytest.raises(SpeakerExistsError):
+        Bundles(other, SECRET).import_voice(exported[2])
+    assert other.consents.on_page(9) == []
+
+
+def test_an_embedding_is_no_bundle(store):
+    store.register(voice("Ann", None), None)
+    for name in ("Ann", "nobody"):
+        with pytest.raises(SpeakerNotFoundError):
+            Bundles(store, "").export(name)
+
+
+def packed(found, compression=zipfile.ZIP_STORED):
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", compression) as archive:
+        for name, data in found.items():
+            archive.writestr(name, data)
+    return written.getvalue()
+
+
+def retold(found, **changed):
+    """Signed anew by somebody who has the key: what is left is what is checked."""
+    told = msgspec.json.decode(found["voice.json"]) | changed
+    data = msgspec.json.encode(told)
+    signed = bundle_format._signature(SECRET.encode(), data)
+    return found | {"voice.json": data, "signature": signed}
+
+
+HOSTILE = {
+    "nothing": lambda found: b"",
+    "no archive": lambda found: b"PK" + bytes(1000),
+    "no entries": lambda found: packed({}),
+    "no audio": lambda found: packed(
+        {k: v for k, v in found.items() if "audio" not in k}
+    ),
+    "a path": lambda found: packed(found | {"../../etc/passwd": b"x"}),
+    "an absolute path": lambda found: packed(found | {"/etc/passwd": b"x"}),
+    "another entry": lambda found: packed(found | {"readme.txt": b"x"}),
+    "compressed": lambda found: packed(found, zipfile.ZIP_DEFLATED),
+    "a bomb": lambda found: packed({"voice.json": bytes(10**8)}, zipfile.ZIP_DEFLATED),
+    "too much": lambda found: bytes(bundle_format.MAX_BYTES + 1),
+    "many entries": lambda found: packed(
+        found | {f"encodings/{n:064x}.safetensors": b"" for n in range(100)}
+    ),
+    "a long list": lambda found: packed(
+        {f"{n}": b"" for n in range(2000)} | {"voice.json": b"{}"}
+    ),
+    "a comment": lambda found: packed(found)[:-2] + b"\x05\x00words",
+    "a short entry": lambda found: packed(found).replace(
+        b"PK\x01\x02", b"PK\x01\x02", 1
+    )[:-30],
+    "another sum": lambda found: packed(
+        found | {"audio.wav": found["audio.wav"] + b"x"}
+    ),
+    "another version": lambda found: packed(retold(found, format=3)),
+    "clips that are none": lambda found: packed(retold(found, format=2)),
+    "cuts of the older version": lambda found: packed(
+        retold(found, clip_starts=[0, 24_000])
+    ),
+    "cuts of one clip": lambda found: packed(
+        retold(found, format=2, clip_starts=[0, 24_000])
+    ),
+    "no version": lambda found: packed(found | {"voice.json": b"{}"}),
+    "unknown fields": lambda found: packed(retold(found, surprise=1)),
+    "deep JSON": lambda found: packed(found | {"voice.json": b"[" * 100_000}),
+    "another address": lambda found: packed(retold(found, audio_sha256="0" * 64)),
+    "no name": lambda found: packed(retold(found, name="")),
+    "a name of an id": lambda found: packed(retold(found, name="voice_" + "0" * 32)),
+    "labels": lambda found: packed(retold(found, labels={"": ""})),
+    "long text": lambda found: packed(retold(found, ref_text="x" * 3000)),
+    "past": lambda found: packed(retold(found, expires_at=5.0)),
+}
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("what", list(HOSTILE))
+def test_a_hostile_bundle_is_refused_whole(exported, other, what):
+    data = HOSTILE[what](entries(exported[2]))
+    with pytest.raises(SpeakerRequestError):
+        Bundles(other, SECRET).import_voice(data)
+    assert other.catalogue.count() == 0 and other.consents.on_page(9) == []
+    assert other.read_audio(exported[0].audio_sha256) is None
+
+
+@pytest.fixture
+def of_two_clips(store):
+    """A voice of two clips, and its bundle."""
+    audio = join([clip(0, 30_000), clip(1, 40_000)])
+    fields = {"clip_starts": (0, 30_000), "ref_text": "one\ntwo"}
+    record = store.register(voice("Ann", audio, **fields), audio).record
+    encoding_key = replace(key(0), audio_sha256=record.audio_sha256)
+    assert store.publish(encoding_key, make_encoding(0))
+    return record, encoding_key, Bundles(store, SECRET).export("Ann")[1]
+
+
+def test_clips_arrive_as_they_were_cut(of_two_clips, other):
+    before, encoding_key, data = of_two_clips
+    imported = Bundles(other, SECRET).import_voice(data, name="Bea")
+    after = imported.done.record
+    assert imported.num_kept == 1 and other.is_stored(encoding_key)
+    assert after.audio_sha256 == before.audio_sha256
+    assert (after.clip_starts, after.ref_text) == ((0, 30_000), "one\ntwo")
+    audio = other.read_audio(after.audio_sha256)
+    alone = [clip(0, 30_000), clip(1, 40_000)]
+    assert [c.audio_sha256 for c in audio.clips()] == [
+        c.audio.audio_sha256 for c in alone
+    ]
+
+
+def test_a_voice_of_one_clip_is_written_as_before_there_were_several(exported):
+    told = msgspec.json.decode(entries(exported[2])["voice.json"])
+    assert told["format"] == 1 and "clip_starts" not in told
+
+
+WRONG_CUTS = {
+    "none": [],
+    "one": [0],
+    "another": [0, 30_001],
+    "not from the beginning": [5, 30_000],
+    "unsorted": [0, 40_000, 30_000],
+    "twice": [0, 30_000, 30_000],
+    "behind the end": [0, 70_000],
+    "huge": [0, 2**40],
+    "larger than an integer": [0, 10**300],
+    "negative": [0, -5],
+    "no numbers": [0, "30000"],
+    "fractions": [0, 30_000.5],
+    "too many": list(range(0, 70_000, 1_000)),
+    "short clips": [0, 30_000, 30_001],
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("what", list(WRONG_CUTS))
+def test_a_bundle_with_other_cuts_is_refused_whole(of_two_clips, other, what):
+    found = entries(of_two_clips[2])
+    data = packed(retold(found, clip_starts=WRONG_CUTS[what]))
+    with pytest.raises(SpeakerRequestError):
+        Bundles(other, SECRET).import_voice(data)
+    assert other.catalogue.count() == 0
+
+
+def test_a_bundle_whose_transcript_has_not_a_line_for_each_is_refused(
+    of_two_clips, other
+):
+    data = packed(retold(entries(of_two_clips[2]), ref_text="one"))
+    with pytest.raises(SpeakerRequestError, match="2 clips"):
+        Bundles(other, SECRET).import_voice(data)
+    assert other.catalogue.count() == 0
+
+
+def test_encodings_that_were_changed_are_made_anew(exported, other):
+    """Nobody but who has the key can have them taken, for any voice."""
+    found = entries(exported[2])
+    told = msgspec.json.decode(found["voice.json"])
+    forged = packed(
+        found | {"voice.json": msgspec.json.encode(told | {"pinned": False})}
+    )
+    imported = Bundles(other, SECRET).import_voice(forged)
+    assert (imported.num_kept, imported.num_left) == (0, 1)
+
+
+def test_a_recording_that_is_no_audio_is_refused(exported, other):
+    found = entries(exported[2])
+    consent = next(name for name in found if name.startswith("consent"))
+    files = {n: d for n, d in found.items() if n not in ("voice.json", "signature")}
+    told = msgspec.json.decode(found["voice.json"], type=bundle_format.BundledVoice)
+    data = bundle_format.write(told, files | {consent: b"noise"}, SECRET.encode())
+    with pytest.raises(SpeakerRequestError):
+        Bundles(other, SECRET).import_voice(data)
+    assert other.catalogue.count() == 0
+
+
+@pytest.mark.sqlite
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_damaged_bytes_are_refused_or_the_same_voice(exported, other, data):
+    damaged = bytearray(exported[2])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[at] ^= data.draw(st.integers(1, 255))
+    try:
+        done = Bundles(other, SECRET).import_voice(
+            bytes(damaged), on_conflict="replace"
+        )
+    except SpeakerRequestError:
+        return
+    assert done.done.record.audio_sha256 == exported[0].audio_sha256
+
+
+def test_the_same_voice_gives_the_same_bytes(exported, store):
+    assert Bundles(store, SECRET).export("Ann")[1] == exported[2]
+
+
+def test_an_invalid_bundle_says_what_to_do(exported, other):
+    data = packed(retold(entries(exported[2]), format=7))
+    with pytest.raises(InvalidBundleError, match=r"its format is 7.*export it again"):
+        Bundles(other, SECRET).import_voice(data)
+
+
+def test_previews_are_in_no_bundle_and_few_are_kept(store):
+    record = register(store, "Ann").record
+    for number in range(9):
+        preview = EncodingKey(
+            audio_sha256=record.audio_sha256,
+            encoder_fingerprint=f"preview-{number:064x}",
+        )
+        store.publish_preview(preview, make_encoding(number), "default")
+    found = store.find("Ann")
+    assert found.fingerprints == frozenset()
+    kinds = store.stored_kinds([record.audio_sha256])[record.audio_sha256]
+    assert kinds == {"audio", *(f"preview-{number:064x}" for number in range(5, 9))}
+    assert store.files.kinds(record.audio_sha256) == kinds
+    assert not any(
+        "enc" in name for name in entries(Bundles(store, "").export("Ann")[1])
+    )
+
+
+def test_previews_go_with_any_voice_of_the_clip_and_with_its_transcript(store):
+    sha = register(store, "Ann", ref_text="words").record.audio_sha256
+    register(store, "Bea")
+    preview = EncodingKey(audio_sha256=sha, encoder_fingerprint=f"preview-{0:064x}")
+    for undo in (
+        lambda: store.delete("Bea"),
+        lambda: store.change("Ann", SpeakerChanges({"ref_text": "more"})).deletion,
+    ):
+        store.publish_preview(preview, make_encoding(0), "default")
+        store.remove_files(undo())
+        assert store.files.kinds(sha) == {"audio"}

@@ -1,0 +1,309 @@
+"""Who is waited for where no lock tells who is alive."""
+
+import os
+import signal
+import time
+
+import pytest
+from sqlalchemy import text
+
+from tests.lease_times import forget, shift, silent_for
+from tests.store_samples import address, delete, opened, register
+from vllm_tts_cache.catalogue import deletions, leases, schema
+from vllm_tts_cache.store import participation
+
+pytestmark = pytest.mark.postgresql
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Whoever takes part renews nothing by itself; renewals go on all the same."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+
+
+@pytest.fixture
+def ended(open_here, monkeypatch, alone):
+    """Ends the leases of all who take part, as if others had renewed theirs."""
+    monkeypatch.setattr(leases, "GAP_SECONDS", 60.0)  # nobody does, while a test runs
+    store = open_here()
+
+    def end(seconds: float = 1.0) -> None:
+        with store.catalogue.database.write() as db:
+            silent_for(db, leases.LEASE_SECONDS + seconds)
+
+    return end
+
+
+def participants(store):
+    with store.catalogue.database.read() as db:
+        return set(deletions.participants(db))
+
+
+def deletion_of(store, name="Ann"):
+    deletion = store.delete(name)
+    store.remove_files(deletion)
+    return deletion
+
+
+def test_whoever_is_silent_is_not_waited_for_and_confirms_when_it_is_back(
+    store, open_here, ended
+):
+    other = open_here()
+    register(store, "Ann")
+    other.join()
+    deletion = deletion_of(store)
+    assert store.progress("Ann").waiting_for == 1
+    assert store.num_alive() == 1
+    ended()
+    assert store.progress("Ann").is_finished
+    assert store.num_alive() == 0
+    store.acknowledge(deletion.id)
+    assert store.progress("Ann") is None
+    # It has been told nothing of it yet, and is before it confirms anything.
+    (missed,) = other.deletions_to_confirm()
+    assert (missed.id, missed.audio_sha256) == (deletion.id, address())
+    other.confirm(missed.id)
+    with store.catalogue.database.read() as db:
+        assert db.execute(schema.deletion.select()).all() == []
+
+
+def pending(store, name="Ann"):
+    return store.progress(name).waiting_for
+
+
+def test_after_a_restart_of_the_server_all_have_time_to_come_back(
+    store, open_here, alone, postgres
+):
+    other = open_here()
+    register(store, "Ann")
+    other.join()
+    postgres.stop()
+    postgres.start()
+    deletion = deletion_of(store)
+    assert pending(store) == 1
+    assert other.deletions_to_confirm() == [deletion]
+
+
+def test_after_any_outage_all_have_time_to_come_back(
+    store, open_here, alone, monkeypatch
+):
+    """The server was not restarted: a standby took its place, or nobody reached it."""
+    other, first = open_here(), open_here()
+    register(store, "Ann")
+    other.join()
+    with store.catalogue.database.write() as db:
+        shift(db, 60)
+    deletion = deletion_of(store)
+    assert pending(store) == 1  # whoever asks has not renewed either
+    first.join()  # the first one that is back
+    assert pending(store) == 1
+    with store.catalogue.database.write() as db:
+        silent_for(db, leases.LEASE_SECONDS - 2)
+    assert pending(store) == 1
+    with store.catalogue.database.write() as db:
+        silent_for(db, 3)
+    assert pending(store) == 0
+    assert other.deletions_to_confirm() == [deletion]
+
+
+@pytest.mark.parametrize("seconds", [leases.LOST_SECONDS + 60, -3600.0])
+def test_a_clock_that_is_set_ends_no_lease_and_forgets_nobody(
+    store, open_here, alone, monkeypatch, seconds
+):
+    """The first one that renewed by it forgot all the others."""
+    monkeypatch.setattr(participation, "FORGET_SECONDS", 0.0)
+    first, second = open_here(), open_here()
+    register(store, "Ann")
+    mine = first.join().id
+    second.join()
+    with store.catalogue.database.write() as db:
+        silent_for(db, 4 * leases.LOST_SECONDS)  # they have been at work for long
+        for one in participants(store):
+            assert leases.renew(db, one)
+    with store.catalogue.database.write() as db:
+        shift(db, seconds)
+    deletion = deletion_of(store)
+    for _ in range(2):
+        assert pending(store) == 2
+        for one in (first, second):
+            assert one.deletions_to_confirm() == [deletion]
+        with store.catalogue.database.write() as db:
+            assert leases.renew(db, mine)  # and the other one is a moment later
+
+
+def until_none_is_alive(store, seconds=10.0):
+    until = time.monotonic() + seconds
+    while store.num_alive():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A lease that is renewed much oftener than it has to be."""
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
+
+
+def test_a_lease_lives_on_while_its_process_is_busy_with_other_things(
+    store, short, tmp_path
+):
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        opened(store.directory).join()
+        os.write(writer, b".")
+        signal.pause()
+    assert os.read(reader, 1) == b"."
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        assert store.num_alive() == 1
+        time.sleep(0.05)
+    os.kill(child, signal.SIGSTOP)
+    until_none_is_alive(store)
+    os.kill(child, signal.SIGCONT)
+    while not store.num_alive():
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    until_none_is_alive(store)
+
+
+def test_whoever_was_forgotten_joins_anew_once_it_notices(
+    store, open_here, monkeypatch
+):
+    """It asked for a restart, and took deletions for finished that it had missed."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.5)
+    other = open_here()
+    register(store, "Ann")
+    register(store, "Bob", 1)
+    other.join()
+    deletion_of(store)
+    forget(store)
+    assert participants(store) == set()
+    assert store.progress("Ann").is_finished
+    assert pending(other) == 1
+    until = time.monotonic() + 20
+    while other.missed() is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert pending(other) == 1
+    other.has_dropped(other.missed())
+    assert other.missed() is None
+    assert other.progress("Ann").is_finished
+    assert other.deletions_to_confirm() == []
+    deletion = deletion_of(store, "Bob")
+    assert other.deletions_to_confirm() == [deletion]
+    assert pending(store, "Bob") == 1
+
+
+def test_whoever_joins_anew_is_asked_about_files_that_it_may_still_read(
+    store, open_here, monkeypatch
+):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
+    other = open_here()
+    register(store, "Ann")
+    other.join()
+    deletion = store.delete("Ann")
+    forget(store)
+    until = time.monotonic() + 20
+    while other.missed() is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    store.remove_files(deletion)
+    assert other.deletions_to_confirm() == [deletion]
+
+
+def test_whoever_leaves_is_not_waited_for(store, open_here):
+    mine, leaving = open_here(), open_here()
+    register(store, "Ann")
+    mine.join()
+    leaving.join()
+    deletion = deletion_of(store)
+    assert store.progress("Ann").waiting_for == 2
+    leaving.leave()
+    assert store.progress("Ann").waiting_for == 1
+    mine.confirm(deletion.id)
+    assert store.progress("Ann").is_finished
+    assert leaving.deletions_to_confirm() == []
+
+
+def test_the_clock_of_a_machine_says_nothing(store, open_here, monkeypatch):
+    other = open_here()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    other.join()
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    assert store.num_alive() == 1
+
+
+def test_a_lease_is_renewed_while_somebody_writes(store, open_here, short):
+    other = open_here()
+    other.join()
+    with store.catalogue.database.write() as db:
+        time.sleep(1.5)
+        assert db.execute(text("SELECT 1")).scalar() == 1
+    assert store.num_alive() == 1
+
+
+def test_a_lease_survives_connections_that_are_cut(store, open_here, postgres, short):
+    other = open_here()
+    register(store, "Ann")
+    other.join()
+    deletion = deletion_of(store)
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        postgres.cut()
+        time.sleep(0.3)
+    assert store.num_alive() == 1
+    assert other.deletions_to_confirm() == [deletion]
+
+
+def test_nothing_waits_where_nobody_takes_part(tmp_path):
+    store = opened(tmp_path)
+    register(store, "Ann")
+    delete(store, "Ann")
+    assert store.progress("Ann") is None
+    assert store.catalogue.num_unfinished_deletions() == 0
+    store.close()
+
+
+def test_after_an_outage_of_hours_nobody_is_forgotten_who_comes_back(
+    store, open_here, monkeypatch
+):
+    """The first one that was back forgot them all, itself included, for good."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
+    first, second = open_here(), open_here()
+    for each in (first, second):
+        each.join()
+    with store.catalogue.database.write() as db:
+        shift(db, leases.LOST_SECONDS + 60)
+    first.recover()
+    assert first.deletions_to_confirm() == []
+    third = open_here()
+    third.join()
+    time.sleep(1.0)  # each has renewed its lease
+    for each in (first, second, third):
+        assert each.deletions_to_confirm() == []
+        assert each.missed() is None
+    assert store.num_alive() == 3
+
+
+def test_whoever_never_comes_back_is_forgotten_in_time(store, open_here, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
+    monkeypatch.setattr(participation, "FORGET_SECONDS", 0.1)
+    here = open_here()
+    here.join()
+    with store.catalogue.database.write() as db:
+        deletions.join(db, "gone")
+        gone = {"participant_id": "gone", "until": leases.NOW - 2 * leases.LOST_SECONDS}
+        db.execute(schema.lease.insert().values(**gone))
+    assert here.deletions_to_confirm() == []
+    assert "gone" in participants(store)  # renewals have not gone on for so long
+    with store.catalogue.database.write() as db:
+        began_at = leases.NOW - 2 * leases.LOST_SECONDS
+        db.execute(schema.renewals.update().values(began_at=began_at))
+    until = time.monotonic() + 20
+    while "gone" in participants(store):
+        here.deletions_to_confirm()
+        assert time.monotonic() < until
+        time.sleep(0.05)

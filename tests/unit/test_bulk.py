@@ -1,0 +1,134 @@
+import threading
+
+import pytest
+import typer
+
+from vllm_tts_cache.entrypoints.cli.voices import bulk
+from vllm_tts_cache.entrypoints.cli.voices.bulk import (
+    Outcome,
+    Stop,
+    StoppedError,
+    in_parallel,
+    patiently,
+)
+from vllm_tts_cache.errors import (
+    RouteMissingError,
+    ServerAnswerError,
+    ServerUnreachableError,
+)
+
+BUSY = ServerAnswerError(503, "busy", retry_after_seconds=0)
+GONE = ServerUnreachableError("http://s", "refused")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    monkeypatch.setattr(bulk, "_FIRST_WAIT_SECONDS", 0.001)
+
+
+def failing(*errors):
+    """Raises these, one a call, then answers."""
+    left = list(errors)
+
+    def call():
+        if left:
+            raise left.pop(0)
+        return "answer"
+
+    return call
+
+
+def done(items, work, num_jobs=1):
+    return in_parallel(items, work, name=str, title="", num_jobs=num_jobs)
+
+
+def good(item, stop):
+    return Outcome(name=str(item), outcome="added")
+
+
+def test_a_busy_and_a_lost_server_are_called_again():
+    assert patiently(failing(BUSY, BUSY, GONE, BUSY), Stop()) == "answer"
+
+
+def test_a_refusal_is_not_repeated():
+    refusal = ServerAnswerError(400, "no clip")
+    with pytest.raises(ServerAnswerError) as raised:
+        patiently(failing(refusal), Stop())
+    assert raised.value is refusal
+
+
+def test_a_server_that_stays_away_is_given_up():
+    with pytest.raises(ServerUnreachableError):
+        patiently(failing(*[GONE] * 4), Stop())
+
+
+def test_a_server_that_says_to_come_back_too_late_is_not_waited_for():
+    later = ServerAnswerError(503, "busy", retry_after_seconds=3600)
+    with pytest.raises(ServerAnswerError):
+        patiently(failing(later), Stop())
+
+
+def test_who_waits_for_a_busy_server_is_stopped_at_once():
+    stop = Stop()
+    stop.interrupt()
+    with pytest.raises(StoppedError):
+        patiently(failing(ServerAnswerError(503, "busy", 60)), stop)
+
+
+def test_one_that_fails_keeps_no_other_from_being_done():
+    def work(item, stop):
+        if item == 2:
+            raise ServerAnswerError(400, "no clip")
+        return good(item, stop)
+
+    many = done(range(5), work)
+    assert many.counts == {"added": 4, "failed": 1}
+    assert many.outcomes[2].error == "no clip (HTTP 400)"
+    assert many.status == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    (
+        (GONE, 3),
+        (RouteMissingError(405, "POST", "/x"), 1),
+        (ServerAnswerError(401, "who are you"), 1),
+    ),
+)
+def test_what_all_would_be_told_is_told_once(error, status, capsys):
+    calls = []
+
+    def work(item, stop):
+        calls.append(item)
+        if item == 3:
+            raise error
+        return good(item, stop)
+
+    many = done(range(100), work)
+    assert calls == [0, 1, 2, 3]
+    assert many.counts == {"added": 3, "not_tried": 97}
+    with pytest.raises(typer.Exit) as left:
+        many.report("voices", as_json=False, hint="Again.")
+    assert left.value.exit_code == status
+    printed = capsys.readouterr()
+    assert printed.out == "3 added, 97 not tried\n"
+    assert printed.err.endswith("Again.\n") is (error is GONE)
+    assert str(error) in printed.err
+
+
+def test_no_more_than_so_many_are_done_at_once():
+    lock, most, now = threading.Lock(), 0, 0
+    barrier = threading.Barrier(3, timeout=10)
+
+    def work(item, stop):
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        barrier.wait()  # three come together, or nobody goes on
+        with lock:
+            now -= 1
+        return good(item, stop)
+
+    assert done(range(9), work, num_jobs=3).counts == {"added": 9}
+    assert most == 3

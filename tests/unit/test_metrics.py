@@ -1,0 +1,383 @@
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.in_process_workers import (
+    InProcessEngine,
+    SpectrumEncoder,
+    clip,
+    decoded,
+    new_speaker,
+    prepare,
+    ref_of,
+    want_call,
+    worker_speakers,
+    worker_with,
+)
+from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.metrics import refresh
+from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
+from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
+from vllm_tts_cache.entrypoints.metrics.sharing import Turn
+from vllm_tts_cache.entrypoints.metrics.worker_figures import Growth, WorkerFigures
+from vllm_tts_cache.errors import (
+    EncodeError,
+    SpeakerNotFoundError,
+    StorageFullError,
+    WorkerRPCError,
+)
+from vllm_tts_cache.model_executor.encode_times import EncodeClock
+from vllm_tts_cache.speaker.rpc_client import STATS, AsyncWorkers
+from vllm_tts_cache.speaker.wire import DURATION_BOUNDS_SECONDS, Durations
+from vllm_tts_cache.store.opening import open_store
+
+ROOT = Path(__file__).parents[2]
+
+
+class Scrape:
+    """What Prometheus reads of a registry."""
+
+    def __init__(self, registry):
+        text = generate_latest(registry).decode()
+        self.samples = [
+            sample
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+
+    def __call__(self, name, **labels):
+        """The sum of the series of this name that have these labels."""
+        found = [
+            sample.value
+            for sample in self.samples
+            if sample.name == PREFIX + name and labels.items() <= sample.labels.items()
+        ]
+        assert found, f"there is no {name} of {labels}"
+        return sum(found)
+
+
+class Rig:
+    """Series, a store, and a worker on it."""
+
+    def __init__(self, directory, **settings):
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self.settings = Settings(samples_dir=directory, **settings)
+        self.store = open_store(self.settings)
+        self.encoders = [SpectrumEncoder("codec")]
+        self.speakers = worker_speakers(directory, self.encoders)
+        self.engine = InProcessEngine(worker_with(self.speakers))
+        self.refresher = self.refresher_of(self.metrics)
+
+    def refresher_of(self, metrics, shared_with=None):
+        workers = AsyncWorkers(self.engine)
+        return MetricsRefresh(
+            metrics, self.store, lambda: workers, lambda: 3, shared_with
+        )
+
+    def register(self, name, seed=0):
+        audio = clip(seed=seed)
+        self.store.register(new_speaker(name, audio), decoded(audio))
+        return ref_of(audio)
+
+    @property
+    def scrape(self):
+        return Scrape(self.registry)
+
+    def close(self):
+        self.refresher.shutdown()
+        self.speakers.close()
+        self.store.close()
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def test_a_request_is_counted_once_by_what_it_found():
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.begin_family("tiny")
+    with metrics.request("tiny") as counted:
+        counted.outcome = "miss"
+        counted.outcome = "hit"  # it was resolved again
+    with metrics.request("tiny"):
+        pass
+    for error in (SpeakerNotFoundError("Ann"), StorageFullError("/tmp")):
+        with pytest.raises(type(error)), metrics.request("tiny") as counted:
+            counted.outcome = "miss"
+            raise error
+    with pytest.raises(asyncio.CancelledError), metrics.request("tiny"):
+        raise asyncio.CancelledError
+    scrape = Scrape(registry)
+    outcomes = {"hit": 1, "miss": 0, "none": 1, "failed": 2}
+    for outcome, number in outcomes.items():
+        assert scrape("requests_total", outcome=outcome, family="tiny") == number
+    told = {"SpeakerNotFoundError": "client", "StorageFullError": "server"}
+    for reason, fault in told.items():
+        assert scrape("requests_failed_total", reason=reason, fault=fault) == 1
+
+
+def test_counts_of_another_process_become_a_histogram():
+    registry = CollectorRegistry()
+    counts = [0] * (len(DURATION_BOUNDS_SECONDS) + 1)
+    counts[0], counts[3], counts[-1] = 2, 5, 1
+    histogram = Metrics(registry).encode_seconds.labels("codec", "inline")
+    for _ in range(2):
+        histogram.add(Durations(counts=counts, total_seconds=201.5))
+    scrape = Scrape(registry)
+    below = {0.005: 4, 0.025: 4, 0.05: 14, 120.0: 14}
+    for bound, number in below.items():
+        assert scrape("encode_seconds_bucket", le=str(bound), lane="inline") == number
+    assert scrape("encode_seconds_bucket", le="+Inf") == 16
+    assert scrape("encode_seconds_count", encoder="codec") == 16
+    assert scrape("encode_seconds_sum") == 403.0
+
+
+def test_durations_are_counted_up_to_and_with_their_bound():
+    clock = EncodeClock()
+    for seconds in (0.005, 0.0051, 1000.0):
+        clock.add("codec", Segment.INLINE, encode_seconds=seconds, queue_seconds=0.0)
+    (times,) = clock.times()
+    assert (times.encoder, times.segment) == ("codec", "inline")
+    assert times.encode.counts[:2] == [1, 1]
+    assert times.encode.counts[-1] == 1
+    assert sum(times.encode.counts) == sum(times.queue.counts) == 3
+    assert times.encode.total_seconds == pytest.approx(1000.0101)
+    assert times.queue.counts[0] == 3
+
+
+async def test_what_a_worker_did_is_shown_once_however_often_it_is_asked(rig):
+    ref = rig.register("Ann")
+    prepare(rig.speakers, ref, ["codec"])
+    for _ in range(3):
+        rig.speakers.prompt(ref, ["codec"])
+        rig.speakers.count_prompt()
+    for _ in range(3):
+        await rig.refresher.refresh()
+    scrape = rig.scrape
+    assert scrape("hits_total", tier="memory") == 3
+    assert scrape("prompts_total") == 3
+    assert scrape("encodes_total", encoder="codec", outcome="done") == 1
+    assert scrape("encodes_total", encoder="codec", outcome="failed") == 0
+    for name in ("encode_seconds", "encode_queue_seconds"):
+        found = scrape(f"{name}_count", encoder="codec", lane="registered")
+        assert found == 1
+    held = scrape("stored_bytes", tier="memory", segment="registered")
+    assert 0 < held < scrape("stored_max_bytes", tier="memory", segment="registered")
+    assert scrape("voices") == 1
+    assert scrape("stored_bytes", tier="disk", content="audio") > 0
+    assert scrape("stored_bytes", tier="disk", content="encodings") > 0
+    assert scrape("deletions_unfinished") == 0
+    assert scrape("encodings_awaited") == 3
+    assert scrape("workers_seen_timestamp_seconds") > 0
+    rig.speakers.prompt(ref, ["codec"])
+    await rig.refresher.refresh()
+    assert rig.scrape("hits_total", tier="memory") == 4
+
+
+async def test_encodes_are_timed_and_failures_counted(rig):
+    ref = rig.register("Ann")
+    (encoder,) = rig.encoders
+    encoder.errors.append(EncodeError("no"))
+    prepare(rig.speakers, ref, ["codec"])
+    other = rig.register("Bob", seed=1)
+    encoder.gate.clear()
+    encoder.entered.clear()
+    rig.speakers.want(want_call(other, ["codec"]), 0)
+    assert encoder.entered.wait(10)
+    third = rig.register("Cid", seed=2)
+    rig.speakers.want(want_call(third, ["codec"]), 0)
+    await rig.refresher.refresh()
+    assert rig.scrape("encodes_in_flight") == 2
+    assert rig.scrape("encodes_waiting", lane="registered") == 1
+    await asyncio.sleep(0.06)
+    encoder.gate.set()
+    prepare(rig.speakers, third, ["codec"])
+    await rig.refresher.refresh()
+    scrape = rig.scrape
+    assert scrape("encodes_total", outcome="failed") == 1
+    assert scrape("encodes_total", outcome="done") == 2
+    assert scrape("encode_seconds_count") == 2
+    assert scrape("encode_seconds_sum") >= 0.06
+    assert scrape("encode_queue_seconds_sum") >= 0.06, "the third waited for the second"
+    assert scrape("encodes_in_flight") == 0
+
+
+async def test_a_scrape_asks_nobody(rig):
+    await rig.refresher.refresh()
+    rig.engine.calls.clear()
+    for _ in range(100):
+        generate_latest(rig.registry)
+    assert rig.engine.calls == []
+
+
+async def test_counts_go_on_when_a_worker_is_started_anew(rig):
+    ref = rig.register("Ann")
+    prepare(rig.speakers, ref, ["codec"])
+    rig.speakers.prompt(ref, ["codec"])
+    await rig.refresher.refresh()
+    rig.speakers.close()
+    rig.speakers = worker_speakers(rig.settings.samples_dir, rig.encoders)
+    rig.engine.workers = (worker_with(rig.speakers),)
+    rig.speakers.prompt(ref, ["codec"])
+    await rig.refresher.refresh()
+    assert rig.scrape("hits_total", tier="memory") == 1
+    assert rig.scrape("hits_total", tier="disk") == 1
+    assert rig.scrape("encodes_total", outcome="done") == 1
+
+
+async def test_of_several_ranks_the_first_counts_and_all_remember(rig):
+    ref = rig.register("Ann")
+    prepare(rig.speakers, ref, ["codec"])
+    rig.speakers.prompt(ref, ["codec"])
+    await rig.refresher.refresh()
+    held = rig.scrape("stored_bytes", tier="memory", segment="registered")
+    (first,) = rig.engine.workers
+    rig.engine.workers = (first, worker_with(rig.speakers, rank=1))
+    await rig.refresher.refresh()
+    assert rig.scrape("hits_total") == 1
+    assert rig.scrape("encodes_in_flight") == 0
+    twice = rig.scrape("stored_bytes", tier="memory", segment="registered")
+    assert twice == 2 * held
+
+
+async def test_statistics_that_are_not_understood_are_an_error_and_change_nothing(rig):
+    answers = await AsyncWorkers(rig.engine).call(STATS)
+    unknown = [msgspec.structs.replace(a, stats={"hits": 3}) for a in answers]
+    figures = WorkerFigures(rig.metrics, Growth(is_first=True))
+    before = generate_latest(rig.registry)
+    with pytest.raises(WorkerRPCError, match="statistics"):
+        figures.show([*answers, *unknown])
+    assert generate_latest(rig.registry) == before
+
+
+@pytest.mark.parametrize(
+    ("took_seconds", "pause_seconds"), [(0.001, 5.0), (1.0, 20.0), (30.0, 60.0)]
+)
+def test_workers_that_answer_slowly_are_asked_seldom(took_seconds, pause_seconds):
+    assert refresh.pause_after(took_seconds) == pause_seconds
+
+
+async def test_the_background_goes_on_after_an_error(rig, monkeypatch):
+    monkeypatch.setattr(refresh, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(refresh, "PAUSE_OF_ANSWERS", 0)
+    workers, rig.engine.workers = rig.engine.workers, ()
+    rig.refresher.start()
+    while not rig.engine.calls:
+        await asyncio.sleep(0.01)
+    rig.engine.workers = workers
+    while not rig.scrape("workers_seen_timestamp_seconds"):
+        await asyncio.sleep(0.01)
+
+
+async def test_files_that_this_process_evicts_are_counted(tmp_path):
+    rig = Rig(tmp_path, inline_audio_max_bytes=40_000)
+    for seed in range(3):  # of which one fits
+        rig.store.keep_inline(decoded(clip(seed=seed)))
+    await rig.refresher.refresh()
+    await rig.refresher.refresh()
+    assert rig.scrape("evictions_total", tier="disk", segment="inline") == 2
+    assert rig.scrape("evictions_total", tier="disk", segment="registered") == 0
+    rig.close()
+
+
+def test_one_process_at_a_time_has_the_turn(tmp_path):
+    first, second = Turn(tmp_path), Turn(tmp_path)
+    assert first.is_ours()
+    assert first.is_ours()
+    assert not second.is_ours()
+    assert first.is_first
+    first.close()
+    assert second.is_ours()
+    assert not second.is_first, "what was counted before was shown"
+    assert not first.is_ours()
+    second.close()
+    assert Turn(None).is_ours()
+
+
+def test_what_was_shown_before_is_not_shown_again():
+    growth = Growth(is_first=False)
+    assert growth.of(7, "worker", "hits") == 0
+    growth.end_look()
+    assert growth.of(9, "worker", "hits") == 2
+    assert growth.of(3, "another", "hits") == 3
+
+
+PROCESS = """
+import asyncio, sys, time
+from pathlib import Path
+from prometheus_client import REGISTRY
+from tests.unit.test_metrics import Rig
+from vllm_tts_cache.config import metrics_directory
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+
+async def main():
+    samples, ready, go = map(Path, sys.argv[1:4])
+    rig = Rig(samples)
+    for _ in range(5):
+        rig.speakers.count_prompt()
+    metrics = process_metrics()
+    for _ in range(10):
+        with metrics.request("tiny") as counted:
+            counted.outcome = "hit"
+    refresher = rig.refresher_of(metrics, metrics_directory())
+    await refresher.refresh()
+    ready.touch()
+    while not go.exists():
+        time.sleep(0.01)
+    refresher.shutdown()
+    rig.close()
+
+asyncio.run(main())
+"""
+
+
+def test_several_api_processes_add_up_and_one_of_them_asks_the_workers(tmp_path):
+    """As with --api-server-count: the host reads one directory for all of them."""
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    shared, go = tmp_path / "shared", tmp_path / "go"
+    shared.mkdir()
+    readies = [tmp_path / f"ready-{number}" for number in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(tmp_path / "voices"), ready, go],
+            env={
+                **os.environ,
+                "PROMETHEUS_MULTIPROC_DIR": str(shared),
+                "PYTHONPATH": str(ROOT),
+            },
+        )
+        for ready in readies
+    ]
+    try:
+        while not all(ready.exists() for ready in readies):
+            assert all(process.poll() is None for process in processes)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(shared))
+        scrape = Scrape(registry)
+        assert scrape("requests_total", outcome="hit", family="tiny") == 20
+        assert scrape("prompts_total") == 5, "one of them shows its worker"
+        assert scrape("encodings_awaited") == 6
+        assert scrape("stored_max_bytes", tier="memory", segment="inline") == (
+            Settings().memory_max_bytes * Settings().inline_share
+        )
+    finally:
+        go.touch()
+        codes = [process.wait(60) for process in processes]
+    assert codes == [0, 0]
+    scrape = Scrape(registry)
+    assert scrape("requests_total", outcome="hit") == 20, "what ended stays counted"
+    assert scrape("prompts_total") == 5
