@@ -22,11 +22,11 @@ _TABLE_WIDTH = 200
 _QUICK = """\
 --quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
 leaves out, unless --only or --model names it: every model but the first; many_voices,
-inline_flood, bulk_registration, kv_prefix and cold_neighbour. It leaves out: clones in
-context (but in cold_bystander); references of 10 s; several streams at once; 8 clips at
-once; restart and eviction. Its clips are shorter, its numbers smaller, its round is
-one. Its figures show that it works, and large differences; they are not for
-publication.
+inline_flood, bulk_registration, bulk_command, kv_prefix and cold_neighbour. It leaves
+out: clones in context (but in cold_bystander); references of 10 s; several streams at
+once; 8 clips at once; restart and eviction. Its clips are shorter, its numbers smaller,
+its round is one. Its figures show that it works, and large differences; they are not
+for publication.
 """
 
 
@@ -130,6 +130,7 @@ def _plan(given: argparse.Namespace) -> Plan:
         is_quick=given.quick,
         work=given.work.absolute(),
         sizes=dict(given.size or ()),
+        dashboard=given.dashboard,
     )
 
 
@@ -171,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         type=_size,
         metavar="SCENARIO=NUMBER",
-        help="how many voices, registrations or requests many_voices, "
+        help="how many voices, registrations or requests many_voices, bulk_command, "
         "bulk_registration or inline_flood has; may be repeated",
     )
     add("--rounds", type=_positive, help=f"({ROUNDS}; {QUICK_ROUNDS} with --quick)")
@@ -183,6 +184,13 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="RESULT.json",
         help="only draw this run; a whole run draws itself",
+    )
+    add(
+        "--dashboard",
+        type=Path,
+        metavar="PICTURE.png",
+        help="have a Prometheus scrape our server, and draw the shipped dashboard; for "
+        "one model, and scenarios that do not restart it",
     )
     add(
         "--plots-out",

@@ -37,10 +37,10 @@ def draw(result: Path, directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, rows in sorted(by_picture.items()):
-        figure = _figure()
+        figure = new_figure()
         _PICTURES[name](figure, rows)
         drawn.append(directory / f"{name}.png")
-        _save(figure, drawn[-1])
+        save(figure, drawn[-1])
     return drawn
 
 
@@ -187,16 +187,17 @@ def _finish(axis: Any, title: str) -> None:
         axis.spines[side].set_visible(False)
 
 
-def _figure() -> Any:
+def new_figure(inches: tuple[float, float] = _INCHES) -> Any:
+    """An empty figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(_INCHES, dpi=_DPI, facecolor="white", layout="constrained")
+    figure = Figure(inches, dpi=_DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     """Without time or version, so that a picture changes when figures do."""
     from PIL import Image
 

@@ -63,11 +63,13 @@ class Run:
 
 
 def save(run: Run, directory: Path) -> Path:
-    """Write the run whole; a run of the same day and revision is replaced.
+    """Write the run whole; another one of the same day and revision stays.
 
     Raises: StorageError.
     """
     path = directory / run.file_name
+    if path.exists():
+        path = path.with_stem(f"{path.stem}-{run.began:%H%M%S}")
     # A row a line: readable, and a diff of two runs shows what moved.
     plain = run.plain()
     rows = ",\n".join("  " + json.dumps(row) for row in plain.pop("rows"))

@@ -4,7 +4,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from benchmarks.bench import Bench
 from benchmarks.measure import STOCK, Row
 from benchmarks.models import Model
 from benchmarks.scenarios import (
+    bulk_command,
     bulk_registration,
     churn,
     cold_bystander,
@@ -100,6 +101,13 @@ SCENARIOS = (
         quick=(10, 40),
         is_in_quick=False,
     ),
+    # One run of the command, whatever the number of rounds.
+    Scenario(
+        bulk_command.run,
+        full=(900, 0),
+        quick=(60, 0),
+        is_in_quick=False,
+    ),
     Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),
     # The last one: its restart leaves ours with another setting.
     Scenario(first_request.run, full=(90, 60), quick=(2, 4)),
@@ -108,7 +116,11 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run."""
+    """What to run.
+
+    Attributes:
+        dashboard: Where a picture of our server's metrics goes; None for none.
+    """
 
     scenarios: Sequence[Scenario]
     models: Sequence[Model]
@@ -116,6 +128,7 @@ class Plan:
     is_quick: bool
     work: Path
     sizes: Mapping[str, int] = field(default_factory=dict)
+    dashboard: Path | None = None
 
     @property
     def alone(self) -> list[Scenario]:
@@ -176,6 +189,7 @@ def run(plan: Plan) -> Outcome:
             with (
                 _kept(f"the servers of {model.name}", outcome),
                 _servers(model, bench, outcome),
+                _scraped(plan, bench),
             ):
                 for scenario in beside:
                     _run_one(scenario, bench, outcome)
@@ -219,6 +233,16 @@ def _say(progress: Progress, task: TaskID, text: str) -> None:
     progress.update(task, description=text)
     if not progress.console.is_terminal:  # a log shows no bar before its end
         progress.console.print(text)
+
+
+def _scraped(plan: Plan, bench: Bench) -> AbstractContextManager[None]:
+    """Our server, by a Prometheus, if a picture of that was asked for."""
+    if plan.dashboard is None:
+        return nullcontext()
+    from benchmarks.dashboard import scraped
+
+    target = bench.sides.ours.client.http.base_url.netloc.decode()
+    return scraped(target, plan.work / "prometheus", plan.dashboard)
 
 
 @contextmanager

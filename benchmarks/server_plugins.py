@@ -3,7 +3,7 @@
 vLLM-Omni loads its general plugins in every process of a server. Their metadata is
 written into the server's work directory, which only its PYTHONPATH names. The plugins
 are in `models`, beside the models that need them; each acts where its host encodes: in
-the processes of the stages, or in the API process, and in no other.
+the processes of the stages, in the API process, or in both, and in no other.
 """
 
 import multiprocessing
@@ -41,3 +41,8 @@ def is_api_process() -> bool:
 def is_server_api() -> bool:
     """Whether this is a server's API process, which has the host loaded already."""
     return is_api_process() and "vllm_omni.entrypoints.openai.api_server" in sys.modules
+
+
+def is_server_process() -> bool:
+    """Whether this is a server's API process, or that of one of its stages."""
+    return is_server_api() or not is_api_process()

@@ -16,8 +16,10 @@ from benchmarks.bench import SAMPLE_RATE_HZ
 from benchmarks.models import TRANSCRIPT
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue import tenant_usage
 from vllm_tts_cache.catalogue.catalogue import open_catalogue
 from vllm_tts_cache.catalogue.deletions import Deletion
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import (
     AUDIO_KIND,
     NewSpeaker,
@@ -25,7 +27,6 @@ from vllm_tts_cache.catalogue.record import (
     SpeakerRecord,
 )
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, usage
-from vllm_tts_cache.catalogue.speakers import Page
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import SpeakerNotFoundError
 from vllm_tts_cache.store import serde
@@ -141,6 +142,7 @@ def write_voices(directory: Path, num_voices: int) -> None:
             db.execute(speaker.insert(), [_speaker_row(number) for number in some])
             db.execute(stored_file.insert(), rows)
         if num_voices:
+            tenant_usage.recount(db)
             db.execute(usage.delete())
             sums = ((True, 1, 0), (False, len(ENCODERS), num_bytes))
             db.execute(
@@ -225,6 +227,7 @@ def _thousands(count: int) -> Iterable[range]:
 
 def _speaker_row(number: int) -> dict[str, Any]:
     return {
+        "speaker_id": f"voice_{number:032x}",
         "tenant": "default",
         "name_key": speaker_name(number).lower(),
         "name": speaker_name(number),

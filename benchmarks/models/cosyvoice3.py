@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import TRANSCRIPT, Model, StockSide
-from benchmarks.server_plugins import CHECKPOINT
+from benchmarks.server_plugins import CHECKPOINT, is_server_process
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY
 
 OWN_TOKENIZER = f"{__name__}:own_tokenizer"
@@ -18,6 +18,8 @@ def own_tokenizer() -> None:
     the tiny checkpoint. So it encodes as much as ours, and where it always does: in the
     API process, and once in each stage, which tries at start what it is made for.
     """
+    if not is_server_process():
+        return
     import numpy as np
     import torch
     from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import (

@@ -138,7 +138,7 @@ QWEN3_TTS_TINY = dataclasses.replace(
     QWEN3_TTS,
     name="qwen3-tts-tiny",
     options={},
-    scenarios=frozenset({"bulk_registration"}),
+    scenarios=frozenset({"bulk_command", "bulk_registration"}),
     environ={"SPEAKER_MAX_UPLOADED": "1000000"},
     server_plugins=(FLOAT32_ENCODERS,),
     times_decoder=False,

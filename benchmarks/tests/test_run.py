@@ -1,8 +1,10 @@
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -87,6 +89,13 @@ def test_the_servers_find_their_plugins_and_no_other_process_does(tmp_path):
     )
     assert str(plugins) in seen.stdout
     assert "host imported: False" in seen.stdout
+
+
+def test_a_process_that_another_has_started_counts_as_a_stage_of_a_server():
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        checks = server_plugins.is_server_process, server_plugins.is_server_api
+        assert [pool.submit(check).result() for check in checks] == [True, False]
 
 
 def test_a_module_is_announced_by_its_register(tmp_path):
