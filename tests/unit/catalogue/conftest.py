@@ -16,9 +16,10 @@ def open_here(tmp_path):
         return stores[-1]
 
     yield open_
+    found = [store.verify() for store in stores]
     for store in stores:
-        assert store.verify() == []
         store.close()
+    assert not any(found), found
 
 
 @pytest.fixture
