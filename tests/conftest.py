@@ -20,6 +20,7 @@ from tests.served import (  # noqa: F401  fixtures and a hook of all that follow
     journey,
     make_clip,
     pytest_generate_tests,
+    running,
     shared_server,
 )
 from vllm_tts_cache.speaker.family import Family, default_family, families
@@ -46,6 +47,12 @@ def _place(item: pytest.Item) -> tuple[int, str, int]:
         return (len(ORDER) + 1, "", 0)
     file, line, _ = item.location
     return (ORDER.get(group_of(item.nodeid), len(ORDER)), file, line or 0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let no server run beside tests that do not need it."""
+    running.stop_others(group_of(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)

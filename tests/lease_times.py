@@ -4,7 +4,17 @@ from sqlalchemy import Connection
 
 from vllm_tts_cache.catalogue import deletions, leases
 from vllm_tts_cache.catalogue.schema import lease, renewals
+from vllm_tts_cache.config import Settings
 from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+# How long others wait for one that says nothing.
+SECONDS = Settings().catalogue_grace_seconds
+
+
+def shorten(store: SpeakerStore, seconds: float) -> None:
+    """All who take part are waited for so long only."""
+    with store.catalogue.database.write() as db:
+        db.execute(lease.update().values(seconds=seconds, until=leases.NOW + seconds))
 
 
 def shift(db: Connection, seconds: float) -> None:
@@ -24,6 +34,6 @@ def silent_for(db: Connection, seconds: float) -> None:
 def forget(store: SpeakerStore) -> None:
     """What others do with those that were silent for too long: all who take part."""
     with store.catalogue.database.write() as db:
-        silent_for(db, leases.LEASE_SECONDS + leases.LOST_SECONDS + 60)
+        silent_for(db, SECONDS + leases.LOST_SECONDS + 60)
         for participant_id in leases.end_lost(db):
             deletions.leave(db, participant_id)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +19,31 @@ from vllm_tts_cache.testing.server import Server, ServerOptions
 from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
 ROOT = Path(__file__).parents[1]
+
+
+class _Running:
+    """Servers that were started for the tests of one group."""
+
+    def __init__(self):
+        self._group = ""
+        self._stops: list[Callable[[], None]] = []
+
+    def add(self, stop: Callable[[], None]):
+        self._stops.append(stop)
+
+    def stop_others(self, group):
+        """Stop what was started for another group: none of it is needed again.
+
+        A session's fixtures end with it, and idle servers take most of a CPU until
+        then.
+        """
+        if group != self._group:
+            while self._stops:
+                self._stops.pop()()
+        self._group = group
+
+
+running = _Running()
 
 
 def pytest_generate_tests(metafunc):
@@ -84,6 +110,7 @@ def shared_server(family, case, checkpoint, tmp_path_factory):
         arguments=serving(family, case.short_of_kv, folder),
     )
     with Server(options) as server:
+        running.add(server.stop)
         yield server
 
 
@@ -141,6 +168,7 @@ class Servers:
 def journey(family, checkpoint, tmp_path_factory):
     """The servers of a family's journey, whose tests follow one another."""
     own = Servers(family, checkpoint, tmp_path_factory.mktemp("journey"))
+    running.add(own.stop)
     yield own
     own.stop()
 

@@ -83,6 +83,9 @@ class Settings:
         store_url: The object store in which audio and encodings are; ``samples_dir``
             has copies of them then. Empty for files in ``samples_dir``. It needs a
             ``catalogue_url``.
+        catalogue_grace_seconds: With a ``catalogue_url``: how long a server that
+            cannot reach the catalogue goes on speaking the voices that it knows. A
+            deletion waits so long for a server that was killed.
         max_uploaded: Registered speakers at most; 0 means no limit.
         registration_policy: ``overwrite`` replaces a registered name,
             ``immutable`` refuses it.
@@ -116,6 +119,7 @@ class Settings:
     samples_dir: Path = _DEFAULT_SAMPLES_DIR
     catalogue_url: str = field(default="", repr=False)
     store_url: str = ""
+    catalogue_grace_seconds: float = 60.0
     max_uploaded: int = 1000
     registration_policy: RegistrationPolicy = "overwrite"
     consent: ConsentPolicy = "text"
@@ -141,6 +145,8 @@ class Settings:
         for name in _POSITIVE:
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
+        if self.catalogue_grace_seconds < MIN_GRACE_SECONDS:
+            raise ValueError(f"expected at least {MIN_GRACE_SECONDS:g} seconds")
         if self.max_uploaded < 0:
             raise ValueError(f"max_uploaded must not be negative: {self.max_uploaded}")
         if self.max_pinned < 0:
@@ -149,7 +155,11 @@ class Settings:
             raise ValueError(f"inline_share must be in [0, 1), got {self.inline_share}")
 
 
+# Servers say every other second that they live, and may be late.
+MIN_GRACE_SECONDS = 12.0
+
 _POSITIVE = (
+    "catalogue_grace_seconds",
     "memory_max_bytes",
     "memory_max_entries",
     "disk_max_bytes",
@@ -170,6 +180,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_SAMPLES_DIR": ("samples_dir", _path),
     "SPEAKER_CATALOGUE_URL": ("catalogue_url", _catalogue_url),
     "SPEAKER_STORE_URL": ("store_url", _store_url),
+    "SPEAKER_CATALOGUE_GRACE_SECONDS": ("catalogue_grace_seconds", float),
     "SPEAKER_MAX_UPLOADED": ("max_uploaded", int),
     "SPEAKER_CONSENT": ("consent", _one_of(ConsentPolicy)),
     "SPEAKER_MIN_QUALITY": ("min_quality", _one_of(Quality)),

@@ -30,6 +30,7 @@ def fleet(postgres, object_server, default_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
     prefix = folder.name
     shared = {
+        "SPEAKER_CATALOGUE_GRACE_SECONDS": "14",  # a DELETE waits for a killed server
         "SPEAKER_CATALOGUE_URL": postgres.url_of(folder),
         "SPEAKER_STORE_URL": object_server.url(prefix),
         **object_server.environment,
@@ -170,6 +171,30 @@ def test_without_the_bucket_what_is_warm_speaks_and_the_rest_says_why(fleet, mak
         assert "object store" in answer.text
         assert int(answer.headers["retry-after"]) > 0
     fleet.client.register("Dan", make_clip(1.5)).raise_for_status()
+
+
+def test_without_postgresql_what_is_warm_speaks_and_the_rest_says_why(
+    fleet, postgres, make_clip
+):
+    before = fleet.client.speak(voice="Ada").audio
+    counts = [client.stats()["records"] for client in fleet.direct]
+    postgres.stop()
+    try:
+        spoken = [fleet.client.speak("Hi.", voice="Ada") for _ in range(4)]
+        refused = fleet.client.register("Eve", make_clip(1.5))
+        unknown = fleet.client.speak("Hi.", voice="Nobody")
+    finally:
+        postgres.start()
+    assert {s.status for s in spoken} == {200}
+    assert [refused.status_code, unknown.status] == [503, 503]
+    assert "PostgreSQL" in refused.text or "catalogue" in refused.text
+    assert int(refused.headers["retry-after"]) > 0
+    fleet.client.register("Eve", make_clip(1.5)).raise_for_status()
+    assert fleet.client.speak(voice="Ada").audio == before
+    after = [client.stats()["records"] for client in fleet.direct]
+    # A warm request asks nothing there, with or without the server.
+    reads = sum(c["read"] for c in after) - sum(c["read"] for c in counts)
+    assert reads <= 2  # of the voice that nobody has
 
 
 def test_without_one_of_the_servers_the_other_speaks_and_deletes(fleet):

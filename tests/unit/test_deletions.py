@@ -14,11 +14,10 @@ from tests.catalogues import (  # noqa: F401  a fixture and a hook: on both engi
     engine,
     pytest_generate_tests,
 )
-from tests.lease_times import forget
+from tests.lease_times import forget, shorten
 from tests.store_samples import opened, settings_of
 from tests.unit.test_service import Rig
 from tests.waiting import soon
-from vllm_tts_cache.catalogue import leases
 from vllm_tts_cache.entrypoints import deletions
 from vllm_tts_cache.errors import (
     DeletionPendingError,
@@ -250,9 +249,10 @@ async def test_a_disk_that_fails_is_tried_again_and_holds_up_no_other(rig, monke
 
 
 def _delete_and_die(directory, url):
-    leases.LEASE_SECONDS = 1.0
     store = opened(directory, catalogue_url=url)
     store.join()
+    if url:
+        shorten(store, 1.0)
     store.delete("Ann")
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -261,7 +261,6 @@ async def test_what_a_killed_server_began_another_one_finishes(
     rig, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(deletions, "ORPHANED_SECONDS", 0.2)
-    monkeypatch.setattr(leases, "LEASE_SECONDS", 3.0)
     record = await rig.register()
     await rig.precompute()
     context = multiprocessing.get_context("spawn")

@@ -17,6 +17,7 @@ from tests.in_process_workers import (
     worker_with,
 )
 from tests.store_samples import settings_of
+from tests.waiting import soon
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
@@ -346,6 +347,13 @@ async def test_voices_are_kept_for_a_model_that_we_do_not_serve(tmp_path, engine
     service.shutdown()
 
 
+async def test_a_server_is_ready_once_its_workers_have_said_what_they_have(tmp_path):
+    rig = Rig(tmp_path)
+    assert not rig.service.knows_encoders
+    await soon(lambda: rig.service.knows_encoders)
+    await rig.close()
+
+
 async def test_a_worker_on_another_directory_is_named_at_the_start(
     tmp_path, plugin_log
 ):
@@ -355,6 +363,9 @@ async def test_a_worker_on_another_directory_is_named_at_the_start(
     settings = Settings(samples_dir=tmp_path / "here")
     service = open_service(settings, engine, model(default_family()))
     service.start()
+    for _ in range(2):
+        await asyncio.wait(set(service._background))
+        assert not service.knows_encoders  # and asks once more, without a word
     await asyncio.wait(set(service._background))
     (line,) = [r for r in plugin_log.records if r.levelname == "ERROR"]
     for told in (tmp_path / "here", tmp_path / "there", "SPEAKER_SAMPLES_DIR"):

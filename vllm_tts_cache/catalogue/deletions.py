@@ -92,8 +92,9 @@ def add(
 ) -> Deletion:
     """Write down a deletion, for every participant to confirm.
 
-    Without an audio nobody remembers anything, and nobody is asked. A DELETE that is
-    repeated asks by the hashed name or the public id; without both nobody asks.
+    Without an audio nobody remembers anything, and nobody is asked, unless API servers
+    may remember rows: see `changed_speakers`. A DELETE that is repeated asks by the
+    hashed name or the public id; without both nobody asks.
     """
     row = {
         "audio_sha256": audio_sha256,
@@ -105,7 +106,7 @@ def add(
     }
     insert = deletion.insert().values(**row).returning(deletion.c.id)
     number: int = db.execute(insert).scalar_one()
-    if audio_sha256 is not None:
+    if audio_sha256 is not None or is_postgres(db):
         asked = [
             {"deletion_id": number, "participant_id": id_}
             for id_ in db.execute(select(participant.c.id)).scalars()

@@ -31,10 +31,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
+from vllm_tts_cache.catalogue import changed_speakers
 from vllm_tts_cache.catalogue.schema import lease, renewals
 
-# Less than a DELETE waits: it is answered although a server was killed.
-LEASE_SECONDS = 12.0
 RENEW_SECONDS = 2.0
 LOST_SECONDS = 3600.0
 # After a shorter one everybody has had the time to renew before its lease was over.
@@ -45,10 +44,18 @@ NOW: "ColumnElement[float]" = cast(
 )
 
 
-def take(db: Connection, participant_id: str) -> None:
-    """Wait for the participant from now on."""
+def take(db: Connection, participant_id: str, seconds: float) -> None:
+    """Wait for the participant from now on, for so long at a time.
+
+    It remembers nothing yet, so it need not hear of earlier changes.
+    """
     db.execute(
-        lease.insert().values(participant_id=participant_id, until=NOW + LEASE_SECONDS)
+        lease.insert().values(
+            participant_id=participant_id,
+            until=NOW + seconds,
+            seconds=seconds,
+            heard=changed_speakers.newest(db),
+        )
     )
     _go_on(db)
 
@@ -56,7 +63,7 @@ def take(db: Connection, participant_id: str) -> None:
 def renew(db: Connection, participant_id: str) -> bool:
     """Wait for it for longer; False if it has been forgotten."""
     where = lease.c.participant_id == participant_id
-    renewed = lease.update().where(where).values(until=NOW + LEASE_SECONDS)
+    renewed = lease.update().where(where).values(until=NOW + lease.c.seconds)
     is_known = db.execute(renewed).rowcount == 1
     if is_known:
         _go_on(db)
@@ -79,9 +86,37 @@ def awaited(
     query: "Select[Any]", participant_id: "ColumnElement[str]"
 ) -> "Select[Any]":
     """Of a query's rows, those of participants that are waited for."""
-    is_dead = and_(not_(_is_current()), _has_gone_on(LEASE_SECONDS))
     here = lease.c.participant_id == participant_id
-    return query.join(lease, here).where(not_(is_dead))
+    return query.join(lease, here).where(not_(_is_dead()))
+
+
+def num_awaited(db: Connection, number: int) -> int:
+    """How many have not heard of a change, of those that are waited for."""
+    query = select(func.count()).select_from(lease)
+    where = lease.c.heard < number, not_(_is_dead())
+    return db.execute(query.where(*where)).scalar_one()
+
+
+def standing(db: Connection, participant_id: str) -> tuple[float, int] | None:
+    """For how many seconds it is waited for, and what it has heard; None if lost."""
+    query = select(lease.c.until - NOW, lease.c.seconds, lease.c.heard)
+    row = db.execute(query.where(lease.c.participant_id == participant_id)).first()
+    if row is None:
+        return None
+    left, seconds, heard = row
+    # More is left of one that was taken before the clock was set back.
+    return min(left, seconds), heard
+
+
+def hear(db: Connection, participant_id: str, number: int) -> None:
+    """It has dropped what it remembered of all changes up to this one."""
+    where = lease.c.participant_id == participant_id
+    db.execute(lease.update().where(where).values(heard=number))
+
+
+def heard_by_all(db: Connection) -> int | None:
+    """Up to which change all have heard, the dead included; None if there is nobody."""
+    return db.execute(select(func.min(lease.c.heard))).scalar()
 
 
 def end(db: Connection, participant_id: str) -> None:
@@ -114,7 +149,11 @@ def _go_on(db: Connection) -> None:
     )
 
 
-def _has_gone_on(seconds: float) -> "ColumnElement[bool]":
+def _is_dead() -> "ColumnElement[bool]":
+    return and_(not_(_is_current()), _has_gone_on(lease.c.seconds))
+
+
+def _has_gone_on(seconds: "float | ColumnElement[float]") -> "ColumnElement[bool]":
     """Whether the series of renewals is as old as that, and goes on."""
     # Else nobody renews just now, or the clock was set since the last one.
     goes_on = renewals.c.last_at.between(NOW - GAP_SECONDS, NOW + GAP_SECONDS)
@@ -123,9 +162,9 @@ def _has_gone_on(seconds: float) -> "ColumnElement[bool]":
 
 def _is_current() -> "ColumnElement[bool]":
     # One that ends much later was taken before the clock was set back.
-    return lease.c.until.between(NOW, NOW + LEASE_SECONDS + GAP_SECONDS)
+    return lease.c.until.between(NOW, NOW + lease.c.seconds + GAP_SECONDS)
 
 
 def _is_lost() -> "ColumnElement[bool]":
     is_over = lease.c.until < NOW - LOST_SECONDS
-    return and_(is_over, _has_gone_on(LEASE_SECONDS + LOST_SECONDS))
+    return and_(is_over, _has_gone_on(lease.c.seconds + LOST_SECONDS))

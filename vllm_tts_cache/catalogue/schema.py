@@ -248,12 +248,24 @@ home = Table(
     Column("place", _TEXT, nullable=False),
 )
 
-# Until when a participant is waited for, in Unix seconds of the server's clock.
+# Until when a participant is waited for, in Unix seconds of the server's clock; for how
+# long that is without a word of it; and up to which change it has heard.
 lease = Table(
     "lease",
     on_server,
     Column("participant_id", _TEXT, primary_key=True),
     Column("until", Float, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("heard", BigInteger, nullable=False),
+)
+
+# A speaker whose row changed or went, by its public id: whoever remembers the row drops
+# it. Known until all who take part have heard of it.
+changed_speaker = Table(
+    "changed_speaker",
+    on_server,
+    _numbered("number"),
+    Column("speaker_id", _TEXT, nullable=False),
 )
 
 # Objects of the bucket that no row of ``stored_file`` names. Nobody uses one from

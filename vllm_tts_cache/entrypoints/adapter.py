@@ -148,6 +148,7 @@ class CachedAdapter:
                 return await self._cloned(request, found, counted)
             except GoneError:
                 # Deleted or replaced since, or an inline clip was deleted with a voice.
+                self._forget_record(found)
                 found = await self._found(request)
                 return await self._cloned(request, found, counted)
 
@@ -193,9 +194,14 @@ class CachedAdapter:
         """
         if request.ref_audio is not None:
             return None
-        if (found := await self._service.find(self._tenant, request.voice)) is None:
+        find = self._service.find_to_speak
+        if (found := await find(self._tenant, request.voice)) is None:
             raise SpeakerNotFoundError(request.voice)
         return found
+
+    def _forget_record(self, found: Found | None) -> None:
+        if found is not None:
+            self._service.known_records.forget(found.record.speaker_id)
 
     async def _cloned(
         self, request: Any, found: Found | None, counted: CountedRequest
@@ -224,6 +230,8 @@ class CachedAdapter:
         else:
             with self._service.places.inline(self._tenant):
                 clip, existed = await self._encoded(request, None, mode)
+        if not existed:  # what is remembered does not know that it is stored by now
+            self._forget_record(found)
         outcome: CacheOutcome = "hit" if existed else "miss"
         report(outcome)
         return Speaker(clip=clip, mode=mode, request=seen), outcome

@@ -21,7 +21,7 @@ def attach() -> None:
     """
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
-    from vllm_tts_cache.entrypoints import nameless_logs
+    from vllm_tts_cache.entrypoints import health, nameless_logs
     from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
     from vllm_tts_cache.entrypoints.speech_stream import CachedStreamingSpeech
     from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
@@ -40,7 +40,7 @@ def attach() -> None:
         if not family.pipelines:  # those have none of the host's, see `diffusion`
             adapter = family.part("adapter")
             adapters[adapter.name] = adapter
-    for router in (*routers(), *page_routers(settings)):
+    for router in (health.router, *routers(), *page_routers(settings)):
         for route in filter(is_api_route, router.routes):
             api_server._remove_route_from_router(
                 api_server.router, route.path, set(route.methods)

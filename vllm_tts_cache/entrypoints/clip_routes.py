@@ -100,7 +100,7 @@ async def import_voice(
     speakers, file = handler.speakers, bundle.file
     run = speakers.bundling.run
     done = await run(_import, handler, tenant, file, name, on_conflict)
-    speakers.registered(done.done, precompute=True)
+    await speakers.registered(done.done, precompute=True)
     imported = {
         "voice": speakers.shown(done.done.record),
         "encodings_kept": done.num_kept,

@@ -12,6 +12,8 @@ from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.ids import is_consent_id
 from vllm_tts_cache.catalogue.record import AUDIO_KIND
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
+from vllm_tts_cache.entrypoints.record_memory import RecordMemory
+from vllm_tts_cache.entrypoints.record_news import RecordNews
 from vllm_tts_cache.errors import (
     ConsentNotFoundError,
     DeletionPendingError,
@@ -65,6 +67,7 @@ class Deletions:
 
     Args:
         workers: None if the model that is served has none.
+        records: Rows of speakers that this process remembers.
         forget_here: Drops what this process remembers of an audio.
         forget_all_here: Likewise of all.
     """
@@ -74,10 +77,13 @@ class Deletions:
         store: SpeakerStore,
         lookups: Lookups,
         workers: Callable[[], AsyncWorkers | None],
+        records: RecordMemory,
         forget_here: Callable[[str], None],
         forget_all_here: Callable[[], None],
     ):
         self._store = store
+        self._records = records
+        self._record_news = RecordNews(store, lookups, records)
         self._lookups = lookups
         self._workers = workers
         self._forget_here = forget_here
@@ -186,6 +192,10 @@ class Deletions:
         self._to_remove[deletion.id] = deletion
         self._news.set()
 
+    async def told(self, change: int) -> None:
+        """Return when all servers know of a change of a row. Raises: StorageError."""
+        await self._record_news.told(change, self._news.set)
+
     async def _finished_or_late(
         self, name: str, tenant: str
     ) -> DeletionProgress | None:
@@ -235,6 +245,7 @@ class Deletions:
 
         Raises: TTSCacheError; all else was done, and the next round tries again.
         """
+        await self._record_news.hear(self._own)
         await self._delete_expired()
         error = await self._remove_files()
         await self._confirm()
@@ -287,6 +298,8 @@ class Deletions:
         for deletion in deletions:
             if (sha := deletion.audio_sha256) in busy:
                 continue  # asked again in the next round
+            if deletion.public_id is not None:
+                self._records.forget(deletion.public_id)
             if sha is not None:
                 # After the workers, of whom a prompt could have been made anew.
                 self._forget_here(sha)

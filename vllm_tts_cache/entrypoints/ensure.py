@@ -74,6 +74,7 @@ class Ensurer:
             max_waiting_inline=max_waiting_inline,
         )
         self._fingerprints: dict[str, str] | None = None
+        self._has_complained = False
         self._looks = StatusLooks(workers)
         self._doubted: set[str] = set()
         # Of an object store's: audio -> encoders whose encoding the worker has fetched.
@@ -95,12 +96,19 @@ class Ensurer:
             self._fingerprints = fingerprints_of(answers)
         return self._fingerprints
 
+    @property
+    def is_introduced(self) -> bool:
+        """Whether the workers have said which encoders they have."""
+        return self._fingerprints is not None
+
     async def introduce(self) -> None:
         """Ask before anybody needs it; log at once if the workers read elsewhere."""
         try:
             await self.fingerprints()
         except ForeignStoreError as exc:
-            logger.error("%s", exc)
+            if not self._has_complained:
+                logger.error("%s", exc)
+            self._has_complained = True
         except WorkerRPCError as exc:  # it may not be served yet
             logger.debug("At start: %s", exc)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm_tts_cache.audio.decode import AudioWarning
@@ -13,9 +14,9 @@ from vllm_tts_cache.audio.quality.check import ClipQuality
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import SpeakerRecord
-from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings, metrics_directory
 from vllm_tts_cache.entrypoints import voice_models
+from vllm_tts_cache.entrypoints.counts import Counts
 from vllm_tts_cache.entrypoints.deletions import Deletions
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import (
@@ -29,6 +30,7 @@ from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.previews import Previews
 from vllm_tts_cache.entrypoints.prompt_memory import PromptMemory
+from vllm_tts_cache.entrypoints.record_memory import RecordMemory
 from vllm_tts_cache.entrypoints.served_model import CannotCloneError, ServedModel
 from vllm_tts_cache.entrypoints.status import CacheStatus
 from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
@@ -94,6 +96,7 @@ class SpeakerService:
         exports: Bundles that are being sent.
         archives: The same of archives, which take minutes.
         places: Inline references of each tenant that are worked on.
+        known_records: Rows of speakers that requests named.
         previews: What voices have said to try them.
         reads: Runs what reads lists and files.
         may_download: Whether the operator lets reference audio out.
@@ -126,13 +129,11 @@ class SpeakerService:
         self.archives = Places("too many archives are being sent", MAX_ARCHIVES)
         self.previews = Previews(store, self.reads)
         self.may_download = settings.audio_download
-        self._max_bytes = {
-            "registered_audio": settings.audio_max_bytes,
-            "inline_audio": settings.inline_audio_max_bytes,
-            "encodings": settings.disk_max_bytes,
-        }
         self._background: set[asyncio.Task[None]] = set()
+        self._is_introducing = False
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
+        self.known_records = RecordMemory()
+        self._counts = Counts(store, settings, keys, self.known_records)
         self.inline = InlineClips(
             store, self._lookups, max_fetches=settings.max_fetches
         )
@@ -140,6 +141,7 @@ class SpeakerService:
             store,
             self._lookups,
             self._cloning_workers,
+            self.known_records,
             self._forget,
             self._forget_all,
         )
@@ -175,9 +177,20 @@ class SpeakerService:
         self.tenants.start()
         self.deletions.start()
         self.metrics.start()
-        self._in_background(self._introduce())
+        self._introduce()
         if self.tenants.is_on:
             self._in_background(self._take_in())
+
+    @property
+    def knows_encoders(self) -> bool:
+        """Whether voices can be cloned here, if the model clones any.
+
+        If not, the workers are asked once more.
+        """
+        if self._cloning_workers() is None or self.ensurer.is_introduced:
+            return True
+        self._introduce()
+        return False
 
     def shutdown(self) -> None:
         """Let go of threads, tasks and files."""
@@ -212,12 +225,15 @@ class SpeakerService:
         """
         clip = await self.uploads.register_audio(tenant, upload, *files, check=check)
         record = clip.done.record
-        self.registered(clip.done, precompute=precompute)
+        await self.registered(clip.done, precompute=precompute)
         return Registration(record=record, warnings=clip.warnings, quality=clip.quality)
 
-    def registered(self, done: Registered, *, precompute: bool) -> None:
-        """Go on with a voice that is in the store: what it replaced, its encodings."""
-        self._replaced(done)
+    async def registered(self, done: Registered, *, precompute: bool) -> None:
+        """Go on with a voice that is in the store: what it replaced, its encodings.
+
+        Raises: StorageError.
+        """
+        await self._replaced(done)
         if precompute:
             self._precompute_in_background(done.record)
 
@@ -229,7 +245,7 @@ class SpeakerService:
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
         done = await self.uploads.register_embedding(tenant, upload, embedding)
-        self._replaced(done)
+        await self._replaced(done)
         return Registration(record=done.record)
 
     async def change(
@@ -243,7 +259,7 @@ class SpeakerService:
         done = await self.uploads.threads.run(
             self.store.change, name, changes, tenant.name, tenant.limits
         )
-        self._replaced(done)
+        await self._replaced(done)
         if done.record.ref_text and done.deletion is not None:
             self._precompute_in_background(done.record)
         return done.record
@@ -264,6 +280,17 @@ class SpeakerService:
                 if time.monotonic() > until:
                     raise
                 await asyncio.sleep(BUSY_POLL_SECONDS)
+
+    async def find_to_speak(self, tenant: Tenant, name: str) -> Found | None:
+        """As `find`; what it says of encodings may be of some time ago.
+
+        Where the catalogue is on a server, nothing is asked there of a voice that this
+        process knows; the voice itself is today's.
+
+        Raises: StorageError.
+        """
+        read = partial(self.find, tenant, name)
+        return await self.known_records.find(tenant.name, name, read)
 
     async def get(self, tenant: Tenant, name: str) -> Found:
         """Return the tenant's speaker of this name.
@@ -287,7 +314,11 @@ class SpeakerService:
         Raises: SpeakerNotFoundError if it was deleted or replaced meanwhile.
         """
         look = self.store.catalogue.speaker_embedding
-        if (found := await self._lookups.run(look, record)) is None:
+
+        async def read() -> tuple[float, ...] | None:
+            return await self._lookups.run(look, record)
+
+        if (found := await self.known_records.embedding(record, read)) is None:
             raise SpeakerNotFoundError(record.name)
         return found
 
@@ -320,8 +351,8 @@ class SpeakerService:
         Raises: WorkerRPCError, StorageError.
         """
         if self.tenants.is_on and caller.tenant is not None:
-            return await self.reads.run(self._counts_of, caller.tenant)
-        known = await self.reads.run(self._counts)
+            return await self.reads.run(self._counts.of_tenant, caller.tenant)
+        known = await self.reads.run(self._counts.of_all)
         flights = 0 if self._ensurer is None else self._ensurer.num_flights
         workers = []
         if (cloning := self._cloning_workers()) is not None:
@@ -365,6 +396,8 @@ class SpeakerService:
         Raises: CannotCloneError, and as `Ensurer.ensure`.
         """
         how = {"urgent": urgent, "force": force}
+        if stored is not None and not await self._covers(stored, need):
+            stored = None
         if not self.tenants.is_on:
             return await self.ensurer.ensure(need, stored=stored, **how)
         return await self._told.ensure(self.ensurer, tenant, need, told=stored, **how)
@@ -398,10 +431,26 @@ class SpeakerService:
         need = self.model.need_of(record)
         return await self.ensure(record.tenant, need, stored=stored, force=force)
 
-    async def _introduce(self) -> None:
+    async def _covers(self, stored: frozenset[str], need: EncodingNeed) -> bool:
+        """Whether what `find` said is to be believed: it may be of some time ago."""
+        if self.store.catalogue.is_local:  # where nothing is remembered
+            return True
+        keys = await self.ensurer.keys(need)
+        return all(key.encoder_fingerprint in stored for key in keys)
+
+    def _introduce(self) -> None:
         # By now the serving class, which starts this, knows its family.
-        if self._ensurer is not None and self.model.family() is not None:
-            await self._ensurer.introduce()
+        if self._is_introducing or self._cloning_workers() is None:
+            return
+
+        async def introduce() -> None:
+            try:
+                await self.ensurer.introduce()
+            finally:
+                self._is_introducing = False
+
+        self._is_introducing = True
+        self._in_background(introduce())
 
     async def _take_in(self) -> None:
         # Whoever was alone before there were tenants knows of its own encodings.
@@ -414,9 +463,10 @@ class SpeakerService:
     def _cloning_workers(self) -> AsyncWorkers | None:
         return None if self.model.family() is None else self._workers
 
-    def _replaced(self, done: Registered) -> None:
+    async def _replaced(self, done: Registered) -> None:
         if done.deletion is not None:
             self.deletions.carry_out(done.deletion)
+        await self.deletions.told(done.change)
 
     def _precompute_in_background(self, record: SpeakerRecord) -> None:
         if self._cloning_workers() is None:
@@ -445,57 +495,11 @@ class SpeakerService:
             self._ensurer.forget(audio_sha256)
 
     def _forget_all(self) -> None:
+        self.known_records.forget_all()
         self.prompts.forget_all()
         self.inline.forget_all()
         if self._ensurer is not None:
             self._ensurer.forget_all()
-
-    def _counts(self) -> dict[str, object]:
-        catalogue = self.store.catalogue
-        storage: dict[str, object] = {
-            segment.value: {kind: _shown(used) for kind, used in kinds.items()}
-            for segment, kinds in catalogue.usage().items()
-        }
-        storage["max_bytes"] = self._max_bytes
-        counts = {
-            "registry": {"speakers": catalogue.count()},
-            "storage": storage,
-            "deletions": {"unfinished": catalogue.num_unfinished_deletions()},
-        }
-        if not self.tenants.is_on:
-            return counts
-        names = catalogue.usage_of_tenants().keys() | self.tenants.tenants.keys()
-        known = {name: self.tenants.tenants.get(name) for name in sorted(names)}
-        each = {
-            name: self._counts_of(tenant or Tenant(name=name))
-            for name, tenant in known.items()
-        }
-        return {**counts, "tenants": each}
-
-    def _counts_of(self, tenant: Tenant) -> dict[str, object]:
-        catalogue = self.store.catalogue
-        used, limits = catalogue.usage_of(tenant.name), tenant.limits
-        return {
-            "registry": {
-                "speakers": used.num_voices,
-                "consents": used.num_consents,
-                "pinned": used.num_pinned,
-                "audio_bytes": used.audio_bytes,
-            },
-            "limits": {
-                "speakers": limits.max_voices,
-                "consents": limits.max_voices,
-                "pinned": limits.max_pinned,
-                "audio_bytes": limits.max_audio_bytes,
-            },
-            "deletions": {
-                "unfinished": catalogue.num_unfinished_deletions(tenant.name)
-            },
-        }
-
-
-def _shown(used: Usage) -> dict[str, int]:
-    return {"files": used.num_files, "bytes": used.num_bytes}
 
 
 def open_service(

@@ -49,6 +49,7 @@ class StoredEncodeWork:
         self._device = device
         self.num_encodes: Counter[str] = Counter()
         self.disk_evictions = store.evictions
+        self.bucket_counts = store.blobs.counts
 
     def load(
         self, load: Callable[[], Mapping[str, ReferenceEncoder]]

@@ -249,6 +249,7 @@ class WorkerSpeakers:
                 name: self._queue.times.num_failed(name) for name in self.fingerprints
             },
             "disk_evictions": dict(self._work.disk_evictions.snapshot()),
+            "bucket": self._work.bucket_counts(),
             "prompts": self._num_prompts,
             "failed_prompts": self._num_failed_prompts,
             "rpc_calls": dict(self._num_calls),

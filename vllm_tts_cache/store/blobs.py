@@ -46,6 +46,10 @@ class Blobs(Protocol):
 
     is_remote: bool
 
+    def counts(self) -> dict[str, int]:
+        """How many files were fetched, lost and damaged elsewhere; empty if here."""
+        ...
+
     def has(self, file: StoredFile | None) -> bool:
         """Whether a row's bytes are there, so far as one look tells."""
         ...

@@ -68,8 +68,13 @@ class BucketBlobs:
         self._bucket = bucket
         self.home = StoreHome(id=catalogue_id, place=bucket.where)
         self.copies = Copies(directory, max_bytes)
-        self.counters = Counters()  # fetched, lost, corrupt
+        self._counters = Counters()
         self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+    def counts(self) -> dict[str, int]:
+        """How many objects were fetched, were not there, and were damaged."""
+        counted = self._counters.snapshot()
+        return {name: counted[name] for name in ("fetched", "lost", "corrupt")}
 
     def has(self, file: StoredFile | None) -> bool:
         """Whether there is a row: it is written when its object is whole."""
@@ -130,7 +135,7 @@ class BucketBlobs:
             except _CORRUPT:
                 # Once more: it may have been damaged on its way.
                 if is_last:
-                    self.counters.add("corrupt")
+                    self._counters.add("corrupt")
                     self._drop_row(file)
                     raise
                 continue
@@ -220,7 +225,7 @@ class BucketBlobs:
                 self._bucket.where,
                 f"{name} has {len(blob)} bytes instead of {file.num_bytes}",
             )
-        self.counters.add("fetched")
+        self._counters.add("fetched")
         return blob
 
     def _keep(self, sha: str, kind: str, blob: bytes, object_name: str | None) -> None:
@@ -252,7 +257,7 @@ class BucketBlobs:
             StorageError: The bucket is not there either.
         """
         self.check_still()
-        self.counters.add("lost")
+        self._counters.add("lost")
         self._log.warn_of(
             "a lost object",
             "%s is not in the bucket, and is forgotten: an encoding is made anew, "

@@ -77,6 +77,7 @@ def open_store(
         catalogue,
         blobs,
         budgets=_budgets(settings),
+        lease_seconds=settings.catalogue_grace_seconds,
         max_speakers=settings.max_uploaded,
         policy=settings.registration_policy,
         needs_recording=settings.consent == "recording",
@@ -116,6 +117,7 @@ def open_existing(settings: Settings) -> SpeakerStore:
         catalogue,
         blobs,
         budgets=_budgets(settings),
+        lease_seconds=settings.catalogue_grace_seconds,
         max_speakers=settings.max_uploaded,
         policy=settings.registration_policy,
     )

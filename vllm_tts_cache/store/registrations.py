@@ -1,5 +1,6 @@
 """Registering, changing and deleting speakers, each in one transaction."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import (
+    changed_speakers,
     consents,
     deletions,
     dialect,
@@ -52,11 +54,13 @@ class Registered:
     Attributes:
         deletion: Of the replaced one, if it had audio and is not registered anew as
             it was: still to be carried out by `SpeakerStore.remove_files`.
+        change: Which all have to hear of, see `changed_speakers`; 0 if nobody has to.
     """
 
     record: SpeakerRecord
     replaced: SpeakerRecord | None
     deletion: Deletion | None
+    change: int = 0
 
 
 class Registrations:
@@ -116,10 +120,12 @@ class Registrations:
 
         def commit(db: Connection) -> Registered:
             replaced = speakers.find_named(db, new.tenant, new.name_key)
+            change = 0
             if replaced is not None and replaced.has_expired():
                 # Nobody finds it any more: its id and its name are free. What is
                 # left of it is removed by whoever adopts deletions.
                 self._delete(db, replaced)
+                change = changed_speakers.newest(db)
                 replaced = None
             if replaced is not None and self._policy == "immutable":
                 raise SpeakerExistsError(replaced.name)
@@ -129,7 +135,7 @@ class Registrations:
                 self._check_room(db, new.tenant, limits)
             done = _replace(db, new, replaced, self._consent_id(db, new))
             self._check_pins(db, done.record, limits)
-            return done
+            return dataclasses.replace(done, change=done.change or change)
 
         if audio is None:
             with self._database.write() as db:
@@ -199,6 +205,7 @@ class Registrations:
                 if tenant == DEFAULT_TENANT:
                     imports.rename(db, before.name_key, after.name_key)
             speakers.change(db, before, after, changes.columns(after))
+            change = changed_speakers.note(db, before.speaker_id)
             if not before.is_pinned:
                 self._check_pins(db, after, limits)
             deletion = None
@@ -206,7 +213,9 @@ class Registrations:
                 if before.audio_sha256 is not None:
                     drop_previews(db, before.audio_sha256, tenant)
                 deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
-        return Registered(record=after, replaced=before, deletion=deletion)
+        return Registered(
+            record=after, replaced=before, deletion=deletion, change=change
+        )
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> Deletion:
         """Delete a speaker: from here on nobody finds it.
@@ -232,6 +241,7 @@ class Registrations:
     def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
         tenant, name_key = record.tenant, record.name_key
         speakers.delete(db, record)
+        changed_speakers.note(db, record.speaker_id)
         deletions.drop_finished(db, tenant, name_key)
         deletion = deletions.add(
             db,
@@ -299,11 +309,14 @@ def _replace(
 ) -> Registered:
     record = speakers.replace(db, new, consent_id)
     deletion = None
+    change = 0 if replaced is None else changed_speakers.note(db, replaced.speaker_id)
     if replaced is not None and _spoken(replaced) != _spoken(record):
         sha = released(db, replaced.audio_sha256, record.tenant)
         if sha is not None:
             deletion = deletions.add(db, sha, tenant=record.tenant)
-    return Registered(record=record, replaced=replaced, deletion=deletion)
+    return Registered(
+        record=record, replaced=replaced, deletion=deletion, change=change
+    )
 
 
 def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:

@@ -43,7 +43,8 @@ from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.eviction import DiskBudgets
 from vllm_tts_cache.store.home import StoreHome
-from vllm_tts_cache.store.participation import participation_of
+from vllm_tts_cache.store.leased_participation import LeasedParticipation
+from vllm_tts_cache.store.participation import LockedParticipation, Participation
 from vllm_tts_cache.store.registrations import Registrations, drop_previews
 from vllm_tts_cache.store.writing import Writer
 
@@ -79,6 +80,8 @@ class SpeakerStore:
         catalogue: What is known about them.
         blobs: Where the bytes are.
         budgets: Bytes on disk.
+        lease_seconds: How long others wait for this process without a word of it,
+            where several machines reach the catalogue.
         max_speakers: Speakers at most, all tenants together; 0 means no limit.
         policy: Whether registering may take over a name (``overwrite``) or not
             (``immutable``).
@@ -96,6 +99,7 @@ class SpeakerStore:
         blobs: Blobs,
         *,
         budgets: DiskBudgets,
+        lease_seconds: float,
         max_speakers: int = 0,
         policy: RegistrationPolicy = "overwrite",
         needs_recording: bool = False,
@@ -117,7 +121,14 @@ class SpeakerStore:
         self.consents = Consents(
             catalogue.database, self._writer, max_recordings=max_speakers
         )
-        self._participation = participation_of(directory.root, catalogue.database)
+        self._participation: Participation
+        # Locks tell who lives where all are on one machine, else leases do.
+        if catalogue.database.backend.has_leases:
+            self._participation = LeasedParticipation(catalogue.database, lease_seconds)
+        else:
+            self._participation = LockedParticipation(
+                directory.root, catalogue.database
+            )
         # When this process last wrote down a use.
         self._touched: OrderedDict[str, float] = OrderedDict()
         self._touching = threading.Lock()
@@ -139,6 +150,9 @@ class SpeakerStore:
         self.missed = self._participation.missed
         self.has_dropped = self._participation.has_dropped
         self.num_alive = self._participation.num_alive
+        self.news = self._participation.news
+        self.hear = self._participation.hear
+        self.num_unheard = self._participation.num_unheard
 
     @property
     def directory(self) -> Path:

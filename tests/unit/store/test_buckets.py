@@ -94,7 +94,7 @@ def test_who_stores_has_a_copy_at_once(fleet):
     register(one, "Ann", 0)
     publish(one, 0)
     assert len(copies_in(one)) == 2
-    assert one.blobs.counters.snapshot()["fetched"] == 0
+    assert one.blobs.counts()["fetched"] == 0
 
 
 def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):

@@ -7,10 +7,12 @@ import time
 import pytest
 from sqlalchemy import text
 
-from tests.lease_times import forget, shift, silent_for
-from tests.store_samples import address, delete, opened, register
-from vllm_tts_cache.catalogue import deletions, leases, schema
-from vllm_tts_cache.store import participation
+from tests.lease_times import SECONDS, forget, shift, silent_for
+from tests.store_samples import address, delete, opened, register, voice
+from vllm_tts_cache import config
+from vllm_tts_cache.catalogue import changed_speakers, deletions, leases, schema
+from vllm_tts_cache.catalogue.changes import SpeakerChanges
+from vllm_tts_cache.store import leased_participation
 
 pytestmark = pytest.mark.postgresql
 
@@ -29,7 +31,7 @@ def ended(open_here, monkeypatch, alone):
 
     def end(seconds: float = 1.0) -> None:
         with store.catalogue.database.write() as db:
-            silent_for(db, leases.LEASE_SECONDS + seconds)
+            silent_for(db, SECONDS + seconds)
 
     return end
 
@@ -98,7 +100,7 @@ def test_after_any_outage_all_have_time_to_come_back(
     first.join()  # the first one that is back
     assert pending(store) == 1
     with store.catalogue.database.write() as db:
-        silent_for(db, leases.LEASE_SECONDS - 2)
+        silent_for(db, SECONDS - 2)
     assert pending(store) == 1
     with store.catalogue.database.write() as db:
         silent_for(db, 3)
@@ -111,7 +113,7 @@ def test_a_clock_that_is_set_ends_no_lease_and_forgets_nobody(
     store, open_here, alone, monkeypatch, seconds
 ):
     """The first one that renewed by it forgot all the others."""
-    monkeypatch.setattr(participation, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(leased_participation, "FORGET_SECONDS", 0.0)
     first, second = open_here(), open_here()
     register(store, "Ann")
     mine = first.join().id
@@ -138,10 +140,13 @@ def until_none_is_alive(store, seconds=10.0):
         time.sleep(0.02)
 
 
+SHORT = {"catalogue_grace_seconds": 1.0}
+
+
 @pytest.fixture
 def short(monkeypatch):
     """A lease that is renewed much oftener than it has to be."""
-    monkeypatch.setattr(leases, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(config, "MIN_GRACE_SECONDS", 0.1)
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
 
 
@@ -150,7 +155,7 @@ def test_a_lease_lives_on_while_its_process_is_busy_with_other_things(
 ):
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
-        opened(store.directory).join()
+        opened(store.directory, catalogue_grace_seconds=1.0).join()
         os.write(writer, b".")
         signal.pause()
     assert os.read(reader, 1) == b"."
@@ -237,7 +242,7 @@ def test_the_clock_of_a_machine_says_nothing(store, open_here, monkeypatch):
 
 
 def test_a_lease_is_renewed_while_somebody_writes(store, open_here, short):
-    other = open_here()
+    other = open_here(**SHORT)
     other.join()
     with store.catalogue.database.write() as db:
         time.sleep(1.5)
@@ -246,7 +251,7 @@ def test_a_lease_is_renewed_while_somebody_writes(store, open_here, short):
 
 
 def test_a_lease_survives_connections_that_are_cut(store, open_here, postgres, short):
-    other = open_here()
+    other = open_here(**SHORT)
     register(store, "Ann")
     other.join()
     deletion = deletion_of(store)
@@ -290,12 +295,13 @@ def test_after_an_outage_of_hours_nobody_is_forgotten_who_comes_back(
 
 def test_whoever_never_comes_back_is_forgotten_in_time(store, open_here, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
-    monkeypatch.setattr(participation, "FORGET_SECONDS", 0.1)
+    monkeypatch.setattr(leased_participation, "FORGET_SECONDS", 0.1)
     here = open_here()
     here.join()
     with store.catalogue.database.write() as db:
         deletions.join(db, "gone")
-        gone = {"participant_id": "gone", "until": leases.NOW - 2 * leases.LOST_SECONDS}
+        until = leases.NOW - 2 * leases.LOST_SECONDS
+        gone = {"participant_id": "gone", "until": until, "seconds": 60, "heard": 0}
         db.execute(schema.lease.insert().values(**gone))
     assert here.deletions_to_confirm() == []
     assert "gone" in participants(store)  # renewals have not gone on for so long
@@ -307,3 +313,66 @@ def test_whoever_never_comes_back_is_forgotten_in_time(store, open_here, monkeyp
         here.deletions_to_confirm()
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def change_of(store, name, **given):
+    return store.change(name, SpeakerChanges(given))
+
+
+def heard_of(store):
+    news = store.news()
+    store.hear(news.change)
+    return news.speaker_ids
+
+
+def test_a_change_waits_for_all_who_take_part_and_live(store, open_here, ended):
+    one, other = open_here(), open_here()
+    for each in (one, other):
+        each.join()
+    assert register(store, "Ann").change == 0  # nobody remembers a new one
+    ann = store.find("Ann").record
+    change = change_of(store, "Ann", description="words").change
+    assert one.num_unheard(change) == 2
+    assert (heard_of(one), one.num_unheard(change)) == ([ann.speaker_id], 1)
+    assert heard_of(one) == []
+    assert one.news().seconds > SECONDS / 2
+    ended()
+    assert one.num_unheard(change) == 0
+    assert other.news().seconds < 0
+    with store.catalogue.database.write() as db:
+        for each in participants(store):
+            assert leases.renew(db, each)
+    assert other.news().seconds > SECONDS / 2
+    assert heard_of(other) == [ann.speaker_id]
+
+
+def test_replacing_and_deleting_are_changes_and_are_kept_until_all_have_heard(
+    store, open_here, monkeypatch
+):
+    monkeypatch.setattr(leased_participation, "FORGET_SECONDS", 0.0)
+    other = open_here()
+    other.join()
+    ann = register(store, "Ann").record
+    replaced = register(store, "Ann", 1)
+    store.remove_files(replaced.deletion)
+    delete(store, "Ann")
+    store.register(voice("Vec", None), None)
+    vec = store.find("Vec").record
+    deletion = deletion_of(store, "Vec")
+    assert {d.public_id for d in other.deletions_to_confirm()} >= {vec.speaker_id}
+    assert deletion in other.deletions_to_confirm()
+    assert heard_of(other) == [ann.speaker_id, ann.speaker_id, vec.speaker_id]
+    other.deletions_to_confirm()
+    with store.catalogue.database.read() as db:
+        (left,) = db.execute(schema.changed_speaker.select()).all()
+    assert left.number > replaced.change
+
+
+def test_who_has_missed_too_much_drops_all(store, open_here, monkeypatch):
+    monkeypatch.setattr(changed_speakers, "MAX_TOLD", 3)
+    other = open_here()
+    other.join()
+    register(store, "Ann")
+    changes = [change_of(store, "Ann", description=d).change for d in "abcd"]
+    news = other.news()
+    assert (news.speaker_ids, news.change) == (None, changes[-1])

@@ -133,6 +133,12 @@ class Metrics:
         self.disk_errors = counter(
             "disk_errors", "Times that a worker's disk could not answer."
         )
+        self.bucket_objects = counter(
+            "bucket_objects",
+            "Files that workers fetched from the object store, did not find there "
+            "(lost), or found damaged (corrupt).",
+            "outcome",
+        )
         self.prompts = counter("prompts", "Requests that got their speaker prompt.")
         self.prompts_failed = counter(
             "prompts_failed",

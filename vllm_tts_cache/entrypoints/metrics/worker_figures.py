@@ -36,6 +36,7 @@ class _Stats(Struct, frozen=True):
     prompts: int
     failed_prompts: int
     disk_evictions: dict[str, int] = field(default_factory=dict)
+    bucket: dict[str, int] = field(default_factory=dict)
 
 
 class Growth:
@@ -99,6 +100,9 @@ class WorkerFigures:
         metrics.disk_errors.inc(grown(stats.tier_errors, worker, "errors"))
         metrics.prompts.inc(grown(stats.prompts, worker, "prompts"))
         metrics.prompts_failed.inc(grown(stats.failed_prompts, worker, "failed"))
+        for outcome, number in stats.bucket.items():
+            growth = grown(number, worker, "bucket", outcome)
+            metrics.bucket_objects.labels(outcome).inc(growth)
         ended = {"done": stats.encodes, "failed": stats.failed_encodes}
         for outcome, numbers in ended.items():
             for encoder, number in numbers.items():
