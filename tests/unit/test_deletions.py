@@ -344,7 +344,7 @@ def recoveries(rig, monkeypatch):
 
 def fail_rounds(rig, monkeypatch, **error):
     """Has the next rounds fail; returns what is emptied by them."""
-    looks, failures = rig.store.deletions_to_confirm, [1] * 3
+    looks, failures = rig.store.news, [1] * 3
 
     def failing():
         if failures:
@@ -352,7 +352,7 @@ def fail_rounds(rig, monkeypatch, **error):
             raise StorageUnavailableError("there", "so", 1, **error)
         return looks()
 
-    monkeypatch.setattr(rig.store, "deletions_to_confirm", failing)
+    monkeypatch.setattr(rig.store, "news", failing)
     return failures
 
 

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, func, select
 from vllm_tts_cache.catalogue.dialect import is_postgres
 from vllm_tts_cache.catalogue.schema import changed_speaker as changed
 
+# Writers take turns, so the last one has the highest number.
+NEWEST = select(func.coalesce(func.max(changed.c.number), 0))
 # Who has missed more drops everything that it remembers.
 MAX_TOLD = 1000
 
@@ -24,10 +26,10 @@ def note(db: Connection, speaker_id: str) -> int:
 
 
 def newest(db: Connection) -> int:
-    """The number of the last change; writers take turns, so it is the highest."""
+    """The number of the last change; 0 if there was none."""
     if not is_postgres(db):
         return 0
-    return db.execute(select(func.coalesce(func.max(changed.c.number), 0))).scalar_one()
+    return db.execute(NEWEST).scalar_one()
 
 
 def since(db: Connection, number: int) -> tuple[int, list[str]]:

@@ -104,10 +104,12 @@ class Database:
         self, statement: Select[Any], where: Mapping[str, Any]
     ) -> tuple[str, Any]:
         if (known := self._compiled.get(statement)) is None:
-            known = statement.compile(dialect=self.backend.quick.dialect)
+            compiled = statement.compile(dialect=self.backend.quick.dialect)
+            known = compiled.string, compiled.positiontup, compiled.params
             self._compiled[statement] = known
-        names = known.positiontup
-        return known.string, where if names is None else [where[n] for n in names]
+        text, names, constants = known
+        given = {**constants, **where}
+        return text, given if names is None else [given[name] for name in names]
 
     @contextmanager
     def snapshot(self) -> Generator[Connection, None, None]:

@@ -37,3 +37,8 @@ def give_back(db: Connection, key_digest: str, holder: str) -> None:
     """End a turn."""
     where = encode_turn.c.key_digest == key_digest, encode_turn.c.holder == holder
     db.execute(encode_turn.delete().where(*where))
+
+
+def drop_dead(db: Connection) -> None:
+    """Forget turns of holders that died, which nobody has taken since."""
+    db.execute(encode_turn.delete().where(encode_turn.c.until < NOW - LEASE_SECONDS))

@@ -13,6 +13,7 @@ dead, or lost, only if a series has gone on for so long without it, up to this m
 others renewed all the time, and it alone did not.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -22,6 +23,7 @@ from sqlalchemy import (
     Float,
     Select,
     and_,
+    bindparam,
     case,
     cast,
     exists,
@@ -32,7 +34,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from vllm_tts_cache.catalogue import changed_speakers
-from vllm_tts_cache.catalogue.schema import lease, renewals
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.schema import (
+    confirmation,
+    deletion,
+    lease,
+    renewals,
+    speaker,
+)
 
 RENEW_SECONDS = 2.0
 LOST_SECONDS = 3600.0
@@ -42,6 +51,44 @@ GAP_SECONDS = 6.0
 NOW: "ColumnElement[float]" = cast(
     func.date_part("epoch", func.clock_timestamp()), Float
 )
+
+
+_IS_ASKED = (
+    exists()
+    .where(confirmation.c.deletion_id == deletion.c.id)
+    .where(confirmation.c.participant_id == bindparam("participant"))
+    .where(deletion.c.files_removed == 1)
+)
+_STANDING = select(
+    lease.c.until - NOW,
+    lease.c.seconds,
+    lease.c.heard,
+    changed_speakers.NEWEST.scalar_subquery(),
+    _IS_ASKED,
+    exists().where(deletion.c.files_removed == 0),
+    exists().where(speaker.c.expires_at <= NOW),
+).where(lease.c.participant_id == bindparam("participant"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is new for a participant.
+
+    Attributes:
+        seconds: For how long it is waited for, from now on; negative if it is not.
+        heard: The last change that it has heard of.
+        newest: The last one that there was.
+        is_asked: Whether a deletion waits to be confirmed by it.
+        is_left: Whether there are deletions whose files are not all removed.
+        has_expired: Whether the end of some speaker has come.
+    """
+
+    seconds: float
+    heard: int
+    newest: int
+    is_asked: bool
+    is_left: bool
+    has_expired: bool
 
 
 def take(db: Connection, participant_id: str, seconds: float) -> None:
@@ -97,15 +144,21 @@ def num_awaited(db: Connection, number: int) -> int:
     return db.execute(query.where(*where)).scalar_one()
 
 
-def standing(db: Connection, participant_id: str) -> tuple[float, int] | None:
-    """For how many seconds it is waited for, and what it has heard; None if lost."""
-    query = select(lease.c.until - NOW, lease.c.seconds, lease.c.heard)
-    row = db.execute(query.where(lease.c.participant_id == participant_id)).first()
+def standing(db: Database, participant_id: str) -> Standing | None:
+    """How it stands; None if it was lost. One small question, asked all the time."""
+    row = db.first_at_once(_STANDING, {"participant": participant_id})
     if row is None:
         return None
-    left, seconds, heard = row
-    # More is left of one that was taken before the clock was set back.
-    return min(left, seconds), heard
+    left, seconds, heard, newest, is_asked, is_left, has_expired = row
+    return Standing(
+        # More is left of one that was taken before the clock was set back.
+        seconds=min(left, seconds),
+        heard=heard,
+        newest=newest,
+        is_asked=is_asked,
+        is_left=is_left,
+        has_expired=has_expired,
+    )
 
 
 def hear(db: Connection, participant_id: str, number: int) -> None:

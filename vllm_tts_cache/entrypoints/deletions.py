@@ -245,11 +245,16 @@ class Deletions:
 
         Raises: TTSCacheError; all else was done, and the next round tries again.
         """
-        await self._record_news.hear(self._own)
-        await self._delete_expired()
+        news = await self._record_news.hear(self._own)
+        if news.has_expired:
+            await self._delete_expired()
+        is_ours = bool(self._to_remove)
         error = await self._remove_files()
-        await self._confirm()
-        await self._adopt_orphans()
+        await self._forget_all()
+        if news.is_asked or is_ours:
+            await self._confirm()
+        if news.is_left or self._orphans:
+            await self._adopt_orphans()
         await self._sweep()
         if error is not None:
             raise error
@@ -286,7 +291,6 @@ class Deletions:
 
         Raises: WorkerRPCError, StorageError.
         """
-        await self._forget_all()
         deletions = await self._lookups.run(self._store.deletions_to_confirm)
         if not deletions:
             return
@@ -345,6 +349,7 @@ class Deletions:
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
             await self._own.run(self._store.sweep)
+            await self._own.run(self._store.forget_lost)
 
     async def _adopt_orphans(self) -> None:
         """Remove what somebody else began to delete, and has not for a while.

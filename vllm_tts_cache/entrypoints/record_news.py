@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.entrypoints.record_memory import RecordMemory, boot_seconds
+from vllm_tts_cache.store.participation import News
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.throttled_log import ThrottledLog
 
@@ -30,8 +31,10 @@ class RecordNews:
         self._lookups = lookups
         self._records = records
 
-    async def hear(self, threads: BoundedExecutor) -> None:
+    async def hear(self, threads: BoundedExecutor) -> News:
         """Drop the rows that changed, and know for how long the others are good.
+
+        Returns what there was, of deletions too.
 
         Args:
             threads: Writes down that we have heard, where there was anything.
@@ -47,6 +50,7 @@ class RecordNews:
         if news.speaker_ids is None or news.speaker_ids:
             await threads.run(self._store.hear, news.change)
         self._records.trust(asked_at + news.seconds - MARGIN_SECONDS)
+        return news
 
     async def told(self, change: int, hurry: Callable[[], None]) -> None:
         """Return when all that are waited for have heard of a change.

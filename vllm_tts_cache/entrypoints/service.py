@@ -439,18 +439,17 @@ class SpeakerService:
         return all(key.encoder_fingerprint in stored for key in keys)
 
     def _introduce(self) -> None:
-        # By now the serving class, which starts this, knows its family.
-        if self._is_introducing or self._cloning_workers() is None:
-            return
-
         async def introduce() -> None:
+            # By now the serving class, which starts this, knows its family.
             try:
-                await self.ensurer.introduce()
+                if self._cloning_workers() is not None:
+                    await self.ensurer.introduce()
             finally:
                 self._is_introducing = False
 
-        self._is_introducing = True
-        self._in_background(introduce())
+        if not self._is_introducing:
+            self._is_introducing = True
+            self._in_background(introduce())
 
     async def _take_in(self) -> None:
         # Whoever was alone before there were tenants knows of its own encodings.

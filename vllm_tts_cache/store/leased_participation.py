@@ -6,7 +6,12 @@ import secrets
 import threading
 import time
 
-from vllm_tts_cache.catalogue import changed_speakers, deletions, leases
+from vllm_tts_cache.catalogue import (
+    changed_speakers,
+    deletions,
+    encode_turns,
+    leases,
+)
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.errors import StorageError
@@ -76,7 +81,6 @@ class LeasedParticipation:
         """Deletions that wait for us, oldest first."""
         if not self._is_here():
             return []
-        self._forget_lost()
         with self._database.read() as db:
             return deletions.to_confirm(db, str(self._mine))
 
@@ -108,6 +112,21 @@ class LeasedParticipation:
     def drop_dead(self, deletion_id: int) -> None:
         """Nothing: those whose lease is over are not counted."""
 
+    def forget_lost(self) -> None:
+        """Forget who was away for too long, and what nobody needs, now and then."""
+        if (now := time.monotonic()) < self._next_forgetting:
+            return
+        self._next_forgetting = now + FORGET_SECONDS
+        with self._database.alone() as db:
+            if (heard := leases.heard_by_all(db)) is not None:
+                changed_speakers.forget(db, heard)
+            encode_turns.drop_dead(db)
+            if not leases.lost(db):
+                return
+        with self._database.write() as db:
+            for participant_id in leases.end_lost(db):
+                deletions.leave(db, participant_id)
+
     def drop_all_dead(self) -> None:
         """Nothing: who was away for too long is forgotten in time."""
 
@@ -118,22 +137,24 @@ class LeasedParticipation:
 
     def news(self) -> News:
         """Which speakers changed, and for how long we are waited for."""
-        nothing = News(change=0, speaker_ids=[], seconds=0.0)
         if not self._is_here():
-            return nothing
-        with self._database.read() as db:
-            standing = leases.standing(db, str(self._mine))
-            if standing is None:  # lost: we join anew, and drop all
-                return nothing
-            seconds, heard = standing
-            change, changed = changed_speakers.since(db, heard)
-        if self._is_lost or self.missed() is not None:
-            seconds = 0.0
+            return News(change=0, speaker_ids=[], seconds=0.0)
+        standing = leases.standing(self._database, str(self._mine))
+        if standing is None:  # lost: we join anew, and drop all
+            return News(change=0, speaker_ids=[], seconds=0.0)
+        change, changed = standing.newest, list[str]()
+        if change != standing.heard:
+            with self._database.read() as db:
+                change, changed = changed_speakers.since(db, standing.heard)
+        is_away = self._is_lost or self.missed() is not None
         is_too_much = len(changed) > changed_speakers.MAX_TOLD
         return News(
             change=change,
             speaker_ids=None if is_too_much else changed,
-            seconds=seconds,
+            seconds=0.0 if is_away else standing.seconds,
+            is_asked=standing.is_asked,
+            is_left=standing.is_left,
+            has_expired=standing.has_expired,
         )
 
     def hear(self, change: int) -> None:
@@ -173,20 +194,6 @@ class LeasedParticipation:
             "This API server was away for too long to know what was deleted meanwhile. "
             "It drops all that it and its workers have in memory, and goes on."
         )
-
-    def _forget_lost(self) -> None:
-        """Forget those that were away for too long, now and then."""
-        if (now := time.monotonic()) < self._next_forgetting:
-            return
-        self._next_forgetting = now + FORGET_SECONDS
-        with self._database.alone() as db:
-            if (heard := leases.heard_by_all(db)) is not None:
-                changed_speakers.forget(db, heard)
-            if not leases.lost(db):
-                return
-        with self._database.write() as db:
-            for participant_id in leases.end_lost(db):
-                deletions.leave(db, participant_id)
 
     def _is_here(self) -> bool:
         return self._mine is not None and self._process == os.getpid()

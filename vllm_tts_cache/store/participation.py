@@ -31,11 +31,17 @@ class News:
         speaker_ids: Whose rows changed; None: drop all.
         seconds: How long the others are good for, from before it was asked for: no row
             changes in that time without waiting for this process.
+        is_asked: Whether there may be deletions to confirm.
+        is_left: Whether there may be deletions whose files are not all removed.
+        has_expired: Whether the end of some speaker may have come.
     """
 
     change: int
     speaker_ids: list[str] | None
     seconds: float
+    is_asked: bool = True
+    is_left: bool = True
+    has_expired: bool = True
 
 
 class Participation(Protocol):
@@ -85,6 +91,10 @@ class Participation(Protocol):
 
     def drop_all_dead(self) -> None:
         """Forget all participants that have died."""
+        ...
+
+    def forget_lost(self) -> None:
+        """Forget who was away for too long, and what nobody needs any more."""
         ...
 
     def num_alive(self) -> int:
@@ -188,6 +198,9 @@ class LockedParticipation:
                 if (claimed := locks.claim(path)) is not None:
                     path.unlink(missing_ok=True)
                     os.close(claimed)
+
+    def forget_lost(self) -> None:
+        """Nothing: who is away is dead, see `drop_all_dead`."""
 
     def num_alive(self) -> int:
         """How many other processes take part."""

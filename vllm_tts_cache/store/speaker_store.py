@@ -149,6 +149,7 @@ class SpeakerStore:
         self.confirm = self._participation.confirm
         self.missed = self._participation.missed
         self.has_dropped = self._participation.has_dropped
+        self.forget_lost = self._participation.forget_lost
         self.num_alive = self._participation.num_alive
         self.news = self._participation.news
         self.hear = self._participation.hear
