@@ -59,7 +59,7 @@ _IS_ASKED = (
     .where(confirmation.c.participant_id == bindparam("participant"))
     .where(deletion.c.files_removed == 1)
 )
-_STANDING: "Select[Any]" = select(
+_STANDING: Any = select(  # of more columns than its type can tell
     lease.c.until - NOW,
     lease.c.seconds,
     lease.c.heard,
