@@ -1,6 +1,7 @@
 """On the CPU platform what a request gets does not depend on what else is computed."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from vllm_tts_cache.platforms.cpu_rows import (
     separate_rows,
 )
 
+# oneDNN multiplies bfloat16 by itself from there on only.
+HAS_AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text()
+
 
 @pytest.fixture(scope="module")
 def kernels():
@@ -38,7 +42,11 @@ def test_a_row_of_a_real_layer_does_not_depend_on_its_batch(
     weight = torch.randn(num_outputs, num_inputs).bfloat16()
     rows = torch.randn(20, num_inputs).bfloat16()
     if of_vllm:
-        handler = ops.create_onednn_mm(weight.t(), 32)
+        try:
+            handler = ops.create_onednn_mm(weight.t(), 32)
+        except RuntimeError as exc:
+            assert "primitive" in str(exc) and not HAS_AVX512
+            pytest.skip("oneDNN has no bfloat16 here, and vLLM takes torch's layers")
         layer = SeparateRows(lambda block: ops.onednn_mm(handler, block, None))
     else:
         layer = SeparateRows(lambda block: functional.linear(block, weight))
