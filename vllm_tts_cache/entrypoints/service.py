@@ -233,9 +233,11 @@ class SpeakerService:
 
         Raises: StorageError.
         """
-        await self._replaced(done)
+        if done.deletion is not None:
+            self.deletions.carry_out(done.deletion)
         if precompute:
             self._precompute_in_background(done.record)
+        await self.deletions.told(done.change)
 
     async def register_embedding(
         self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
@@ -245,7 +247,7 @@ class SpeakerService:
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
         done = await self.uploads.register_embedding(tenant, upload, embedding)
-        await self._replaced(done)
+        await self.registered(done, precompute=False)
         return Registration(record=done.record)
 
     async def change(
@@ -259,9 +261,8 @@ class SpeakerService:
         done = await self.uploads.threads.run(
             self.store.change, name, changes, tenant.name, tenant.limits
         )
-        await self._replaced(done)
-        if done.record.ref_text and done.deletion is not None:
-            self._precompute_in_background(done.record)
+        is_new = bool(done.record.ref_text) and done.deletion is not None
+        await self.registered(done, precompute=is_new)
         return done.record
 
     # -------- looking
@@ -461,11 +462,6 @@ class SpeakerService:
 
     def _cloning_workers(self) -> AsyncWorkers | None:
         return None if self.model.family() is None else self._workers
-
-    async def _replaced(self, done: Registered) -> None:
-        if done.deletion is not None:
-            self.deletions.carry_out(done.deletion)
-        await self.deletions.told(done.change)
 
     def _precompute_in_background(self, record: SpeakerRecord) -> None:
         if self._cloning_workers() is None:
