@@ -39,7 +39,7 @@ class Case:
             ``short_of_kv``; ``two_api_processes``: so its second server is started.
             Words of its own mark tests in its own folder.
         is_nightly: Whether servers of it are started by `make test-all` only. A server
-            takes a minute of two cores, and each kind of pipeline has one every day.
+            takes minutes of two cores, and the default family has one every day.
         refusing: Checkpoints of it that clone nothing, by what they are: written to a
             directory that is absent, with the fixture ``tiny`` at hand.
     """

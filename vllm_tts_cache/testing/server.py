@@ -19,9 +19,10 @@ from vllm_tts_cache.errors import ServerFaultError
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
-# A stage that died leaves the others waiting, and they hardly compute. A start that
-# progresses uses more, however busy the machine is.
-STALL_SECONDS, STALL_CPU_SECONDS = 90.0, 2.0
+# A stage that died leaves the others waiting, and they hardly compute. So does a start
+# beside another one: the host starts one stage at a time on a device, behind a lock in
+# /tmp, and a stage of a loaded machine takes two minutes.
+STALL_SECONDS, STALL_CPU_SECONDS = 300.0, 2.0
 STOP_TIMEOUT_SECONDS = 30.0
 MODEL_NAME = "tts"
 
