@@ -8,7 +8,7 @@ import pytest
 from tests.audio_clips import sndfile_bytes
 from vllm_tts_cache.testing.client import data_url
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
 def noise(seconds, container):

@@ -10,7 +10,7 @@ import pytest
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_batch.py"
 ENVIRONMENT = {
