@@ -51,24 +51,19 @@ def pytest_generate_tests(metafunc):
     names = [m.args[0] for m in metafunc.definition.iter_markers("parametrize")]
     if "family" in metafunc.fixturenames and "family" not in names:
         served = _cases_for(metafunc.definition)
-        is_generic = metafunc.definition.get_closest_marker("generic") is not None
         metafunc.parametrize(
             "family",
             [
-                pytest.param(
-                    case.family,
-                    id=case.name,
-                    marks=_marks(case, is_generic=is_generic),
-                )
+                pytest.param(case.family, id=case.name, marks=_marks(case))
                 for case in served
             ],
             scope="session",
         )
 
 
-def _marks(case, *, is_generic):
-    is_later = case.is_nightly or (is_generic and case is not default_case())
-    return [pytest.mark.long] if is_later else []
+def _marks(case):
+    """A server takes minutes of two cores: the default family's alone is not long."""
+    return [] if case is default_case() else [pytest.mark.long]
 
 
 def _cases_for(test):

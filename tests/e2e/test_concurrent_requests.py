@@ -12,7 +12,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.every_family,
-    pytest.mark.generic,
 ]
 
 

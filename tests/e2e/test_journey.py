@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.every_family,
-    pytest.mark.generic,
 ]
 
 TEXT = "Hello world, this is a test."

@@ -8,7 +8,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.every_family,
-    pytest.mark.generic,
 ]
 
 

@@ -125,7 +125,6 @@ def test_a_request_may_name_any_mode_of_the_model_and_no_other(
     assert all(mode.name.encode() in refused.audio for mode in family.modes)
 
 
-@pytest.mark.generic
 @pytest.mark.does("waits_for_kv")
 def test_a_crowd_that_does_not_fit_the_kv_hears_what_each_hears_alone(
     client, shared_server, case, make_clip

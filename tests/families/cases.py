@@ -38,8 +38,6 @@ class Case:
             so run on it. ``raw_embeddings`` speak; ``waits_for_kv``: with
             ``short_of_kv``; ``two_api_processes``: so its second server is started.
             Words of its own mark tests in its own folder.
-        is_nightly: Whether servers of it are started by `make test-all` only. A server
-            takes minutes of two cores, and the default family has one every day.
         refusing: Checkpoints of it that clone nothing, by what they are: written to a
             directory that is absent, with the fixture ``tiny`` at hand.
     """
@@ -55,7 +53,6 @@ class Case:
     short_of_kv: Mapping[str, Any] = field(default_factory=dict)
     second_server: Mapping[str, Any] = field(default_factory=dict)
     does: frozenset[str] = frozenset()
-    is_nightly: bool = False
     refusing: Mapping[str, Callable[[Path, Callable[..., Path]], None]] = field(
         default_factory=dict
     )

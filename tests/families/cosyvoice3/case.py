@@ -49,5 +49,4 @@ CASE = Case(
         "max_num_batched_tokens": 128,
     },
     does=frozenset({"instructions"}),
-    is_nightly=True,
 )

@@ -31,5 +31,4 @@ CASE = Case(
         "num_gpu_blocks_override": 72,  # of 32 tokens: three requests and a bit
     },
     does=frozenset({"waits_for_kv", "codes_in_prompt"}),
-    is_nightly=True,
 )

@@ -30,5 +30,4 @@ CASE = Case(
         "num_gpu_blocks_override": 72,  # of 32 tokens: two requests and a bit
     },
     does=frozenset({"waits_for_kv", "rows_by_position"}),
-    is_nightly=True,
 )

@@ -23,5 +23,4 @@ CASE = Case(
     mode_of=lambda _info: IN_CONTEXT,
     second_server={"stage_0": {"distributed_executor_backend": "uni"}},
     does=frozenset({"diffusion"}),
-    is_nightly=True,
 )

@@ -36,5 +36,4 @@ CASE = Case(
         "num_gpu_blocks_override": 24,  # of 32 tokens: three requests and a bit
     },
     does=frozenset({"continuation", "waits_for_kv"}),
-    is_nightly=True,
 )
