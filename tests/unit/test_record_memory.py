@@ -1,6 +1,7 @@
 """Rows that a server remembers, where the catalogue is on PostgreSQL, are today's."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -219,7 +220,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def memory():
-    made = RecordMemory(max_speakers=2)
+    made = RecordMemory(time.time, max_speakers=2)
     made.trust(float("inf"))
     return made
 

@@ -1,13 +1,12 @@
 """Rows of the table ``consent``: recordings in which somebody agrees to be cloned."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from vllm_tts_cache.catalogue import tenant_usage
+from vllm_tts_cache.catalogue import dialect, tenant_usage
 from vllm_tts_cache.catalogue.details import check_language
 from vllm_tts_cache.catalogue.ids import is_consent_id, new_consent_id
 from vllm_tts_cache.catalogue.names import clean
@@ -74,7 +73,7 @@ def add(
         "audio_sha256": audio_sha256,
         "num_samples": num_samples,
         "sample_rate_hz": sample_rate_hz,
-        "created_at": time.time(),
+        "created_at": dialect.now(db),
     }
     query = consent.insert().values(**row).returning(consent.c.number)
     record = ConsentRecord(number=db.execute(query).scalar_one(), **row)

@@ -7,16 +7,22 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select
 from sqlalchemy.exc import DBAPIError
 
-from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue import dialect, schema
 from vllm_tts_cache.catalogue.backend import Backend
+from vllm_tts_cache.catalogue.clock import CatalogueClock
 from vllm_tts_cache.errors import NoCatalogueError, StorageError
 
 
 class Database:
-    """Connections to one catalogue, for any thread; safe beside other processes."""
+    """Connections to one catalogue, for any thread; safe beside other processes.
+
+    Attributes:
+        clock: The catalogue's, set by who asks for news of it.
+    """
 
     def __init__(self, backend: Backend):
         self.backend = backend
+        self.clock = CatalogueClock()
         self._compiled: dict[Select[Any], Any] = {}
         self._is_closed = False
 
@@ -35,9 +41,9 @@ class Database:
             StorageError: It cannot be opened, is no database, or is of a newer
                 version of this package.
         """
-        migrating = self.backend.migrating
-        with self.backend.opening(), self._lent(migrating) as db, db.begin():
+        with self.backend.opening(), self.write_long() as db:
             schema.migrate(db, is_in_use)
+            self.clock.set(dialect.now(db))
 
     def check(self) -> None:
         """See that it is of this version; writes nothing.
@@ -48,6 +54,7 @@ class Database:
         """
         with self.read() as db:
             version = schema.stored_version(db)
+            self.clock.set(dialect.now(db))
         if version == 0:
             raise NoCatalogueError(
                 f"The voice catalogue {self.where} is empty: no server has stored "
@@ -146,6 +153,12 @@ class Database:
             StorageError: The database failed otherwise; nothing was changed.
         """
         with self._lent(self.backend.writing) as db, db.begin():
+            yield db
+
+    @contextmanager
+    def write_long(self) -> Generator[Connection, None, None]:
+        """As `write`, for statements over all rows; who writes waits, or is refused."""
+        with self._lent(self.backend.migrating) as db, db.begin():
             yield db
 
     def wipe_log(self) -> None:

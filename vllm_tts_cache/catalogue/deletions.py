@@ -6,7 +6,6 @@ somebody was told or a day has passed.
 """
 
 import hashlib
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from sqlalchemy import (
 )
 
 from vllm_tts_cache.catalogue import leases
-from vllm_tts_cache.catalogue.dialect import is_postgres
+from vllm_tts_cache.catalogue.dialect import is_postgres, now
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.schema import confirmation, deletion, participant
 from vllm_tts_cache.tenants import DEFAULT_TENANT
@@ -101,7 +100,7 @@ def add(
         "name_hash": hashed,
         "public_id": public_id,
         "tenant": tenant,
-        "requested_at": time.time(),
+        "requested_at": now(db),
         "files_removed": 0,
     }
     insert = deletion.insert().values(**row).returning(deletion.c.id)
@@ -190,7 +189,7 @@ def drop_expired(db: Connection) -> None:
         deletion.delete().where(
             deletion.c.files_removed == 1,
             deletion.c.id.not_in(waiting),
-            deletion.c.requested_at < time.time() - KEPT_SECONDS,
+            deletion.c.requested_at < now(db) - KEPT_SECONDS,
         )
     )
 
@@ -204,7 +203,7 @@ def drop_finished(db: Connection, tenant: str, name: str) -> None:
 
 def join(db: Connection, participant_id: str) -> None:
     """Ask the participant about every deletion from now on."""
-    db.execute(participant.insert(), {"id": participant_id, "joined_at": time.time()})
+    db.execute(participant.insert(), {"id": participant_id, "joined_at": now(db)})
 
 
 def ask_of_unfinished(db: Connection, participant_id: str) -> None:

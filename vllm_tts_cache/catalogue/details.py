@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from collections.abc import Mapping
 
 from vllm_tts_cache.catalogue.names import fold, is_storable
@@ -46,7 +45,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_expiry(expires_at: float | None) -> None:
-    """Refuse an end that is past, or no time; None is no end.
+    """Refuse an end that is no time; None is no end.
 
     Raises: InvalidSpeakerError.
     """
@@ -54,7 +53,14 @@ def check_expiry(expires_at: float | None) -> None:
         return
     if not math.isfinite(expires_at) or expires_at >= _END_OF_TIME:
         raise InvalidSpeakerError("expires_at", "it is no time before the year 10000")
-    if expires_at <= time.time():
+
+
+def check_is_to_come(expires_at: float | None, now: float) -> None:
+    """Refuse an end that is past, by the catalogue's clock; None is no end.
+
+    Raises: InvalidSpeakerError.
+    """
+    if expires_at is not None and expires_at <= now:
         reason = "it is in the past; to remove the voice now, DELETE it"
         raise InvalidSpeakerError("expires_at", reason)
 

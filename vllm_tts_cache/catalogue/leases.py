@@ -67,6 +67,7 @@ _STANDING: Any = select(  # of more columns than its type can tell
     _IS_ASKED,
     exists().where(deletion.c.files_removed == 0),
     exists().where(speaker.c.expires_at <= NOW),
+    NOW,
 ).where(lease.c.participant_id == bindparam("participant"))
 
 
@@ -145,11 +146,15 @@ def num_awaited(db: Connection, number: int) -> int:
 
 
 def standing(db: Database, participant_id: str) -> Standing | None:
-    """How it stands; None if it was lost. One small question, asked all the time."""
+    """How it stands; None if it was lost. One small question, asked all the time.
+
+    It also sets the catalogue's clock.
+    """
     row = db.first_at_once(_STANDING, {"participant": participant_id})
     if row is None:
         return None
-    left, seconds, heard, newest, is_asked, is_left, has_expired = row
+    left, seconds, heard, newest, is_asked, is_left, has_expired, now = row
+    db.clock.set(now)
     return Standing(
         # More is left of one that was taken before the clock was set back.
         seconds=min(left, seconds),

@@ -1,7 +1,6 @@
 """Lists of speakers, a page at a time: what is on one, and where the next begins."""
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -82,17 +81,15 @@ def names(db: Connection, page: Page) -> list[str]:
 
 
 def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
-    is_there = speaker.c.expires_at.is_(None) | (speaker.c.expires_at > time.time())
-    query = query.where(speaker.c.tenant == page.tenant, is_there)
+    is_there = speaker.c.expires_at.is_(None) | (speaker.c.expires_at > dialect.now(db))
+    query, row = _of_tenant(query.where(is_there), page)
     if part := fold(page.search):
         query = query.where(dialect.contains(speaker.c.search_text, part))
-    for key, value in page.labels.items():
-        query = query.where(_has_label(key, value))
-    key, age = speaker.c.name_key, (speaker.c.created_at, speaker.c.speaker_id)
+    age = row.created_at, speaker.c.speaker_id
     if page.after:
-        query = query.where(_behind(db, page))
+        query = query.where(_behind(db, page, row))
     if page.sort == "name":
-        query = query.order_by(key)
+        query = query.order_by(row.name_key)
     elif page.sort == "newest":
         query = query.order_by(*(column.desc() for column in age))
     else:
@@ -100,24 +97,33 @@ def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
     return query.limit(page.limit)
 
 
-def _has_label(key: str, value: str) -> "ColumnElement[bool]":
-    # By the label's index: few voices have it, of however many.
-    label = speaker_label.c
-    having = select(label.generation).where(
-        label.label_key == fold(key), label.label_value == fold(value)
-    )
-    return speaker.c.generation.in_(having)
+def _of_tenant(query: Select[Any], page: Page) -> tuple[Select[Any], Any]:
+    """The query for a tenant's, and the columns whose index leads through them.
+
+    Those of the first label, if there is one: few voices may have it, of however many.
+    """
+    own = speaker.c
+    if not page.labels:
+        return query.where(own.tenant == page.tenant), own
+    rows = [speaker_label.alias() for _ in page.labels]
+    for (key, value), label in zip(page.labels.items(), rows, strict=True):
+        query = query.join(label, label.c.generation == own.generation).where(
+            label.c.tenant == page.tenant,
+            label.c.label_key == fold(key),
+            label.c.label_value == fold(value),
+        )
+    return query, rows[0].c
 
 
-def _behind(db: Connection, page: Page) -> "ColumnElement[bool]":
+def _behind(db: Connection, page: Page, row: Any) -> "ColumnElement[bool]":
     if page.sort == "name":
         name = page.after
         if is_voice_id(name):
             found = speakers.find(db, page.tenant, name)
             name = name if found is None else found.name
-        return speaker.c.name_key > fold(name)
+        return row.name_key > fold(name)
     created_at, speaker_id = _age_of_cursor(db, page)
-    columns = speaker.c.created_at, speaker.c.speaker_id
+    columns = row.created_at, speaker.c.speaker_id
     if page.sort == "newest":
         later = and_(columns[0] == created_at, columns[1] < speaker_id)
         return or_(columns[0] < created_at, later)

@@ -3,7 +3,6 @@
 import json
 import math
 import struct
-import time
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
@@ -130,9 +129,13 @@ class SpeakerRecord:
         """The labels, parsed."""
         return labels_of_json(self.labels_json)
 
-    def has_expired(self) -> bool:
-        """Whether its time is over; it is deleted soon, and spoken no more."""
-        return self.expires_at is not None and self.expires_at <= time.time()
+    def has_expired(self, now: float) -> bool:
+        """Whether its time is over; it is deleted soon, and spoken no more.
+
+        Args:
+            now: Unix seconds of the catalogue, see `CatalogueClock`.
+        """
+        return self.expires_at is not None and self.expires_at <= now
 
     @property
     def seconds(self) -> float:

@@ -94,14 +94,20 @@ speaker = Table(
     sqlite_autoincrement=True,
 )
 
-# The labels once more, folded, to search by. They go with their speaker's row.
+# The labels once more, folded, to search by. They go with their speaker's row, of which
+# they repeat what lists are in the order of: a page is read by an index, however many
+# speakers have the label.
 speaker_label = Table(
     "speaker_label",
     metadata,
     Column("generation", BigInteger, primary_key=True),
     Column("label_key", _TEXT, primary_key=True),
     Column("label_value", _TEXT, nullable=False),
-    Index("speaker_label_value", "label_key", "label_value"),
+    Column("tenant", _TEXT),
+    Column("name_key", _TEXT),
+    Column("created_at", Float),
+    Index("speaker_label_name", "tenant", "label_key", "label_value", "name_key"),
+    Index("speaker_label_age", "tenant", "label_key", "label_value", "created_at"),
 )
 
 # Recordings in which somebody consents to being cloned; their audio is stored as that
@@ -393,6 +399,30 @@ def _count_tenants(db: Connection) -> None:
         db.execute(text(statement))
 
 
+_ORDERED_LABELS = (
+    "ALTER TABLE speaker_label ADD COLUMN tenant {text}",
+    "ALTER TABLE speaker_label ADD COLUMN name_key {text}",
+    "ALTER TABLE speaker_label ADD COLUMN created_at {float}",
+    "DROP INDEX speaker_label_value",
+    """UPDATE speaker_label SET (tenant, name_key, created_at) =
+    (SELECT s.tenant, s.name_key, s.created_at FROM speaker s
+     WHERE s.generation = speaker_label.generation)""",
+    """CREATE INDEX speaker_label_name
+    ON speaker_label (tenant, label_key, label_value, name_key)""",
+    """CREATE INDEX speaker_label_age
+    ON speaker_label (tenant, label_key, label_value, created_at)""",
+)
+
+
+def _order_labels(db: Connection) -> None:
+    """Version 6: a page of speakers with a label is read in the order of an index."""
+    text_type, float_type = "TEXT", "FLOAT"
+    if is_postgres(db):
+        text_type, float_type = 'TEXT COLLATE "C"', "DOUBLE PRECISION"
+    for statement in _ORDERED_LABELS:
+        db.execute(text(statement.format(text=text_type, float=float_type)))
+
+
 # One step per version, appended to and never edited: a database that exists ran the
 # earlier ones. A new database is made as the tables above say, at the last version.
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
@@ -400,6 +430,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _count_clips,
     _name_objects,
     _count_tenants,
+    _order_labels,
 )
 VERSION = 1 + len(MIGRATIONS)
 

@@ -1,6 +1,5 @@
 """Rows of the table ``speaker``; the caller provides connection and transaction."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -147,7 +146,8 @@ def replace(
     values["search_text"] = _searched(new.name, new.description, new.labels)
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
     values["is_pinned"] = int(new.is_pinned)
-    values["created_at"] = time.time() if new.created_at is None else new.created_at
+    is_dated = new.created_at is not None
+    values["created_at"] = new.created_at if is_dated else dialect.now(db)
     db.execute(speaker.insert(), values)
     tenant_usage.count(db, new.tenant, voices=1, pinned=values["is_pinned"])
     record = find_named(db, new.tenant, new.name_key)
@@ -314,6 +314,9 @@ def _label(db: Connection, record: SpeakerRecord) -> None:
             "generation": number,
             "label_key": fold(key),
             "label_value": fold(value),
+            "tenant": record.tenant,
+            "name_key": record.name_key,
+            "created_at": record.created_at,
         }
         for key, value in record.labels.items()
     ]

@@ -37,11 +37,16 @@ class RecordMemory:
     `trust` says each time: then a request asks nobody, and while the database is away
     it goes on so. For the event loop only.
 
+    Args:
+        now: Unix seconds of the catalogue, by which a speaker's time ends.
+        max_speakers: Remembered at most.
+
     Attributes:
         counts: What look-ups came to.
     """
 
-    def __init__(self, max_speakers: int = MAX_SPEAKERS):
+    def __init__(self, now: Callable[[], float], max_speakers: int = MAX_SPEAKERS):
+        self._now = now
         self._max_speakers = max_speakers
         self._found: OrderedDict[_Key, Found] = OrderedDict()
         self._keys: defaultdict[str, set[_Key]] = defaultdict(set)
@@ -72,7 +77,7 @@ class RecordMemory:
         """
         key = (tenant, name)
         known = self._found.get(key) if self.is_current else None
-        if known is not None and not known.record.has_expired():
+        if known is not None and not known.record.has_expired(self._now()):
             self._found.move_to_end(key)
             self.counts.remembered += 1
             return known

@@ -132,7 +132,7 @@ class SpeakerService:
         self._background: set[asyncio.Task[None]] = set()
         self._is_introducing = False
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
-        self.known_records = RecordMemory()
+        self.known_records = RecordMemory(store.now)
         self._counts = Counts(store, settings, keys, self.known_records)
         self.inline = InlineClips(
             store, self._lookups, max_fetches=settings.max_fetches

@@ -93,18 +93,19 @@ def _empty_trash(directory: StoreDirectory) -> list[str]:
 def _put_rows_right(database: Database) -> list[str]:
     with database.write() as db:
         deletions.drop_expired(db)
-        problems = stored_files.usage_problems(db)
-        if problems:
-            stored_files.repair_usage(db)
     # First without the turn to write: of a million voices it takes seconds.
     with database.snapshot() as db:
-        is_right = not tenant_usage.problems(db)
-    if is_right:
-        return problems
-    with database.write() as db:
-        wrong = tenant_usage.problems(db)
+        if not _wrong_sums(db):
+            return []
+    with database.write_long() as db:
+        wrong = _wrong_sums(db)
+        stored_files.repair_usage(db)
         tenant_usage.recount(db)
-    return problems + wrong
+    return wrong
+
+
+def _wrong_sums(db: Connection) -> list[str]:
+    return stored_files.usage_problems(db) + tenant_usage.problems(db)
 
 
 def _reconcile(

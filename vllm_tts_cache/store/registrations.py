@@ -22,6 +22,7 @@ from vllm_tts_cache.catalogue import (
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
+from vllm_tts_cache.catalogue.details import check_is_to_come
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.names import is_storable
 from vllm_tts_cache.catalogue.record import (
@@ -119,9 +120,11 @@ class Registrations:
         """
 
         def commit(db: Connection) -> Registered:
+            now = dialect.now(db)
+            check_is_to_come(new.expires_at, now)
             replaced = speakers.find_named(db, new.tenant, new.name_key)
             change = 0
-            if replaced is not None and replaced.has_expired():
+            if replaced is not None and replaced.has_expired(now):
                 # Nobody finds it any more: its id and its name are free. What is
                 # left of it is removed by whoever adopts deletions.
                 self._delete(db, replaced)
@@ -195,9 +198,12 @@ class Registrations:
         """
         with self._database.write() as db:
             before = _find(db, name, tenant)
-            if before.has_expired():
+            now = dialect.now(db)
+            if before.has_expired(now):
                 raise SpeakerNotFoundError(name)
             after = changes.applied_to(before)
+            if "expires_at" in changes.given:
+                check_is_to_come(after.expires_at, now)
             if after.name_key != before.name_key:
                 taken = speakers.find_named(db, tenant, after.name_key)
                 if taken is not None:

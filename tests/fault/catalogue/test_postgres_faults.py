@@ -28,6 +28,7 @@ from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.errors import (
     ConfigError,
+    InvalidSpeakerError,
     StorageError,
     StorageUnavailableError,
     TTSCacheError,
@@ -402,9 +403,32 @@ def test_the_end_of_a_voice_is_by_the_clock_of_the_server(tmp_path, monkeypatch)
     store = opened(tmp_path)
     now = time.time
     register(store, "Ann", expires_at=now() + 1800)
-    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    for wrong in (3600, -3600):
+        monkeypatch.setattr(time, "time", lambda off=wrong: now() + off)
+        other = opened(tmp_path)
+        _check_clock(other, now())
+        other.close()
+    monkeypatch.setattr(time, "time", now)
+    store.close()
+
+
+def _check_clock(store, now):
     assert not store.has_expired()
     assert (store.expired_names(), store.delete_expired(9)) == ([], [])
-    monkeypatch.setattr(time, "time", now)
+    assert store.find("Ann") is not None
+    register(store, "Bea", expires_at=now + 1800)
+    assert store.catalogue.names(Page(limit=9, sort="oldest")) == ["Ann", "Bea"]
+    with pytest.raises(InvalidSpeakerError, match="past"):
+        register(store, "Cid", expires_at=now - 1800)
+
+
+def test_a_clock_that_is_set_is_heard_of_with_the_news(tmp_path, monkeypatch):
+    store = opened(tmp_path)
+    store.join()
+    now = time.time
+    register(store, "Ann", expires_at=now() + 1800)
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    assert store.find("Ann") is None  # it has not looked yet
+    store.news()
     assert store.find("Ann") is not None
     store.close()

@@ -115,7 +115,6 @@ def test_a_name_that_is_taken_is_not_taken_over(store):
         ({"labels": {"a": "x", "A": "y"}}, "labels"),
         ({"labels": {str(n): "x" for n in range(21)}}, "labels"),
         ({"labels": {"a": "\ud800"}}, "labels"),
-        ({"expires_at": 1.0}, "expires_at"),
         ({"expires_at": float("nan")}, "expires_at"),
         ({"expires_at": 1e300}, "expires_at"),
         ({"ref_text": "x" * 2001}, "ref_text"),
@@ -131,6 +130,16 @@ def test_an_embedding_has_no_transcript(store):
     store.register(voice("x", None), None)
     with pytest.raises(InvalidSpeakerError, match="ref_text"):
         change(store, "x", ref_text="words")
+
+
+def test_an_end_that_is_past_is_refused(store):
+    with pytest.raises(InvalidSpeakerError, match="past"):
+        register(store, "Ann", 0, expires_at=time.time() - 1)
+    register(store, "Bea", 1)
+    with pytest.raises(InvalidSpeakerError, match="past"):
+        change(store, "Bea", expires_at=time.time() - 1)
+    assert store.catalogue.names(Page(limit=9)) == ["Bea"]
+    assert store.find("Bea").record.expires_at is None
 
 
 def end(store, name):

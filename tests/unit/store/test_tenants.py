@@ -85,7 +85,7 @@ def test_what_is_replaced_changed_or_without_audio_is_counted_right(store):
 
 @pytest.mark.parametrize("table", [schema.tenant_usage, schema.tenant_audio])
 def test_counts_that_are_wrong_are_found_and_put_right(store, table):
-    add(store, "ann", is_pinned=True)
+    add(store, "ann", is_pinned=True, labels={"Team": "Red"})
     add(store, "bea", 1, tenant=B)
     store.consents.add("Ann", "de", clip(2), B)
     right = store.catalogue.usage_of_tenants()
@@ -95,6 +95,15 @@ def test_counts_that_are_wrong_are_found_and_put_right(store, table):
     assert store.recover() != []
     assert store.catalogue.usage_of_tenants() == right
     assert store.verify() == []
+
+
+LABELS_OF_VERSION_4 = (
+    """CREATE TABLE speaker_label (generation BIGINT NOT NULL, label_key TEXT NOT NULL,
+    label_value TEXT NOT NULL, PRIMARY KEY (generation, label_key))""",
+    "CREATE INDEX speaker_label_value ON speaker_label (label_key, label_value)",
+    """INSERT INTO speaker_label SELECT generation, 'team', 'red' FROM speaker
+    WHERE name = 'ann'""",
+)
 
 
 def test_a_catalogue_of_before_is_counted_when_it_is_migrated(open_here):
@@ -108,10 +117,15 @@ def test_a_catalogue_of_before_is_counted_when_it_is_migrated(open_here):
         for table in tables:
             table.drop(db)
         db.exec_driver_sql("ALTER TABLE deletion DROP COLUMN tenant")
-        db.execute(schema.schema_version.update().values(version=schema.VERSION - 1))
+        schema.speaker_label.drop(db)
+        for statement in LABELS_OF_VERSION_4:
+            db.exec_driver_sql(statement)
+        db.execute(schema.schema_version.update().values(version=4))
     store.close()
     again = open_here()
     assert again.catalogue.usage_of_tenants() == right
+    labelled = Page(limit=9, labels={"team": "red"}, tenant=A)
+    assert again.catalogue.names(labelled) == ["ann"]
     again.remove_files(again.delete("ann", A))
     assert again.verify() == []
 
