@@ -3,6 +3,8 @@
 The tests follow one another: at the end the bucket is away, and then one of the two.
 """
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -199,6 +201,29 @@ def test_without_postgresql_what_is_warm_speaks_and_the_rest_says_why(
     # A warm request asks nothing there, with or without the server.
     reads = sum(c["read"] for c in after) - sum(c["read"] for c in counts)
     assert reads <= 2  # of the voice that nobody has
+
+
+def test_a_server_that_was_frozen_for_a_minute_speaks_nothing_deleted_meanwhile(
+    fleet, make_clip
+):
+    one, other = fleet.direct
+    one.register("Fay", make_clip(2.0), ref_text=SPOKEN).raise_for_status()
+    before = other.speak(voice="Ada").audio
+    assert other.speak(voice="Fay").status == 200
+    group = fleet.servers[1].pid  # which it leads
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        until = time.monotonic() + 60
+        assert one.speak(voice="Ada").audio == before
+        while (answer := one.http.delete("/v1/audio/voices/Fay")).status_code == 503:
+            assert time.monotonic() < until, answer.text
+        assert answer.status_code == 200
+        assert one.speak(voice="Fay").status == 400
+        time.sleep(max(0.0, until - time.monotonic()))
+    finally:
+        os.killpg(group, signal.SIGCONT)
+    assert other.speak(voice="Fay").status == 400
+    assert other.speak(voice="Ada").audio == before
 
 
 def test_without_one_of_the_servers_the_other_speaks_and_deletes(fleet):

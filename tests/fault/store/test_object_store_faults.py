@@ -1,6 +1,7 @@
 """A real S3 server that is stopped, frozen or cut off, or answers half or with 500."""
 
 import random
+import resource
 import time
 from contextlib import suppress
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.encoding_samples import assert_same, make_encoding
 from tests.fault.faulty_proxy import faulty
+from tests.limits import limited
 from tests.store_samples import (
     address,
     clip,
@@ -130,6 +132,22 @@ def test_a_machine_that_starts_while_the_bucket_is_down_speaks_what_it_has(
     proxy.mode = "refuse"
     again = open_one("one")
     assert again.read(key(0)) is not None
+
+
+def test_a_full_disk_keeps_no_copies_and_costs_no_request(open_one):
+    one, other = open_one("one"), open_one("other")
+    register(one, "Ann", 0)
+    publish(one, 0)
+    with limited(resource.RLIMIT_FSIZE, 10):
+        for _ in range(2):  # the second time there is no copy either
+            assert_same(other.read(key(0)), make_encoding())
+            audio = other.read_audio(address(0))
+            assert (audio.samples == clip(0).audio.samples).all()
+        register(other, "Bob", 1)
+        assert publish(other, 1)
+    assert other.files.kinds(address(0)) == other.files.kinds(address(1)) == set()
+    assert one.read(key(1)) is not None
+    assert other.read(key(0)) is not None and other.read_here(key(0)) is not None
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))

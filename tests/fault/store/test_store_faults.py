@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from tests.encoding_samples import assert_same, make_encoding
+from tests.limits import limited
 from tests.store_samples import (
     address,
     clip,
@@ -43,16 +44,6 @@ def store(tmp_path):
     assert store.verify() == []
     assert store.recover() == []
     store.close()
-
-
-@contextmanager
-def limited(which, soft):
-    before = resource.getrlimit(which)
-    resource.setrlimit(which, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(which, before)
 
 
 @contextmanager
