@@ -36,10 +36,10 @@ _FILE = """INSERT INTO stored_file (audio_sha256, kind, segment, is_audio, num_b
     used_at, created_at) SELECT {hex} || {hex}, '{kind}', 'registered', {is_audio}, 1,
     n, n FROM {numbers}"""
 # A thousand voices of a million have the same label.
-_LABEL = """INSERT INTO speaker_label (generation, label_key, label_value)
-    SELECT generation, 'team',
-    'team ' || (generation - generation / {num_teams} * {num_teams})
-    FROM speaker WHERE generation > {last_number}"""
+_LABEL = """INSERT INTO speaker_label (generation, label_key, label_value, tenant,
+    name_key, created_at) SELECT generation, 'team',
+    'team ' || (generation - generation / {num_teams} * {num_teams}), tenant, name_key,
+    created_at FROM speaker WHERE generation > {last_number}"""
 _SPELLINGS = {
     False: {
         "name": "printf('s%07d', n)",
@@ -95,7 +95,7 @@ def fill(catalogue: Catalogue, num_voices: int) -> float:
                 _LABEL.format(last_number=first - 1, **words),
             ):
                 db.exec_driver_sql(statement)
-    with catalogue.database.write() as db:
+    with catalogue.database.write_long() as db:
         tenant_usage.recount(db)
     with catalogue.database.read() as db:
         db.execute(text("ANALYZE"))

@@ -108,8 +108,9 @@ class Side:
     def restart(self, **environ: str) -> None:
         """The same storage, new processes, and ``environ`` beside what was set."""
         self.stop()
-        old = self._server.options
-        changed = dataclasses.replace(old, environ={**old.environ, **environ})
+        old, port = self._server.options, self._server.port
+        more = {**old.environ, **environ}
+        changed = dataclasses.replace(old, environ=more, port=port)
         self._server = ProbedServer(changed)
         self.client = SpeechClient(self._server.url)
         self._server.start()
@@ -118,6 +119,11 @@ class Side:
     def pid(self) -> int:
         """Of the API process; its stages are its children."""
         return self._server.pid
+
+    @property
+    def port(self) -> int:
+        """Where it listens, the next time as well."""
+        return self._server.port
 
     def api_rss_bytes(self) -> int:
         """Resident memory of the API process; its stages are processes of their own."""

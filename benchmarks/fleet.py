@@ -1,0 +1,159 @@
+"""Two servers that share PostgreSQL and a bucket, beside one that has a directory.
+
+    python -m benchmarks.fleet [--rounds 20] [--minutes 15] [--work DIRECTORY]
+
+First what a request costs: on one machine, in the fleet, and the first of a voice on
+the server that did not encode it. Then a soak: several clients do what users do,
+through nginx, while the two servers are restarted in turn. Needs what the tests need:
+`make postgres nginx`.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from benchmarks import machine
+from benchmarks.bench import clip
+from benchmarks.fleet_soak import Soak
+from benchmarks.models import models
+from benchmarks.sides import Side
+from tests import object_store, postgres
+from tests.front import in_front_of
+
+MODEL = "qwen3-tts-tiny"
+CLIP_SECONDS = 10
+NUM_WARM = 3
+SIGHTS = {
+    "prepare_ms": "until the engine is called, ms",
+    "cpu_ms": "CPU of the API process until then, ms",
+    "stall_ms": "longest stall of the event loop, ms",
+    "engine_bytes": "message to the engine, bytes",
+}
+
+
+def main() -> None:
+    """Measure, and print what came of it."""
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("--rounds", type=int, default=20, help="0: only the soak")
+    arguments.add_argument("--minutes", type=float, default=15.0, help="0: no soak")
+    arguments.add_argument("--work", type=Path)
+    given = arguments.parse_args()
+    print(f"{machine.describe()}, {machine.revision()[0]}", flush=True)
+    with ExitStack() as ended:
+        work = given.work or Path(ended.enter_context(tempfile.TemporaryDirectory()))
+        work.mkdir(parents=True, exist_ok=True)
+        shared = ended.enter_context(_shared(work))
+        model = next(each for each in models() if each.name == MODEL)
+        servers = [Side(name, model, work, shared) for name in ("one", "other")]
+        for side in servers:  # the host starts one stage at a time
+            side.start()
+            ended.callback(side.stop)
+        if given.rounds:
+            with _started(Side("alone", model, work, {})) as alone:
+                for line in Figures(alone, *servers).measured(given.rounds):
+                    print(line, flush=True)
+        if given.minutes:
+            with in_front_of([side.port for side in servers]) as url:
+                for line in Soak(servers, url).run(60 * given.minutes):
+                    print(line, flush=True)
+
+
+@contextmanager
+def _shared(work: Path) -> Iterator[Mapping[str, str]]:
+    """PostgreSQL and a bucket, as settings."""
+    objects = work / "objects"
+    objects.mkdir()
+    with postgres.running() as database, object_store.serving(objects) as bucket:
+        yield {
+            "SPEAKER_CATALOGUE_URL": database.make("fleet"),
+            "SPEAKER_STORE_URL": bucket.url("voices"),
+            **bucket.environment,
+        }
+
+
+@contextmanager
+def _started(side: Side) -> Iterator[Side]:
+    side.start()
+    try:
+        yield side
+    finally:
+        side.stop()
+
+
+class Figures:
+    """What requests cost.
+
+    Args:
+        alone: Has a directory of its own.
+        one: Where voices are registered and encoded; of the fleet.
+        other: Which shares them.
+    """
+
+    def __init__(self, alone: Side, one: Side, other: Side):
+        self._alone, self._one, self._other = alone, one, other
+        self._numbers = count(1)
+        self._seen: dict[str, list[dict[str, float]]] = {"alone": [], "fleet": []}
+        self._first_ms: list[float] = []
+        self._warm_ms: list[float] = []
+
+    def measured(self, num_rounds: int) -> Iterator[str]:
+        """Lines of a table."""
+        for side in (self._alone, self._one):
+            self._register(side, "warm")
+            for _ in range(NUM_WARM):
+                side.speak(self._text(), voice="warm")
+        before = self._reads()
+        for number in range(num_rounds):
+            sides = [(self._alone, "alone"), (self._one, "fleet")]
+            for side, what in sides[:: 1 if number % 2 else -1]:
+                sight = side.look_inside(self._text(), voice="warm")
+                self._seen[what].append(sight)
+        reads = self._reads() - before
+        for number in range(num_rounds):
+            self._first(f"voice-{number}")
+        for field, title in SIGHTS.items():
+            alone, fleet = (
+                median(sight[field] for sight in self._seen[what])
+                for what in ("alone", "fleet")
+            )
+            yield f"{title}: alone {alone:.2f}, fleet {fleet:.2f}"
+        yield f"{num_rounds} warm requests read {reads} rows in PostgreSQL"
+        first, warm = median(self._first_ms), median(self._warm_ms)
+        yield (
+            f"first audio on the server that did not encode: first {first:.0f} ms,"
+            f" then {warm:.0f} ms, {first / warm:.2f}x"
+        )
+
+    def _first(self, name: str) -> None:
+        self._register(self._one, name)
+        times = [
+            1e3 * self._other.speak(self._text(), voice=name).ttfa_seconds
+            for _ in range(1 + NUM_WARM)
+        ]
+        self._first_ms.append(times[0])
+        self._warm_ms.append(median(times[1:]))
+
+    def _register(self, side: Side, name: str) -> None:
+        side.register(name, clip(CLIP_SECONDS, next(self._numbers)), **self._fields)
+        side.precompute(name)
+
+    @property
+    def _fields(self) -> Mapping[str, str]:
+        *_, fullest = self._one.model.modes.values()
+        return fullest
+
+    def _reads(self) -> int:
+        return self._one.client.stats()["records"]["read"]
+
+    def _text(self) -> str:
+        return f"Number {next(self._numbers):05d}."
+
+
+if __name__ == "__main__":
+    main()
