@@ -99,6 +99,8 @@ class Settings:
         tenants_file: Says whose API keys are whose; without one, all is one tenant's.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
         memory_max_entries: The same, counted in encodings.
+        decoder_max_bytes: What a codec decoder keeps of voices, so that no request has
+            it decode their references again; 0 has it do so, as stock does.
         max_pinned: Voices whose encodings workers keep in memory beside that.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.
@@ -130,6 +132,7 @@ class Settings:
     tenants_file: Path | None = None
     memory_max_bytes: int = 512 * 1024**2
     memory_max_entries: int = 1024
+    decoder_max_bytes: int = 512 * 1024**2
     max_pinned: int = 100
     disk_max_bytes: int = 20 * 1024**3
     inline_share: float = 0.125
@@ -149,6 +152,8 @@ class Settings:
             raise ValueError(f"expected at least {MIN_GRACE_SECONDS:g} seconds")
         if self.max_uploaded < 0:
             raise ValueError(f"max_uploaded must not be negative: {self.max_uploaded}")
+        if self.decoder_max_bytes < 0:
+            raise ValueError(f"expected 0 or more, got {self.decoder_max_bytes}")
         if self.max_pinned < 0:
             raise ValueError(f"max_pinned must not be negative: {self.max_pinned}")
         if not 0 <= self.inline_share < 1:
@@ -191,6 +196,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_CACHE_ENABLED": ("enabled", _boolean),
     "SPEAKER_CACHE_MAX_BYTES": ("memory_max_bytes", int),
     "SPEAKER_CACHE_MAX_ENTRIES": ("memory_max_entries", int),
+    "SPEAKER_CACHE_DECODER_MAX_BYTES": ("decoder_max_bytes", int),
     "SPEAKER_CACHE_MAX_PINNED": ("max_pinned", int),
     "SPEAKER_CACHE_DISK_MAX_BYTES": ("disk_max_bytes", int),
     "SPEAKER_CACHE_INLINE_SHARE": ("inline_share", float),

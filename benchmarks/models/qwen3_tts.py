@@ -24,10 +24,7 @@ def decoder_probe() -> None:
     """
     if is_api_process():
         return
-    from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code2wav import (
-        Qwen3TTSCode2Wav as Decoder,
-    )
-
+    Decoder: Any = _decoder_class()
     if getattr(Decoder, _MARK, False):
         return
     path, decode = Path(os.environ[DECODES_FILE]), Decoder.forward
@@ -45,6 +42,17 @@ def decoder_probe() -> None:
 
     Decoder.forward = timed
     setattr(Decoder, _MARK, True)
+
+
+def _decoder_class() -> Any:
+    """The class of the second stage's model: ours does some of it before the host's."""
+    if os.environ.get("SPEAKER_CACHE_ENABLED") == "0":
+        from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_code2wav
+
+        return qwen3_tts_code2wav.Qwen3TTSCode2Wav
+    from vllm_tts_cache.families.qwen3_tts import code2wav
+
+    return code2wav.CachedQwen3TTSCode2Wav
 
 
 def float32_encoders() -> None:

@@ -31,7 +31,7 @@ from vllm_tts_cache.speaker.family import families
 def fingerprint():
     return {
         "models": [OmniModelRegistry.models[name].module_name
-            for family in families() for name in family.models],
+            for family in families() for name in (*family.models, *family.decoders)],
         "pipelines": [DiffusionModelRegistry.models[name].module_name
             for family in families() for name in family.pipelines],
         "vllms_models": arg_utils.register_omni_models_to_vllm.__module__,
@@ -199,7 +199,7 @@ def test_registering_puts_our_parts_in_place(fingerprints):
         *adapters,
     ]
     assert all(module.startswith("vllm_tts_cache.") for module in ours), ours
-    assert len(once["mixin"]) == 6
+    assert len(once["mixin"]) == 8
     assert once["scheduler"] is True
     modules = set(once["routes"])
     assert "vllm_tts_cache.entrypoints.voices" in modules

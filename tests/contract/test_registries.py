@@ -21,7 +21,7 @@ def replaced(*those):
     return [
         pytest.param(family, architecture, ours, id=f"{family.name}-{architecture}")
         for family in those
-        for architecture, ours in family.models.items()
+        for architecture, ours in {**family.models, **family.decoders}.items()
     ]
 
 

@@ -337,7 +337,8 @@ async def test_what_is_shown_of_the_cache_asks_the_workers_once(server):
     await server.speak(voice="Ann")
     server.engine.calls.clear()
     shown = (await server.client.get("/v1/audio/speaker_cache")).json()
-    assert server.engine.calls == ["tts_cache_stats"]
+    asked = ["tts_cache_stats", "tts_cache_decoder_stats"]  # of a stage each
+    assert server.engine.calls == asked
     assert shown["registry"] == {"speakers": 1}
     assert shown["storage"]["registered"]["encodings"]["files"] == 2
     assert shown["workers"][0]["encodes"] == {"speaker": 1, "codec": 1}

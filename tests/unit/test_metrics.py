@@ -80,7 +80,12 @@ class Rig:
     def refresher_of(self, metrics, shared_with=None):
         workers = AsyncWorkers(self.engine)
         return MetricsRefresh(
-            metrics, self.store, lambda: workers, lambda: 3, shared_with
+            metrics,
+            self.store,
+            lambda: workers,
+            lambda: False,
+            lambda: 3,
+            shared_with,
         )
 
     def register(self, name, seed=0):

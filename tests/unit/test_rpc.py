@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,12 +20,15 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, WorkerRPCError
+from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
 from vllm_tts_cache.speaker import rpc_client, wire
 from vllm_tts_cache.speaker.rpc_client import (
+    DECODER_STATS,
     DESCRIBE,
     ENCODING,
     FAILED,
     FORGET,
+    FORGET_STATES,
     MAX_CALLS,
     STATS,
     WANT,
@@ -52,6 +56,10 @@ CALLS = {
     FORGET: wire.ForgetCall(audio_sha256s=[SHA]),
     FAILED: wire.FailedCall(request_ids=["x"]),
     STATS: None,
+}
+OF_DECODERS = {
+    FORGET_STATES: wire.ForgetCall(audio_sha256s=[SHA]),
+    DECODER_STATS: None,
 }
 EVERY_METHOD = pytest.mark.parametrize(
     ("method", "request_"), CALLS.items(), ids=lambda value: getattr(value, "name", "")
@@ -327,7 +335,32 @@ def test_a_worker_says_where_it_reads(tmp_path, workers, store):
 
 
 def test_every_method_has_its_typed_call():
-    assert {method.name for method in CALLS} == METHODS.keys()
+    called = {*CALLS, *OF_DECODERS}
+    assert {method.name for method in called} == METHODS.keys()
+
+
+def test_a_decoder_tells_and_forgets_what_it_keeps():
+    states = DecoderStates(max_bytes=100)
+    states.get(SHA, "d", lambda: DecoderState("state", 40))
+    model = SimpleNamespace(tts_cache_decoder_states=states)
+    workers = SyncWorkers(SyncInProcessEngine(worker(model)))
+    (told,) = workers.call(DECODER_STATS)
+    assert (told.states, told.bytes, told.max_bytes, told.made) == (1, 40, 100, 1)
+    assert "worker_id" not in told.shown
+    for call in (
+        OF_DECODERS[FORGET_STATES],
+        wire.ForgetCall(audio_sha256s=[], everything=True),
+    ):
+        states.get("b" * 64, "d", lambda: DecoderState("state", 40))
+        (forgotten,) = workers.call(FORGET_STATES, call)
+        assert (forgotten.num_entries, forgotten.busy) == (1, [])
+
+
+def test_one_that_keeps_nothing_says_so():
+    workers = SyncWorkers(SyncInProcessEngine(worker(SimpleNamespace())))
+    for method, call in OF_DECODERS.items():
+        with pytest.raises(UnsupportedModelError):
+            workers.call(method, call)
 
 
 @EVERY_METHOD

@@ -43,6 +43,7 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 from vllm_tts_cache.speaker.rpc_client import (
+    DECODER_STATS,
     STATS,
     AsyncEngine,
     AsyncWorkers,
@@ -141,6 +142,7 @@ class SpeakerService:
             store,
             self._lookups,
             self._cloning_workers,
+            self._keeps_states,
             self.known_records,
             self._forget,
             self._forget_all,
@@ -158,6 +160,7 @@ class SpeakerService:
             process_metrics(),
             store,
             self._cloning_workers,
+            self._keeps_states,
             lambda: 0 if self._ensurer is None else self._ensurer.num_flights,
             metrics_directory(),
         )
@@ -359,7 +362,16 @@ class SpeakerService:
         if (cloning := self._cloning_workers()) is not None:
             answers = await cloning.call(STATS)
             workers = [{"rank": answer.rank, **answer.stats} for answer in answers]
+            known |= await self._decoder_stats(cloning)
         return {**known, "flights": flights, "workers": workers}
+
+    async def _decoder_stats(self, workers: AsyncWorkers) -> dict[str, object]:
+        if not self._keeps_states():
+            return {}
+        with suppress(UnsupportedModelError):  # it is switched off
+            answers = await workers.call(DECODER_STATS)
+            return {"decoders": [answer.shown for answer in answers]}
+        return {}
 
     # -------- encodings
 
@@ -462,6 +474,10 @@ class SpeakerService:
 
     def _cloning_workers(self) -> AsyncWorkers | None:
         return None if self.model.family() is None else self._workers
+
+    def _keeps_states(self) -> bool:
+        family = self.model.family()
+        return family is not None and bool(family.decoders)
 
     def _precompute_in_background(self, record: SpeakerRecord) -> None:
         if self._cloning_workers() is None:

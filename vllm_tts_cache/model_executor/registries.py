@@ -11,7 +11,7 @@ from vllm_tts_cache.speaker.family import families
 def install() -> None:
     """Replace what the host has, and again where it registers its own classes later."""
     for family in families():
-        for architecture, ours in family.models.items():
+        for architecture, ours in (*family.models.items(), *family.decoders.items()):
             OmniModelRegistry.register_model(architecture, ours)
     arg_utils.register_omni_models_to_vllm = register_models_to_vllm
 

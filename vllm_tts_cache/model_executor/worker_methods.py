@@ -1,6 +1,6 @@
 """Methods that the host's workers get from us, of talkers and of diffusion pipelines.
 
-Those of the RPC are reached by ``collective_rpc(name, stage_ids=[0])``. An RPC runs
+Those of the RPC are reached by ``collective_rpc(name, stage_ids=[...])``. An RPC runs
 between two decode steps, or two batches of a diffusion pipeline, and whatever runs
 waits for it, so each of these returns at once. One struct of `speaker.wire` goes in and
 one comes out, as bytes, because the host mangles what it does not know. Nothing is
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
 from vllm_tts_cache.speaker import wire
 
@@ -28,17 +29,31 @@ def _method(answer: Callable[..., Any]) -> Method:
 
     @wraps(answer)
     def method(self: Any, *call: bytes) -> bytes:
-        return wire.encode(_answered(answer, self, call))
+        if (speakers := speakers_of(self)) is not None:
+            speakers.count_call(answer.__name__)
+        return wire.encode(_answered(answer, self, speakers, call))
 
     return method
 
 
-def _answered(answer: Callable[..., Any], worker: Any, call: tuple[bytes, ...]) -> Any:
-    if (speakers := speakers_of(worker)) is None:
+def _decoder_method(answer: Callable[..., Any]) -> Method:
+    """The same of a function of the states that a decoder keeps."""
+
+    @wraps(answer)
+    def method(self: Any, *call: bytes) -> bytes:
+        states = getattr(_model(self), "tts_cache_decoder_states", None)
+        return wire.encode(_answered(answer, self, states, call))
+
+    return method
+
+
+def _answered(
+    answer: Callable[..., Any], worker: Any, side: Any, call: tuple[bytes, ...]
+) -> Any:
+    if side is None:
         return wire.Unsupported(reason=_refusal(worker))
-    speakers.count_call(answer.__name__)
     try:
-        return answer(speakers, int(worker.rank), *call)
+        return answer(side, int(worker.rank), *call)
     except Exception as exc:  # noqa: BLE001
         return wire.Failed(reason=str(exc) or repr(exc))
 
@@ -107,6 +122,24 @@ def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
     )
 
 
+@_decoder_method
+def tts_cache_forget_states(
+    states: DecoderStates, _rank: int, call: bytes
+) -> wire.Forgotten:
+    """Drop what a decoder keeps of the audios of a `ForgetCall`."""
+    asked = wire.decode(wire.ForgetCall, call)
+    if asked.everything:
+        return wire.Forgotten(num_entries=states.forget_all(), busy=[])
+    num_entries = states.forget(asked.audio_sha256s)
+    return wire.Forgotten(num_entries=num_entries, busy=[])
+
+
+@_decoder_method
+def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderStats:
+    """Return a decoder's counters and sizes."""
+    return wire.DecoderStats(rank=rank, **states.stats())
+
+
 METHODS = (
     tts_cache_describe,
     tts_cache_want,
@@ -114,6 +147,8 @@ METHODS = (
     tts_cache_forget,
     tts_cache_failed,
     tts_cache_stats,
+    tts_cache_forget_states,
+    tts_cache_decoder_stats,
 )
 
 

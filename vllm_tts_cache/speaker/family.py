@@ -64,6 +64,8 @@ class Family:
         clones: Says why a checkpoint of it clones no voices and what to do instead;
             None if it does.
         models: Architecture of the host -> our class in its place.
+        decoders: The same of the stage behind it, if ours keeps there what only
+            depends on a voice.
         host_is_multimodal: Whether the host's classes take audio as vLLM's multimodal
             prompts, and ours do not: vLLM then has to know ours before it asks.
         pipelines: The same of its diffusion pipelines: a family has one of the two.
@@ -108,6 +110,7 @@ class Family:
     recognises: Callable[[Path], bool]
     clones: Callable[[Path], str | None] = lambda _model_dir: None
     models: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
+    decoders: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
     host_is_multimodal: bool = False
     pipelines: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
     adapter: str

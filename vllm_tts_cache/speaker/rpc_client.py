@@ -24,7 +24,7 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
-TALKER_STAGE = 0
+TALKER_STAGE, DECODER_STAGE = 0, 1
 # An RPC returns between two decode steps; a worker that takes this long is stuck.
 TIMEOUT_SECONDS = 30.0
 # Of one method at once: the host waits for each in a thread, of which it has few.
@@ -54,6 +54,7 @@ class Method(Generic[A]):
     Attributes:
         needs_all: Whether a replica that does not answer is an error although others
             do.
+        stage: Whose workers are asked.
         merge: Makes one request of those of callers that ask at once, who then share
             the answer; None where each asks by itself.
     """
@@ -61,6 +62,7 @@ class Method(Generic[A]):
     name: str
     answer: type[A]
     needs_all: bool = False
+    stage: int = TALKER_STAGE
     merge: Callable[[Sequence[Any]], msgspec.Struct | None] | None = None
 
 
@@ -75,6 +77,16 @@ ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
 FORGET = Method("tts_cache_forget", wire.Forgotten, needs_all=True)
 FAILED = Method("tts_cache_failed", wire.FailedPrompts, merge=_any_of_them)
 STATS = Method("tts_cache_stats", wire.WorkerStats, merge=lambda _: None)
+# Of families whose decoder keeps states of voices.
+FORGET_STATES = Method(
+    "tts_cache_forget_states", wire.Forgotten, needs_all=True, stage=DECODER_STAGE
+)
+DECODER_STATS = Method(
+    "tts_cache_decoder_stats",
+    wire.DecoderStats,
+    stage=DECODER_STAGE,
+    merge=lambda _: None,
+)
 
 
 class AsyncEngine(Protocol):
@@ -116,7 +128,7 @@ class _Shared:
 
 
 class AsyncWorkers:
-    """The workers of the stage that prefills, asked from an event loop."""
+    """The workers of a server's stages, asked from an event loop."""
 
     def __init__(self, engine: AsyncEngine):
         self._engine = engine
@@ -182,12 +194,12 @@ class AsyncWorkers:
             method.name,
             timeout=TIMEOUT_SECONDS,
             args=_arguments(request()),
-            stage_ids=[TALKER_STAGE],
+            stage_ids=[method.stage],
         )
 
 
 class SyncWorkers:
-    """The workers of the stage that prefills, asked by a batch job."""
+    """The workers of a job's stages, asked by the job."""
 
     def __init__(self, engine: SyncEngine):
         self._engine = engine
@@ -202,7 +214,7 @@ class SyncWorkers:
                 method.name,
                 timeout=TIMEOUT_SECONDS,
                 args=_arguments(request),
-                stage_ids=[TALKER_STAGE],
+                stage_ids=[method.stage],
             )
         except (RuntimeError, TimeoutError, futures.TimeoutError) as exc:
             raise _unreachable(method, exc) from exc

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from vllm_tts_cache.errors import WorkerRPCError
 
@@ -219,6 +220,33 @@ class WorkerStats(_Message, frozen=True):
     stats: dict[str, Any]
     worker_id: str = ""
     encode_times: list[EncodeTimes] = []
+
+
+class DecoderStats(_Message, frozen=True):
+    """Counters and sizes of a decoder that keeps a state of each voice.
+
+    Attributes:
+        rank: Of the worker.
+        states: How many are kept, and in how many bytes, of how many at most.
+        hits: Requests whose state was there; ``made``: for which one was made.
+        worker_id: Another one in each process.
+    """
+
+    rank: int
+    states: int
+    bytes: int
+    max_bytes: int
+    hits: int
+    made: int
+    evictions: int
+    worker_id: str
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As the stats route shows them."""
+        fields = asdict(self)
+        del fields["worker_id"]
+        return fields
 
 
 class Unsupported(_Message, frozen=True):

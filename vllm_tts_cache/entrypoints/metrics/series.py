@@ -139,6 +139,12 @@ class Metrics:
             "(lost), or found damaged (corrupt).",
             "outcome",
         )
+        self.decoder_states = counter(
+            "decoder_states",
+            "Clones that began behind a state of their voice in the decoder, which was "
+            "there (hit) or was made.",
+            "outcome",
+        )
         self.prompts = counter("prompts", "Requests that got their speaker prompt.")
         self.prompts_failed = counter(
             "prompts_failed",

@@ -1,14 +1,19 @@
 """What the workers' answers add to the series."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
 from vllm_tts_cache.entrypoints.metrics.series import Metrics
 from vllm_tts_cache.errors import WorkerRPCError
-from vllm_tts_cache.speaker.wire import Durations, EncodeTimes, WorkerStats
+from vllm_tts_cache.speaker.wire import (
+    DecoderStats,
+    Durations,
+    EncodeTimes,
+    WorkerStats,
+)
 
 
 class _Segment(Struct, frozen=True):
@@ -73,8 +78,10 @@ class WorkerFigures:
         self._metrics = metrics
         self._growth = growth
 
-    def show(self, answers: Iterable[WorkerStats]) -> None:
-        """Take in what all workers answered.
+    def show(
+        self, answers: Iterable[WorkerStats], decoders: Sequence[DecoderStats] = ()
+    ) -> None:
+        """Take in what all workers answered, and those of a decoder.
 
         Raises: WorkerRPCError if one answers what we do not know.
         """
@@ -84,12 +91,27 @@ class WorkerFigures:
                 self._count(answer.worker_id, stats)
                 self._count_evictions(answer.worker_id, stats)
                 self._time(answer.worker_id, answer.encode_times)
+        if decoders:
+            self._show_decoders(decoders)
         self._growth.end_look()
         self._measure([stats for _, stats in told])
         encoding = [stats for answer, stats in told if answer.rank == 0]
         self._metrics.encodes_in_flight.set(sum(s.in_flight for s in encoding))
         for lane, number in _summed(s.waiting for s in encoding).items():
             self._metrics.encodes_waiting.labels(lane).set(number)
+
+    def _show_decoders(self, answers: Sequence[DecoderStats]) -> None:
+        for told in answers:
+            for outcome, number in (("hit", told.hits), ("made", told.made)):
+                growth = self._growth.of(number, told.worker_id, "states", outcome)
+                self._metrics.decoder_states.labels(outcome).inc(growth)
+            growth = self._growth.of(told.evictions, told.worker_id, "states")
+            self._metrics.evictions.labels("decoder", "registered").inc(growth)
+        where = "decoder", "registered", "states"
+        metrics = self._metrics
+        metrics.stored_bytes.labels(*where).set(sum(told.bytes for told in answers))
+        most = sum(told.max_bytes for told in answers)
+        metrics.stored_max_bytes.labels(*where).set(most)
 
     def _count(self, worker: str, stats: _Stats) -> None:
         metrics, grown = self._metrics, self._growth.of

@@ -10,9 +10,10 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 )
 from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
 
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
-from vllm_tts_cache.families.qwen3_tts.family import FAMILY, IN_CONTEXT
+from vllm_tts_cache.families.qwen3_tts.family import FAMILY, HANDED_ON, IN_CONTEXT
 from vllm_tts_cache.speaker.ref import FIELD
 
 
@@ -57,6 +58,8 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
         if speaker.mode is IN_CONTEXT:
             num_frames = num_codec_frames(clip.num_samples, clip.sample_rate_hz)
             params["ref_code_length"] = [num_frames]
+            if clip.ref.segment is Segment.REGISTERED:
+                params[HANDED_ON] = [clip.ref.audio_sha256]
         return params
 
 

@@ -11,6 +11,10 @@ from vllm_tts_cache.speaker.modes import Mode, Transcript
 SPEAKER = "speaker"
 CODEC = "codec"
 
+# The one text of a request that the host hands on from the talker to the decoder. A
+# Base checkpoint has no use of its own for it.
+HANDED_ON = "speaker"
+
 MODEL_TYPE = "qwen3_tts"
 X_VECTOR = Mode(
     name="x_vector",
@@ -74,6 +78,7 @@ FAMILY = Family(
     models={
         "Qwen3TTSTalkerForConditionalGeneration": f"{_HERE}.worker:CachedQwen3TTSTalker"
     },
+    decoders={"Qwen3TTSCode2Wav": f"{_HERE}.code2wav:CachedQwen3TTSCode2Wav"},
     adapter=f"{_HERE}.adapter:CachedQwen3TTSAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:Qwen3TTSPrompts",

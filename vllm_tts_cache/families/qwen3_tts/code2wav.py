@@ -1,0 +1,109 @@
+"""Qwen3-TTS's second stage, in which no request decodes its voice's reference."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from vllm_omni.model_executor.models.output_templates import OmniOutput
+from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code2wav import (
+    Qwen3TTSCode2Wav,
+    _codec_ids_from_payload_or_input,
+)
+
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.families.qwen3_tts.decoder_prefix import DecoderPrefixes
+from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON
+from vllm_tts_cache.model_executor.decoder_states import DecoderStates
+from vllm_tts_cache.store.encoding import is_address
+
+Info = dict[str, Any]
+
+
+class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
+    """The host's decoder; only how a clone in context begins is ours."""
+
+    tts_cache_decoder_states: DecoderStates | None = None
+    _prefixes: DecoderPrefixes | None = None
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load the decoder; what was computed with other weights is dropped.
+
+        With CUDA graphs the host's own first chunk is replayed from one, and stays.
+        """
+        loaded = super().load_weights(weights)
+        max_bytes = load_settings().decoder_max_bytes
+        if self.tts_cache_decoder_states is not None:
+            self.tts_cache_decoder_states.forget_all()
+        elif max_bytes and self._async_chunk and not self.decoder._cudagraph_enabled:
+            self.tts_cache_decoder_states = DecoderStates(max_bytes)
+            states = self.tts_cache_decoder_states
+            self._prefixes = DecoderPrefixes(self.decoder, states)
+        return loaded
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        runtime_additional_information: list[Info] | None = None,
+        model_intermediate_buffer: list[Info] | None = None,
+        **kwargs: Any,
+    ) -> OmniOutput:
+        """Decode as the host; a request's first chunk without its reference."""
+        infos = runtime_additional_information or model_intermediate_buffer or []
+        if self._prefixes is not None and input_ids is not None and infos:
+            ids = [str(name) for name in kwargs.get("request_ids") or ()]
+            counts = kwargs.get("seq_token_counts")
+            spans = self._split_request_ids(input_ids.reshape(-1), counts)
+            infos = [
+                self._begun(*each, self._prefixes)
+                for each in zip(ids, infos, spans, strict=False)
+            ]
+        return super().forward(
+            input_ids,
+            positions,
+            intermediate_tensors,
+            inputs_embeds,
+            runtime_additional_information=infos,
+            **kwargs,
+        )
+
+    def _begun(
+        self, request_id: str, info: Info, span: Tensor, prefixes: DecoderPrefixes
+    ) -> Info:
+        """What a request brings, without a reference behind which it has begun.
+
+        Its codes are its ids, unless they are beside them; so these are ours then.
+        """
+        meta = info.get("meta") or {}
+        if request_id in self._decoder_state_cache:
+            return info
+        num_reference = _number(meta.get("ref_context_size"))
+        if not (num_reference and _number(meta.get("ref_context_included"))):
+            return info
+        codes = _codec_ids_from_payload_or_input(span, info)
+        if codes.numel() % self._num_quantizers:
+            return info  # the host says so
+        frames = codes.reshape(self._num_quantizers, -1)
+        if frames.shape[1] <= num_reference:
+            return info
+        state = prefixes.begin(frames[:, :num_reference], _registered(info))
+        self._decoder_state_cache[request_id] = state
+        spoken = frames[:, num_reference:].reshape(-1)
+        return {**info, "codes": {**(info.get("codes") or {}), "audio": spoken}}
+
+
+def _number(value: Any) -> int:
+    """Read a number as the host hands it on: alone, in a list or in a tensor."""
+    if isinstance(value, list):
+        value = value[0] if value else 0
+    return int(value or 0)
+
+
+def _registered(info: Info) -> str | None:
+    """The address of its reference, if that is a registered voice's."""
+    told = info.get(HANDED_ON)
+    if isinstance(told, list):
+        told = told[0] if told else None
+    return told if isinstance(told, str) and is_address(told) else None
