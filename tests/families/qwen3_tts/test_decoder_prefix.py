@@ -2,72 +2,27 @@
 
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
-    configuration_qwen3_tts_tokenizer_v2 as configurations,
-)
-from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
-    modeling_qwen3_tts_tokenizer_v2 as host,
-)
 
+from tests.families.qwen3_tts.decoders import (
+    CHUNK,
+    RELEASED,
+    SMALL,
+    WINDOW,
+    codes_of,
+    decoded,
+    decoder_of,
+)
 from vllm_tts_cache.families.qwen3_tts.decoder_prefix import DecoderPrefixes
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 
-SMALL = {
-    "codebook_size": 64,
-    "hidden_size": 32,
-    "latent_dim": 32,
-    "codebook_dim": 32,
-    "decoder_dim": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-}
-RELEASED = {"codebook_dim": 512}
-WINDOW = 72
-CHUNK = 25
 VOICE = "a" * 64
 # Of samples between -1 and 1: the same sums in another order.
 TOLERANCE = 1e-4
 # Where chunks end, after the first frame: the window rolls in the last ones.
 ENDS = (1, 26, 51, 76, 101, 113)
-
-
-def decoder_of(sizes, seed=0):
-    torch.manual_seed(seed)
-    config = configurations.Qwen3TTSTokenizerV2DecoderConfig(**sizes)
-    decoder = host.Qwen3TTSTokenizerV2Decoder._from_config(config).eval()
-    for name, weights in decoder.named_parameters():
-        if "embedding_sum" in name:
-            torch.nn.init.normal_(weights)
-        elif name.endswith(("alpha", "beta")):
-            torch.nn.init.normal_(weights, std=0.1)
-        elif name.endswith("gamma"):  # else what it scales is hardly heard
-            torch.nn.init.constant_(weights, 0.3)
-        elif weights.dim() > 1:  # neither silent nor clipped
-            torch.nn.init.normal_(weights, std=0.8 * weights[0].numel() ** -0.5)
-    settings: Any = decoder
-    settings._initial_codec_chunk_frames = 1
-    settings._incremental_chunk_frames = CHUNK
-    return decoder.requires_grad_(False)
-
-
-def codes_of(num_frames, seed=1, num_codes=64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, num_codes, (16, num_frames), generator=generator)
-
-
-def decoded(decoder, codes, state):
-    """One chunk of one request. ``codes``: (16, num_frames)."""
-    (samples,) = decoder.batched_chunked_decode(
-        codes.unsqueeze(0), [codes.shape[1]], caches=[state]
-    )
-    return samples[0] if samples.dim() == 2 else samples
 
 
 def spoken(decoder, reference, codes, state=None):

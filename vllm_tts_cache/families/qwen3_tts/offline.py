@@ -8,7 +8,7 @@ from typing import Any
 from vllm.inputs import tokens_input
 
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
-from vllm_tts_cache.families.qwen3_tts.family import IN_CONTEXT
+from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON, IN_CONTEXT
 from vllm_tts_cache.offline.ensure import PreparedSpeaker
 from vllm_tts_cache.speaker.ref import FIELD
 
@@ -76,4 +76,6 @@ def _information(
         num_frames = num_codec_frames(speaker.num_samples, speaker.sample_rate_hz)
         information["ref_text"] = [speaker.ref_text]
         information["ref_code_length"] = [num_frames]
+        # A job has few voices, which nobody deletes: the decoder keeps their states.
+        information[HANDED_ON] = [speaker.ref.audio_sha256]
     return information
