@@ -100,7 +100,10 @@ def test_a_warm_request_encodes_nothing_calls_no_worker_and_opens_no_file(
     seen = probed.seen(speak)
     assert probed.client.encodes() == before
     # What the metrics ask every few seconds is of no request.
-    assert set(kinds(seen, "rpc")) <= {"tts_cache_stats"}
+    assert set(kinds(seen, "rpc")) <= {
+        "tts_cache_stats",
+        "tts_cache_decoder_stats",
+    }
     assert [path for path in kinds(seen, "open") if not is_transport(path)] == []
 
 

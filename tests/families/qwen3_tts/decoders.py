@@ -29,7 +29,7 @@ WINDOW = 72
 CHUNK = 25
 
 
-def decoder_of(sizes: dict[str, int], seed: int = 0) -> Any:
+def decoder_of(sizes: dict[str, Any], seed: int = 0) -> Any:
     """Equal sizes and seeds give equal weights."""
     torch.manual_seed(seed)
     config = configurations.Qwen3TTSTokenizerV2DecoderConfig(**sizes)

@@ -23,7 +23,12 @@ from vllm_tts_cache.entrypoints.adapter import Speaker
 from vllm_tts_cache.entrypoints.inline import Clip
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
-from vllm_tts_cache.families.qwen3_tts.family import FAMILY, IN_CONTEXT, X_VECTOR
+from vllm_tts_cache.families.qwen3_tts.family import (
+    FAMILY,
+    HANDED_ON,
+    IN_CONTEXT,
+    X_VECTOR,
+)
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH
@@ -130,6 +135,7 @@ def as_the_host(talker, prompt, audio, *, in_context):
 
     info = dict(prompt["additional_information"])
     del info[FIELD]
+    info.pop(HANDED_ON, None)  # the host takes it for a voice of its own
     encoders = talker.tts_cache_speakers._work._encoders
     embedding = encoders["speaker"].encode(audio)["speaker_embedding"]
     codes = encoders["codec"].encode(audio)["codes"]

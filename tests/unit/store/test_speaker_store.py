@@ -20,6 +20,7 @@ from tests.store_samples import (
 )
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.errors import (
     AudioBudgetError,
@@ -281,13 +282,15 @@ def test_no_name_of_a_deleted_voice_is_kept(store):
         assert traces(store.directory, text) == []
 
 
-def test_a_finished_deletion_is_kept_for_a_day(store, monkeypatch):
+def test_a_finished_deletion_is_kept_for_a_day(store):
     register(store, "Ann")
     store.remove_files(store.delete("Ann"))
     store.recover()
     assert store.progress("Ann").is_finished
-    tomorrow = time.time() + 25 * 3600
-    monkeypatch.setattr(time, "time", lambda: tomorrow)
+    rows = schema.deletion
+    long_ago = rows.c.requested_at - 25 * 3600
+    with store.catalogue.database.write() as db:
+        db.execute(rows.update().values(requested_at=long_ago))
     store.recover()
     assert store.progress("Ann") is None
 

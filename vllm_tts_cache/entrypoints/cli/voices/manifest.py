@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from vllm_tts_cache.audio.clips import decode_clips
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.catalogue.details import check_is_to_come
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.transcripts import of_clips
@@ -87,6 +89,7 @@ class NewVoice:
         if not self.consent:
             reason = "it is empty; a voice needs its speaker's consent"
             raise InvalidSpeakerError("consent", reason)
+        check_is_to_come(self.expires_at, time.time())
         NewSpeaker(
             name=self.name,
             consent=self.consent,
