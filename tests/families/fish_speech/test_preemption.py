@@ -314,6 +314,7 @@ def test_an_aborted_request_leaves_nothing(slow_ar, stage_config, voices):
     assert len(slow_ar._spoken) == 0
 
 
+@pytest.mark.long  # that the tests above can fail
 @pytest.mark.parametrize(
     "left_out", ["_reserve_prefill_lookahead", "_preempt_request", "computed_blocks"]
 )
