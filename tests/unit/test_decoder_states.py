@@ -2,7 +2,11 @@
 
 import pytest
 
-from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
+from vllm_tts_cache.model_executor.decoder_states import (
+    FORGETFUL_SECONDS,
+    DecoderState,
+    DecoderStates,
+)
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
@@ -39,7 +43,7 @@ def get(states, sha, digest="d", size=40):
 def test_a_state_is_made_once_for_what_it_is_made_of(states):
     assert [get(states, A), get(states, A)] == [False, True]
     assert [get(states, A, "e"), get(states, A, "e")] == [False, True]
-    assert states.stats()["made"] == states.stats()["hits"] == 2
+    assert states.stats(0).made == states.stats(0).hits == 2
 
 
 def test_the_one_that_was_used_longest_ago_goes(states):
@@ -49,8 +53,8 @@ def test_the_one_that_was_used_longest_ago_goes(states):
     get(states, C)
     assert get(states, A) and get(states, C)
     assert not get(states, B)
-    counts = states.stats()
-    assert (counts["states"], counts["bytes"], counts["evictions"]) == (2, 80, 2)
+    counts = states.stats(0)
+    assert (counts.states, counts.bytes, counts.evictions) == (2, 80, 2)
 
 
 def test_one_that_is_larger_than_all_may_be_pushes_nobody_out(states):
@@ -61,24 +65,42 @@ def test_one_that_is_larger_than_all_may_be_pushes_nobody_out(states):
 
 def test_the_state_of_an_inline_reference_is_not_kept(states):
     assert [get(states, None), get(states, None)] == [False, False]
-    assert states.stats()["states"] == 0
+    assert states.stats(0).states == 0
 
 
 def test_what_is_forgotten_is_kept_no_more(states):
     get(states, A)
     get(states, A, "e")
     get(states, B, size=10)
-    assert states.forget([A, C]) == 2
+    assert states.forget([A, C]).num_entries == 2
     # A request that had its prompt comes afterwards.
     assert [get(states, A), get(states, A)] == [False, False]
     assert get(states, B, size=10)
-    assert states.stats()["bytes"] == 10
+    assert states.stats(0).bytes == 10
 
 
 def test_where_all_is_forgotten_nothing_is_kept_for_a_while(states, clock):
     get(states, A)
-    assert states.forget_all() == 1
+    assert states.forget_all().num_entries == 1
     assert [get(states, B), get(states, B)] == [False, False]
-    assert states.stats()["bytes"] == 0
-    clock.seconds += 61
+    assert states.stats(0).bytes == 0
+    clock.seconds += FORGETFUL_SECONDS
     assert [get(states, B), get(states, B)] == [False, True]
+
+
+def test_a_voice_that_is_registered_again_is_kept_after_a_while(states, clock):
+    states.forget([A])
+    clock.seconds += FORGETFUL_SECONDS - 1
+    states.forget([B])
+    assert [get(states, A), get(states, A)] == [False, False]
+    clock.seconds += 1
+    assert [get(states, A), get(states, A)] == [False, True]
+    assert [get(states, B), get(states, B)] == [False, False]
+
+
+def test_of_too_many_at_once_nobody_knows_which_they_were(states, clock):
+    states.forget([A])
+    states.forget([f"{number:064x}" for number in range(4096)])
+    assert [get(states, A), get(states, B), get(states, B)] == [False] * 3
+    clock.seconds += FORGETFUL_SECONDS
+    assert [get(states, A), get(states, A), get(states, B)] == [False, True, False]

@@ -23,6 +23,7 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.decoders import Decoders
 from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
 from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
@@ -83,7 +84,7 @@ class Rig:
             metrics,
             self.store,
             lambda: workers,
-            lambda: False,
+            Decoders(workers, lambda: None),
             lambda: 3,
             shared_with,
         )

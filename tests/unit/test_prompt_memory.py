@@ -124,7 +124,7 @@ async def test_it_never_holds_more_than_it_may(operations):
         else:
             build = building.of(str(number), num_bytes)
             await memory.get_or_build(str(number), str(number % 3), build)
-        held = [entry.num_bytes for entry in memory._entries.values()]
+        held = [entry.num_bytes for entry in memory._shelf.entries.values()]
         assert sum(held) == memory.num_bytes <= room(100)
 
 
@@ -133,7 +133,7 @@ async def test_a_thousand_short_voices_take_no_more_than_the_budget_says(buildin
     memory = PromptMemory(100 * _ENTRY_BYTES)
     for number in range(1000):
         await memory.get_or_build(number, str(number), building.of("x", 0))
-    assert len(memory._entries) == 100
+    assert len(memory._shelf.entries) == 100
 
 
 async def test_a_part_larger_than_all_room_pushes_nothing_out(building):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.ids import is_consent_id
 from vllm_tts_cache.catalogue.record import AUDIO_KIND
+from vllm_tts_cache.entrypoints.decoders import Decoders
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.entrypoints.record_memory import RecordMemory
 from vllm_tts_cache.entrypoints.record_news import RecordNews
@@ -25,7 +26,6 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.speaker.rpc_client import (
     FORGET,
-    FORGET_STATES,
     AsyncWorkers,
     UnsupportedModelError,
 )
@@ -68,7 +68,6 @@ class Deletions:
 
     Args:
         workers: None if the model that is served has none.
-        keeps_states: Whether its decoder keeps states of voices.
         records: Rows of speakers that this process remembers.
         forget_here: Drops what this process remembers of an audio.
         forget_all_here: Likewise of all.
@@ -79,7 +78,7 @@ class Deletions:
         store: SpeakerStore,
         lookups: Lookups,
         workers: Callable[[], AsyncWorkers | None],
-        keeps_states: Callable[[], bool],
+        decoders: Decoders,
         records: RecordMemory,
         forget_here: Callable[[str], None],
         forget_all_here: Callable[[], None],
@@ -89,7 +88,7 @@ class Deletions:
         self._record_news = RecordNews(store, lookups, records)
         self._lookups = lookups
         self._workers = workers
-        self._keeps_states = keeps_states
+        self._decoders = decoders
         self._forget_here = forget_here
         self._forget_all_here = forget_all_here
         # After which absence workers were told to drop all, and what they still had.
@@ -345,9 +344,7 @@ class Deletions:
             answers = await workers.call(FORGET, call)
         except UnsupportedModelError:
             return set()
-        if self._keeps_states():
-            with contextlib.suppress(UnsupportedModelError):  # it is switched off
-                await workers.call(FORGET_STATES, call)
+        await self._decoders.forget(call)
         return {sha for answer in answers for sha in answer.busy}
 
     async def _sweep(self) -> None:

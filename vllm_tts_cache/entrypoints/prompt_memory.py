@@ -1,19 +1,11 @@
 """The voices' parts of prompts that hold encodings, made once and kept in memory."""
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-
-class Sized(Protocol):
-    """What knows the memory that it takes."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes, near enough."""
-        ...
-
+from vllm_tts_cache.store.shelf import Shelf, Sized
+from vllm_tts_cache.store.stats import Budget
 
 P = TypeVar("P", bound=Sized)
 
@@ -41,10 +33,13 @@ class PromptMemory(Generic[P]):
     """
 
     def __init__(self, max_bytes: int):
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[Hashable, _Entry[P]] = OrderedDict()
+        self._shelf: Shelf[Hashable, _Entry[P]] = Shelf(Budget(max_bytes))
         self._num_forgets = 0
-        self.num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is kept."""
+        return self._shelf.num_bytes
 
     async def get_or_build(
         self, key: Hashable, audio_sha256: str, build: Callable[[], Awaitable[P]]
@@ -53,8 +48,8 @@ class PromptMemory(Generic[P]):
 
         Raises: whatever ``build`` raises; nothing is kept then.
         """
-        if (entry := self._entries.get(key)) is not None:
-            self._entries.move_to_end(key)
+        if (entry := self._shelf.entries.get(key)) is not None:
+            self._shelf.entries.move_to_end(key)
             return entry.part
         num_forgets = self._num_forgets
         part = await build()
@@ -66,23 +61,18 @@ class PromptMemory(Generic[P]):
     def forget(self, audio_sha256: str) -> None:
         """Drop everything of this audio; what is being built is not kept."""
         self._num_forgets += 1
-        for key, entry in list(self._entries.items()):
+        for key, entry in list(self._shelf.entries.items()):
             if entry.audio_sha256 == audio_sha256:
-                self._drop(key)
+                self._shelf.remove(key)
 
     def forget_all(self) -> None:
         """Drop everything; what is being built is not kept."""
         self._num_forgets += 1
-        self._entries.clear()
-        self.num_bytes = 0
+        self._shelf.clear()
 
     def _keep(self, key: Hashable, entry: _Entry[P]) -> None:
-        if key in self._entries or entry.num_bytes > self._max_bytes:
+        if key in self._shelf.entries or not self._shelf.fits(entry):
             return
-        self._entries[key] = entry
-        self.num_bytes += entry.num_bytes
-        while self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: Hashable) -> None:
-        self.num_bytes -= self._entries.pop(key).num_bytes
+        self._shelf.add(key, entry)
+        for _ in self._shelf.shrink():
+            pass  # nobody else knows of them

@@ -17,6 +17,7 @@ from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.config import Settings, metrics_directory
 from vllm_tts_cache.entrypoints import voice_models
 from vllm_tts_cache.entrypoints.counts import Counts
+from vllm_tts_cache.entrypoints.decoders import Decoders
 from vllm_tts_cache.entrypoints.deletions import Deletions
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import (
@@ -43,7 +44,6 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 from vllm_tts_cache.speaker.rpc_client import (
-    DECODER_STATS,
     STATS,
     AsyncEngine,
     AsyncWorkers,
@@ -138,11 +138,12 @@ class SpeakerService:
         self.inline = InlineClips(
             store, self._lookups, max_fetches=settings.max_fetches
         )
+        self._decoders = Decoders(self._workers, self.model.family)
         self.deletions = Deletions(
             store,
             self._lookups,
             self._cloning_workers,
-            self._keeps_states,
+            self._decoders,
             self.known_records,
             self._forget,
             self._forget_all,
@@ -160,7 +161,7 @@ class SpeakerService:
             process_metrics(),
             store,
             self._cloning_workers,
-            self._keeps_states,
+            self._decoders,
             lambda: 0 if self._ensurer is None else self._ensurer.num_flights,
             metrics_directory(),
         )
@@ -362,16 +363,10 @@ class SpeakerService:
         if (cloning := self._cloning_workers()) is not None:
             answers = await cloning.call(STATS)
             workers = [{"rank": answer.rank, **answer.stats} for answer in answers]
-            known |= await self._decoder_stats(cloning)
-        return {**known, "flights": flights, "workers": workers}
-
-    async def _decoder_stats(self, workers: AsyncWorkers) -> dict[str, object]:
-        if not self._keeps_states():
-            return {}
-        with suppress(UnsupportedModelError):  # it is switched off
-            answers = await workers.call(DECODER_STATS)
-            return {"decoders": [answer.shown for answer in answers]}
-        return {}
+        shown = {**known, "flights": flights, "workers": workers}
+        if decoders := await self._decoders.stats():
+            shown["decoders"] = [answer.shown for answer in decoders]
+        return shown
 
     # -------- encodings
 
@@ -474,10 +469,6 @@ class SpeakerService:
 
     def _cloning_workers(self) -> AsyncWorkers | None:
         return None if self.model.family() is None else self._workers
-
-    def _keeps_states(self) -> bool:
-        family = self.model.family()
-        return family is not None and bool(family.decoders)
 
     def _precompute_in_background(self, record: SpeakerRecord) -> None:
         if self._cloning_workers() is None:

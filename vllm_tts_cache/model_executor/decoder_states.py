@@ -2,15 +2,20 @@
 
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-# A request that has its prompt may reach the decoder after its voice was deleted: of so
-# many voices, or for so long where nobody knows which they were, nothing is kept.
+from vllm_tts_cache.speaker.wire import DecoderStats, Forgotten
+from vllm_tts_cache.store.shelf import Shelf
+from vllm_tts_cache.store.stats import Budget
+
+# A request that has its prompt may reach the decoder after its voice was deleted, so
+# that nothing is kept of such a voice for so long. It may be registered again.
+FORGETFUL_SECONDS = 600.0
+# Of more voices than that it is not known which they were; then of none.
 _MAX_FORGOTTEN = 4096
-_FORGETFUL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +40,13 @@ class DecoderStates:
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic):
-        self._max_bytes = max_bytes
         self._clock = clock
-        self._kept: OrderedDict[tuple[str, str], DecoderState] = OrderedDict()
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
-        self._keeps_from = 0.0
+        self._shelf: Shelf[tuple[str, str], DecoderState] = Shelf(Budget(max_bytes))
+        # Until when nothing is kept: of a voice, and of all.
+        self._forgotten: OrderedDict[str, float] = OrderedDict()
+        self._all_forgotten = 0.0
         self._worker_id = uuid.uuid4().hex
-        self._num_bytes = self._num_hits = self._num_made = self._num_evicted = 0
+        self._num_calls: Counter[str] = Counter()
 
     def get(
         self, audio_sha256: str | None, digest: str, make: Callable[[], DecoderState]
@@ -53,58 +58,59 @@ class DecoderStates:
             digest: Of what it is computed from.
             make: Computes it.
         """
-        if audio_sha256 is None:
-            self._num_made += 1
-            return make().value
-        key = (audio_sha256, digest)
-        if (state := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
-            self._num_hits += 1
+        key = (audio_sha256 or "", digest)
+        if (state := self._shelf.entries.get(key)) is not None:
+            self._shelf.entries.move_to_end(key)
+            self._shelf.traffic.hits += 1
             return state.value
         state = make()
-        self._num_made += 1
-        if audio_sha256 not in self._forgotten and self._clock() >= self._keeps_from:
-            self._keep(key, state)
+        self._shelf.traffic.misses += 1
+        if audio_sha256 is not None and self._may_keep(audio_sha256, state):
+            self._shelf.add(key, state)
+            for _ in self._shelf.shrink():
+                pass  # nobody else knows of them
         return state.value
 
-    def forget(self, audio_sha256s: Collection[str]) -> int:
-        """Drop states, and keep none of these voices; returns how many there were."""
+    def forget(self, audio_sha256s: Collection[str]) -> Forgotten:
+        """Drop states, and keep none of these voices for a while."""
+        until = self._clock() + FORGETFUL_SECONDS
         for sha in audio_sha256s:
-            self._forgotten[sha] = None
+            self._forgotten[sha] = until
             self._forgotten.move_to_end(sha)
         while len(self._forgotten) > _MAX_FORGOTTEN:
-            self._forgotten.popitem(last=False)
-        gone = [key for key in self._kept if key[0] in self._forgotten]
+            _, known_no_more = self._forgotten.popitem(last=False)
+            self._all_forgotten = max(self._all_forgotten, known_no_more)
+        asked = frozenset(audio_sha256s)
+        gone = [key for key in self._shelf.entries if key[0] in asked]
         for key in gone:
-            self._num_bytes -= self._kept.pop(key).num_bytes
-        return len(gone)
+            self._shelf.remove(key)
+        return Forgotten(num_entries=len(gone), busy=[])
 
-    def forget_all(self) -> int:
-        """Drop all states, and keep none for a minute; returns how many there were."""
-        self._keeps_from = self._clock() + _FORGETFUL_SECONDS
-        num_states = len(self._kept)
-        self._kept.clear()
-        self._num_bytes = 0
-        return num_states
+    def forget_all(self) -> Forgotten:
+        """Drop all states, and keep none for a while."""
+        self._forgotten.clear()
+        self._all_forgotten = self._clock() + FORGETFUL_SECONDS
+        return Forgotten(num_entries=self._shelf.clear(), busy=[])
 
-    def stats(self) -> dict[str, Any]:
-        """The fields of `wire.DecoderStats`, but for the rank."""
-        return {
-            "states": len(self._kept),
-            "bytes": self._num_bytes,
-            "max_bytes": self._max_bytes,
-            "hits": self._num_hits,
-            "made": self._num_made,
-            "evictions": self._num_evicted,
-            "worker_id": self._worker_id,
-        }
+    def count_call(self, method: str) -> None:
+        """Count an RPC."""
+        self._num_calls[method] += 1
 
-    def _keep(self, key: tuple[str, str], state: DecoderState) -> None:
-        if state.num_bytes > self._max_bytes:
-            return
-        self._kept[key] = state
-        self._num_bytes += state.num_bytes
-        while self._num_bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
-            self._num_evicted += 1
+    def stats(self, rank: int) -> DecoderStats:
+        """Counters and sizes, of the worker of this rank."""
+        told = self._shelf.stats()
+        return DecoderStats(
+            rank=rank,
+            states=told.entries,
+            bytes=told.bytes,
+            max_bytes=told.max_bytes,
+            hits=told.hits,
+            made=told.misses,
+            evictions=told.evictions,
+            rpc_calls=dict(self._num_calls),
+            worker_id=self._worker_id,
+        )
+
+    def _may_keep(self, audio_sha256: str, state: DecoderState) -> bool:
+        kept_from = max(self._all_forgotten, self._forgotten.get(audio_sha256, 0.0))
+        return self._shelf.fits(state) and self._clock() >= kept_from

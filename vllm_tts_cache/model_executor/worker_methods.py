@@ -24,138 +24,14 @@ from vllm_tts_cache.speaker import wire
 Method = Callable[..., bytes]
 
 
-def _method(answer: Callable[..., Any]) -> Method:
-    """Make a worker's method of a function of its speakers, its rank and bytes."""
-
-    @wraps(answer)
-    def method(self: Any, *call: bytes) -> bytes:
-        if (speakers := speakers_of(self)) is not None:
-            speakers.count_call(answer.__name__)
-        return wire.encode(_answered(answer, self, speakers, call))
-
-    return method
-
-
-def _decoder_method(answer: Callable[..., Any]) -> Method:
-    """The same of a function of the states that a decoder keeps."""
-
-    @wraps(answer)
-    def method(self: Any, *call: bytes) -> bytes:
-        states = getattr(_model(self), "tts_cache_decoder_states", None)
-        return wire.encode(_answered(answer, self, states, call))
-
-    return method
-
-
-def _answered(
-    answer: Callable[..., Any], worker: Any, side: Any, call: tuple[bytes, ...]
-) -> Any:
-    if side is None:
-        return wire.Unsupported(reason=_refusal(worker))
-    try:
-        return answer(side, int(worker.rank), *call)
-    except Exception as exc:  # noqa: BLE001
-        return wire.Failed(reason=str(exc) or repr(exc))
-
-
-@_method
-def tts_cache_describe(speakers: WorkerSpeakers, rank: int) -> wire.Described:
-    """Return what the API process completes keys with, and where the worker reads."""
-    return wire.Described(
-        rank=rank,
-        fingerprints=speakers.fingerprints,
-        store_id=speakers.home.id,
-        store_place=speakers.home.place,
-    )
-
-
-@_method
-def tts_cache_want(speakers: WorkerSpeakers, rank: int, call: bytes) -> wire.WantAnswer:
-    """Queue what is missing of a `WantCall`, renew its leases, tell how far all is.
-
-    Rank 0 encodes; the other ranks load what it publishes.
-    """
-    return speakers.want(wire.decode(wire.WantCall, call), rank)
-
-
-@_method
-def tts_cache_encoding(
-    speakers: WorkerSpeakers, _rank: int, call: bytes
-) -> wire.EncodingAnswer:
-    """Return one encoding as it is stored, of an `EncodingCall`.
-
-    For an API process that cannot read it from the disk.
-    """
-    asked = wire.decode(wire.EncodingCall, call)
-    stored = speakers.stored_encoding(asked.audio_sha256, asked.encoder)
-    return wire.EncodingAnswer(encoding=stored)
-
-
-@_method
-def tts_cache_forget(
-    speakers: WorkerSpeakers, _rank: int, call: bytes
-) -> wire.Forgotten:
-    """Drop the audios of a `ForgetCall` from memory and from the queue."""
-    asked = wire.decode(wire.ForgetCall, call)
-    if asked.everything:
-        return speakers.forget_all()
-    return speakers.forget(asked.audio_sha256s)
-
-
-@_method
-def tts_cache_failed(
-    speakers: WorkerSpeakers, _rank: int, call: bytes
-) -> wire.FailedPrompts:
-    """Return why requests failed, of those in a `FailedCall` that had no prompt."""
-    asked = wire.decode(wire.FailedCall, call)
-    return wire.FailedPrompts(causes=speakers.failed(asked.request_ids))
-
-
-@_method
-def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
-    """Return counters and sizes; nothing is looked up on the disk."""
-    return wire.WorkerStats(
-        rank=rank,
-        stats=speakers.stats(),
-        worker_id=speakers.worker_id,
-        encode_times=speakers.encode_times(),
-    )
-
-
-@_decoder_method
-def tts_cache_forget_states(
-    states: DecoderStates, _rank: int, call: bytes
-) -> wire.Forgotten:
-    """Drop what a decoder keeps of the audios of a `ForgetCall`."""
-    asked = wire.decode(wire.ForgetCall, call)
-    if asked.everything:
-        return wire.Forgotten(num_entries=states.forget_all(), busy=[])
-    num_entries = states.forget(asked.audio_sha256s)
-    return wire.Forgotten(num_entries=num_entries, busy=[])
-
-
-@_decoder_method
-def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderStats:
-    """Return a decoder's counters and sizes."""
-    return wire.DecoderStats(rank=rank, **states.stats())
-
-
-METHODS = (
-    tts_cache_describe,
-    tts_cache_want,
-    tts_cache_encoding,
-    tts_cache_forget,
-    tts_cache_failed,
-    tts_cache_stats,
-    tts_cache_forget_states,
-    tts_cache_decoder_stats,
-)
-
-
 def speakers_of(worker: Any) -> WorkerSpeakers | None:
     """Return the speaker side of the model that a worker runs, if it has one."""
     # Workers of every stage and of every model carry these methods.
     return getattr(_model(worker), "tts_cache_speakers", None)
+
+
+def _states_of(worker: Any) -> DecoderStates | None:
+    return getattr(_model(worker), "tts_cache_decoder_states", None)
 
 
 def _refusal(worker: Any) -> str:
@@ -168,6 +44,124 @@ def _model(worker: Any) -> Any:
     runner = getattr(worker, "model_runner", None)
     # A diffusion worker's runner calls it otherwise; none has both.
     return getattr(runner, "model", getattr(runner, "pipeline", None))
+
+
+def _of_speakers(answer: Callable[..., Any]) -> Method:
+    """Make a worker's method of a function of its speakers, its rank and bytes."""
+    return _method(answer, speakers_of)
+
+
+def _of_states(answer: Callable[..., Any]) -> Method:
+    """The same of a function of the states that its decoder keeps."""
+    return _method(answer, _states_of)
+
+
+def _method(answer: Callable[..., Any], side_of: Callable[[Any], Any]) -> Method:
+    @wraps(answer)
+    def method(self: Any, *call: bytes) -> bytes:
+        if (side := side_of(self)) is None:
+            return wire.encode(wire.Unsupported(reason=_refusal(self)))
+        side.count_call(answer.__name__)
+        try:
+            return wire.encode(answer(side, int(self.rank), *call))
+        except Exception as exc:  # noqa: BLE001
+            return wire.encode(wire.Failed(reason=str(exc) or repr(exc)))
+
+    return method
+
+
+@_of_speakers
+def tts_cache_describe(speakers: WorkerSpeakers, rank: int) -> wire.Described:
+    """Return what the API process completes keys with, and where the worker reads."""
+    return wire.Described(
+        rank=rank,
+        fingerprints=speakers.fingerprints,
+        store_id=speakers.home.id,
+        store_place=speakers.home.place,
+    )
+
+
+@_of_speakers
+def tts_cache_want(speakers: WorkerSpeakers, rank: int, call: bytes) -> wire.WantAnswer:
+    """Queue what is missing of a `WantCall`, renew its leases, tell how far all is.
+
+    Rank 0 encodes; the other ranks load what it publishes.
+    """
+    return speakers.want(wire.decode(wire.WantCall, call), rank)
+
+
+@_of_speakers
+def tts_cache_encoding(
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.EncodingAnswer:
+    """Return one encoding as it is stored, of an `EncodingCall`.
+
+    For an API process that cannot read it from the disk.
+    """
+    asked = wire.decode(wire.EncodingCall, call)
+    stored = speakers.stored_encoding(asked.audio_sha256, asked.encoder)
+    return wire.EncodingAnswer(encoding=stored)
+
+
+@_of_speakers
+def tts_cache_forget(
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.Forgotten:
+    """Drop the audios of a `ForgetCall` from memory and from the queue."""
+    return _forgotten(speakers, call)
+
+
+@_of_speakers
+def tts_cache_failed(
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.FailedPrompts:
+    """Return why requests failed, of those in a `FailedCall` that had no prompt."""
+    asked = wire.decode(wire.FailedCall, call)
+    return wire.FailedPrompts(causes=speakers.failed(asked.request_ids))
+
+
+@_of_speakers
+def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
+    """Return counters and sizes; nothing is looked up on the disk."""
+    return wire.WorkerStats(
+        rank=rank,
+        stats=speakers.stats(),
+        worker_id=speakers.worker_id,
+        encode_times=speakers.encode_times(),
+    )
+
+
+@_of_states
+def tts_cache_forget_states(
+    states: DecoderStates, _rank: int, call: bytes
+) -> wire.Forgotten:
+    """Drop what a decoder keeps of the audios of a `ForgetCall`."""
+    return _forgotten(states, call)
+
+
+@_of_states
+def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderStats:
+    """Return a decoder's counters and sizes."""
+    return states.stats(rank)
+
+
+def _forgotten(side: WorkerSpeakers | DecoderStates, call: bytes) -> wire.Forgotten:
+    asked = wire.decode(wire.ForgetCall, call)
+    if asked.everything:
+        return side.forget_all()
+    return side.forget(asked.audio_sha256s)
+
+
+METHODS = (
+    tts_cache_describe,
+    tts_cache_want,
+    tts_cache_encoding,
+    tts_cache_forget,
+    tts_cache_failed,
+    tts_cache_stats,
+    tts_cache_forget_states,
+    tts_cache_decoder_stats,
+)
 
 
 def install() -> None:

@@ -229,6 +229,7 @@ class DecoderStats(_Message, frozen=True):
         rank: Of the worker.
         states: How many are kept, and in how many bytes, of how many at most.
         hits: Requests whose state was there; ``made``: for which one was made.
+        rpc_calls: How often each method was called.
         worker_id: Another one in each process.
     """
 
@@ -239,6 +240,7 @@ class DecoderStats(_Message, frozen=True):
     hits: int
     made: int
     evictions: int
+    rpc_calls: dict[str, int]
     worker_id: str
 
     @property

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.stats import Budget, TierStats, Traffic
+from vllm_tts_cache.store.shelf import Shelf
+from vllm_tts_cache.store.stats import Budget, TierStats
 
 # Python 3.11 looks a member of an enum up in Python, which a hit can feel.
 _REGISTERED = Segment.REGISTERED
@@ -16,34 +17,7 @@ _REGISTERED = Segment.REGISTERED
 _MAX_FORGOTTEN = 4096
 
 
-class _Shelf:
-    """One segment's entries, least recently used first."""
-
-    __slots__ = ("budget", "entries", "num_bytes", "traffic")
-
-    def __init__(self, budget: Budget):
-        self.budget = budget
-        self.entries: OrderedDict[EncodingKey, Encoding] = OrderedDict()
-        self.num_bytes = 0
-        self.traffic = Traffic()
-
-    def add(self, key: EncodingKey, encoding: Encoding) -> None:
-        self.entries[key] = encoding
-        self.num_bytes += encoding.num_bytes
-
-    def clear(self) -> int:
-        num_entries = len(self.entries)
-        self.entries.clear()
-        self.num_bytes = 0
-        return num_entries
-
-    def remove(self, key: EncodingKey) -> Encoding:
-        encoding = self.entries.pop(key)
-        self.num_bytes -= encoding.num_bytes
-        return encoding
-
-    def is_over_budget(self) -> bool:
-        return not self.budget.allows(self.num_bytes, len(self.entries))
+_Shelf = Shelf[EncodingKey, Encoding]
 
 
 class MemoryTier:
@@ -141,7 +115,8 @@ class MemoryTier:
         with self._lock:
             if (shelf := self._holder(key)) is None:
                 return False
-            self._drop(shelf, key)
+            shelf.remove(key)
+            self._unlink(key)
             return True
 
     def forget(self, audio_sha256: str) -> int:
@@ -167,13 +142,7 @@ class MemoryTier:
     def stats(self) -> TierStats:
         """Return what is held now and how it was used since the start."""
         with self._lock:
-            segments = {
-                segment: shelf.traffic.stats(
-                    shelf.budget, shelf.num_bytes, len(shelf.entries)
-                )
-                for segment in Segment
-                for shelf in [self._shelf(segment)]
-            }
+            segments = {segment: self._shelf(segment).stats() for segment in Segment}
             pinned = len(self._pinned.entries), self._pinned.num_bytes
         return TierStats(self.name, segments, *pinned)
 
@@ -213,23 +182,21 @@ class MemoryTier:
                 del self._by_audio[key.audio_sha256]
 
     def _add(self, shelf: _Shelf, key: EncodingKey, encoding: Encoding) -> None:
-        if not shelf.budget.allows(encoding.num_bytes, 1):
+        if not shelf.fits(encoding):
             return
         shelf.add(key, encoding)
         self._by_audio[key.audio_sha256].add(key)
-        while shelf.is_over_budget():
-            self._drop(shelf, next(iter(shelf.entries)))
-            shelf.traffic.evictions += 1
+        for evicted in shelf.shrink():
+            self._unlink(evicted)
 
     def _promote(self, key: EncodingKey) -> None:
         """Move an inline entry to the registered segment, if it fits there."""
         encoding = self._inline.entries[key]
-        if self._registered.budget.allows(encoding.num_bytes, 1):
+        if self._registered.fits(encoding):
             self._inline.remove(key)
             self._add(self._registered, key, encoding)
 
-    def _drop(self, shelf: _Shelf, key: EncodingKey) -> None:
-        shelf.remove(key)
+    def _unlink(self, key: EncodingKey) -> None:
         siblings = self._by_audio[key.audio_sha256]
         siblings.discard(key)
         if not siblings:

@@ -99,18 +99,6 @@ class Traffic:
     misses: int = 0
     evictions: int = 0
 
-    def stats(self, budget: Budget, num_bytes: int, num_entries: int) -> SegmentStats:
-        """Freeze the counts beside what is held."""
-        return SegmentStats(
-            entries=num_entries,
-            bytes=num_bytes,
-            max_bytes=budget.max_bytes,
-            max_entries=budget.max_entries,
-            hits=self.hits,
-            misses=self.misses,
-            evictions=self.evictions,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:

@@ -87,8 +87,8 @@ def test_a_hit_is_the_miss_to_the_bit_and_requests_share_a_state(ours, num_frame
         assert torch.equal(mine, torch.cat(theirs))
     again = spoken(ours.decoder, reference, texts[0], ours.begin(reference, VOICE))
     assert torch.equal(again, alone[0])
-    counts = ours.states.stats()
-    assert (counts["states"], counts["hits"], counts["made"]) == (1, 2, 3)
+    counts = ours.states.stats(0)
+    assert (counts.states, counts.hits, counts.made) == (1, 2, 3)
     assert not torch.equal(alone[0], alone[1])
 
 
@@ -130,7 +130,7 @@ def test_what_is_counted_is_what_is_held(ours):
     ours.begin(codes_of(WINDOW), VOICE)
     # Keys and values of 71 frames; three times 72 frames; what convolutions read.
     least = 4 * (2 * 2 * 71 * 32 + 3 * WINDOW * 32)
-    assert least < ours.states.stats()["bytes"] < 2 * least
+    assert least < ours.states.stats(0).bytes < 2 * least
 
 
 @pytest.mark.long

@@ -4,25 +4,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_tts_cache.catalogue.catalogue import Catalogue
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.catalogue.stored_files import Usage
+from vllm_tts_cache.entrypoints.decoders import Decoders
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.metrics.series import Metrics
 from vllm_tts_cache.entrypoints.metrics.sharing import Turn
 from vllm_tts_cache.entrypoints.metrics.worker_figures import Growth, WorkerFigures
 from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.speaker.rpc_client import (
-    DECODER_STATS,
     STATS,
     AsyncWorkers,
     UnsupportedModelError,
 )
-from vllm_tts_cache.speaker.wire import DecoderStats
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.throttled_log import ThrottledLog
 
@@ -49,7 +47,6 @@ class MetricsRefresh:
 
     Args:
         workers: None if the model that is served has none.
-        keeps_states: Whether its decoder keeps states of voices.
         num_flights: Tells how many encodings this process waits for.
         shared_with: The directory of the host's API processes, if there are several.
     """
@@ -59,14 +56,14 @@ class MetricsRefresh:
         metrics: Metrics,
         store: SpeakerStore,
         workers: Callable[[], AsyncWorkers | None],
-        keeps_states: Callable[[], bool],
+        decoders: Decoders,
         num_flights: Callable[[], int],
         shared_with: Path | None,
     ):
         self._metrics = metrics
         self._store = store
         self._workers = workers
-        self._keeps_states = keeps_states
+        self._decoders = decoders
         self._num_flights = num_flights
         self._turn = Turn(shared_with)
         self._figures: WorkerFigures | None = None
@@ -119,10 +116,7 @@ class MetricsRefresh:
             answers = await workers.call(STATS)
         except UnsupportedModelError:
             return
-        decoders: list[DecoderStats] = []
-        if self._keeps_states():
-            with suppress(UnsupportedModelError):  # it is switched off
-                decoders = await workers.call(DECODER_STATS)
+        decoders = await self._decoders.stats()
         if self._figures is None:
             growth = Growth(is_first=self._turn.is_first)
             self._figures = WorkerFigures(self._metrics, growth)

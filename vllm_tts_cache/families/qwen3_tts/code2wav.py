@@ -95,15 +95,17 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
 
 
 def _number(value: Any) -> int:
-    """Read a number as the host hands it on: alone, in a list or in a tensor."""
-    if isinstance(value, list):
-        value = value[0] if value else 0
-    return int(value or 0)
+    return int(_only(value) or 0)
 
 
 def _registered(info: Info) -> str | None:
     """The address of its reference, if that is a registered voice's."""
-    told = info.get(HANDED_ON)
-    if isinstance(told, list):
-        told = told[0] if told else None
+    told = _only(info.get(HANDED_ON))
     return told if isinstance(told, str) and is_address(told) else None
+
+
+def _only(value: Any) -> Any:
+    """What the host hands on alone, or in a list."""
+    if isinstance(value, list):
+        return value[0] if value else None
+    return value
