@@ -57,6 +57,7 @@ class Soak:
         self._done: list[Done] = []
         self._restarts: list[Restart] = []
         self._heard: dict[tuple[str, str], bytes] = {}
+        self._began = 0.0
 
     def run(self, seconds: float) -> Iterator[str]:
         """Load them for so long; yields what came of it, a line each."""
@@ -67,7 +68,8 @@ class Soak:
             threading.Thread(target=self._drive, args=(number,))
             for number in range(NUM_CLIENTS)
         ]
-        until = time.monotonic() + seconds
+        self._began = time.monotonic()
+        until = self._began + seconds
         for thread in threads:
             thread.start()
         try:
@@ -157,12 +159,19 @@ class Soak:
             times = [e.ended - e.began for e in self._done if e.what == what]
             last = quantiles(times, n=100)[98] if len(times) > 1 else times[0]
             yield f"  {what}: {num}, p50 {median(times):.2f} s, p99 {last:.2f} s"
+        for each in self._restarts:
+            took, back = each.gone - each.began, each.back - each.gone
+            yield (
+                f"  restart at {each.began - self._began:.0f} s: {took:.1f} s to end,"
+                f" {back:.0f} s until it was back"
+            )
         failed = [each for each in self._done if each.failure]
         taken = [each for each in failed if self._was_taken(each)]
         yield f"{len(failed)} failed, {len(taken)} of them at a server that stopped"
         for each in failed:
             why = "taken" if each in taken else "OTHERWISE"
-            yield f"  {why}: {each.what}: {each.failure}"
+            span = f"{each.began - self._began:.1f}-{each.ended - self._began:.1f} s"
+            yield f"  {why}: {span}: {each.what}: {each.failure}"
 
     def _was_taken(self, done: Done) -> bool:
         return any(

@@ -65,6 +65,7 @@ class InProcessEngine:
     def __init__(self, *workers):
         self.workers = workers
         self.calls = []
+        self.errored = False
 
     async def collective_rpc(
         self, method, timeout=None, args=(), kwargs=None, stage_ids=None

@@ -44,7 +44,6 @@ class PrefillEngine(InProcessEngine):
         stage = stage or self.case.stage["model_stage"]
         super().__init__(*(worker_with(each) for each in speakers))
         self.speakers = speakers
-        self.errored = False
         self.renderer = self.input_processor = None
         self.tts_batch_max_items = 32
         self.default_sampling_params_list = [SamplingParams(max_tokens=50)] * 2

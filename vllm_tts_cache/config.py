@@ -113,6 +113,8 @@ class Settings:
         max_fetches: References fetched from URLs at once; one more is refused with
             503.
         encode_timeout_seconds: How long a request waits for a cold reference.
+        drain_seconds: How long a server that is told to stop goes on with the requests
+            that it has; it takes no others. With ``--api-server-count`` 2 at most.
         cpu_platform: Register a CPU platform with vLLM-Omni where vLLM is built for
             CPUs and torch sees no accelerator.
     """
@@ -142,6 +144,7 @@ class Settings:
     max_waiting_inline: int = 64
     max_fetches: int = 16
     encode_timeout_seconds: float = 120.0
+    drain_seconds: float = 20.0
     cpu_platform: bool = True
 
     def __post_init__(self) -> None:
@@ -154,6 +157,8 @@ class Settings:
             raise ValueError(f"max_uploaded must not be negative: {self.max_uploaded}")
         if self.decoder_max_bytes < 0:
             raise ValueError(f"expected 0 or more, got {self.decoder_max_bytes}")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise ValueError(f"expected seconds from 0, got {self.drain_seconds}")
         if self.max_pinned < 0:
             raise ValueError(f"max_pinned must not be negative: {self.max_pinned}")
         if not 0 <= self.inline_share < 1:
@@ -206,6 +211,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_CACHE_MAX_WAITING_INLINE": ("max_waiting_inline", int),
     "SPEAKER_CACHE_MAX_FETCHES": ("max_fetches", int),
     "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("encode_timeout_seconds", float),
+    "SPEAKER_DRAIN_SECONDS": ("drain_seconds", float),
     "SPEAKER_CACHE_CPU_PLATFORM": ("cpu_platform", _boolean),
 }
 

@@ -209,6 +209,20 @@ async def test_a_worker_that_cannot_be_asked_now_is_asked_again(rig, monkeypatch
     assert left_of(rig, record.audio_sha256) == NOTHING
 
 
+async def test_workers_that_have_ended_are_not_waited_for(rig, monkeypatch):
+    """A server that stops has ended its engine, and goes on for a while."""
+    await rig.register()
+    await rig.precompute()
+    rig.engine.errored = True
+
+    async def refused(*_args, **_kwargs):
+        raise RuntimeError("the engine is gone")
+
+    monkeypatch.setattr(rig.engine, "collective_rpc", refused)
+    await delete(rig)
+    assert rig.store.verify() == []
+
+
 async def test_an_encode_in_hand_is_waited_for_and_leaves_nothing(rig):
     record = await rig.register()
     rig.encoders[0].gate.clear()

@@ -161,6 +161,8 @@ def test_a_deletion_is_not_confirmed_while_a_replica_may_remember():
 
 
 class UnreachableEngine:
+    errored = False
+
     def __init__(self, error):
         self.error = error
 
@@ -189,6 +191,8 @@ async def test_an_engine_that_cannot_be_reached_is_an_error_of_ours(error, reaso
 
 class BusyEngine:
     """Answers late, and counts who waits."""
+
+    errored = False
 
     def __init__(self):
         self.running = self.most = 0

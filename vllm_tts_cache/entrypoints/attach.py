@@ -24,6 +24,7 @@ def attach() -> None:
     from vllm_tts_cache.entrypoints import health, nameless_logs
     from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
     from vllm_tts_cache.entrypoints.speech_stream import CachedStreamingSpeech
+    from vllm_tts_cache.entrypoints.stopping import stopping_well
     from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
 
     if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
@@ -34,6 +35,7 @@ def attach() -> None:
     nameless_logs.install()
     api_server.OmniOpenAIServingSpeech = CachedServingSpeech
     api_server.OmniStreamingSpeechHandler = CachedStreamingSpeech
+    api_server.serve_http = stopping_well(api_server.serve_http, settings.drain_seconds)
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for family in families():

@@ -338,7 +338,7 @@ class Deletions:
         Raises: WorkerRPCError.
         """
         is_empty = not (call.audio_sha256s or call.everything)
-        if is_empty or (workers := self._workers()) is None:
+        if is_empty or (workers := self._workers()) is None or workers.have_ended:
             return set()
         try:
             answers = await workers.call(FORGET, call)

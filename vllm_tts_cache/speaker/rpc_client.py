@@ -90,7 +90,13 @@ DECODER_STATS = Method(
 
 
 class AsyncEngine(Protocol):
-    """The part of the host's ``AsyncOmni`` that we use."""
+    """The part of the host's ``AsyncOmni`` that we use.
+
+    Attributes:
+        errored: It has ended, and its workers with it.
+    """
+
+    errored: bool
 
     async def collective_rpc(
         self,
@@ -136,6 +142,11 @@ class AsyncWorkers:
             lambda: asyncio.Semaphore(MAX_CALLS)
         )
         self._shared: dict[str, _Shared] = {}
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether there are none any more; nobody starts them again."""
+        return self._engine.errored
 
     async def call(
         self, method: Method[A], request: msgspec.Struct | None = None

@@ -23,7 +23,7 @@ START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
 # beside another one: the host starts one stage at a time on a device, behind a lock in
 # /tmp, and a stage of a loaded machine takes two minutes.
 STALL_SECONDS, STALL_CPU_SECONDS = 300.0, 2.0
-STOP_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 60.0  # it may go on with what it has for 20
 MODEL_NAME = "tts"
 
 # One thread a stage: two stages share two cores, and a thread of one that waits for
