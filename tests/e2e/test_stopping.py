@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from contextlib import closing
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from tests.served import serving
+from vllm_tts_cache.catalogue.catalogue import FILE_NAME
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.testing.client import SpeechClient
 from vllm_tts_cache.testing.server import HOST, Server, ServerOptions
@@ -70,6 +72,12 @@ def server_of(default_checkpoint, tmp_path, make_clip):
         server.kill()
 
 
+def participants(server):
+    """Whom deletions wait for."""
+    with closing(sqlite3.connect(server.options.samples_dir / FILE_NAME)) as db:
+        return db.execute("SELECT id FROM participant").fetchall()
+
+
 def stopped(server):
     """Tell it to stop as Ctrl-C does."""
     server._process.send_signal(signal.SIGINT)
@@ -85,6 +93,7 @@ def test_it_ends_soon_and_ends_what_speaks(server_of):
     assert server._process.wait(ENDS_SECONDS) == 0
     for each in speaking:
         each.join(1)
+    assert participants(server) == []
     assert [type(each.error) for each in speaking] == [httpx.RemoteProtocolError] * 3
     assert time.monotonic() - began < ENDS_SECONDS
 

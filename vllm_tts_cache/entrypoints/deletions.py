@@ -135,8 +135,10 @@ class Deletions:
             self._recovering.join(RECOVER_PATIENCE_SECONDS)
         self._clients.shutdown()
         self._own.shutdown()
-        with contextlib.suppress(StorageError):  # a dead participant is not waited for
+        try:
             self._store.leave()
+        except StorageError as exc:
+            logger.warning("Others wait for this server for a while: %s", exc.log_text)
 
     async def delete(self, name: str, tenant: str) -> Deletion:
         """Delete a tenant's voice; returns when nothing of it is left anywhere.

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from vllm_omni.engine.messages import ErrorMessage
@@ -21,7 +21,7 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 LOOK_SECONDS = 0.05
 # The host kills API processes, of which there are several, after 5 seconds.
 SHARED_SECONDS = 2.0
-Serve = Callable[..., Awaitable[Any]]
+Serve = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def stopping_well(serve_http: Serve, drain_seconds: float) -> Serve:
@@ -34,9 +34,20 @@ def stopping_well(serve_http: Serve, drain_seconds: float) -> Serve:
 
     async def serve(app: Any, *args: Any, **options: Any) -> Any:
         Stop(app.state, asyncio.get_running_loop(), drain_seconds).expect()
-        return await serve_http(app, *args, **options)
+        # The host would shut it down by the application's state, which is deleted then.
+        speech = app.state.openai_serving_speech
+        last_part = await serve_http(app, *args, **options)
+        return _shut_down_after(last_part, speech)
 
     return serve
+
+
+async def _shut_down_after(last_part: Coroutine[Any, Any, None], speech: Any) -> None:
+    try:
+        await last_part
+    finally:
+        if speech is not None:
+            speech.shutdown()
 
 
 class Stop:
