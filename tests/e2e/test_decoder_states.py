@@ -11,6 +11,7 @@ SPOKEN = "Hello there."
 
 def decoder_of(client):
     (stats,) = client.stats()["decoders"]
+    del stats["rpc_calls"]  # looking is one as well
     return stats
 
 
