@@ -10,11 +10,11 @@ from contextlib import closing
 import httpx
 import pytest
 
-from tests.served import serving
+from tests.served import Servers
 from vllm_tts_cache.catalogue.catalogue import FILE_NAME
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.testing.client import SpeechClient
-from vllm_tts_cache.testing.server import HOST, Server, ServerOptions
+from vllm_tts_cache.testing.server import HOST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
@@ -51,25 +51,16 @@ class Speaking(threading.Thread):
 
 @pytest.fixture
 def server_of(default_checkpoint, tmp_path, make_clip):
-    servers = []
+    servers = Servers(default_family(), default_checkpoint, tmp_path)
 
     def start(drain_seconds):
-        options = ServerOptions(
-            model=default_checkpoint,
-            samples_dir=tmp_path / "voices",
-            log_path=tmp_path / "server.log",
-            arguments=serving(default_family(), {}, tmp_path),
-            environ={"SPEAKER_DRAIN_SECONDS": str(drain_seconds)},
-        )
-        servers.append(Server(options).start())
-        with closing(SpeechClient(servers[0].url)) as client:
-            client.register("Ada", make_clip(2.0)).raise_for_status()
-            client.precompute("Ada").raise_for_status()
-        return servers[0]
+        server, client = servers.start(SPEAKER_DRAIN_SECONDS=drain_seconds)
+        client.register("Ada", make_clip(2.0)).raise_for_status()
+        client.precompute("Ada").raise_for_status()
+        return server
 
     yield start
-    for server in servers:
-        server.kill()
+    servers.stop()
 
 
 def participants(server):

@@ -71,8 +71,5 @@ class PromptMemory(Generic[P]):
         self._shelf.clear()
 
     def _keep(self, key: Hashable, entry: _Entry[P]) -> None:
-        if key in self._shelf.entries or not self._shelf.fits(entry):
-            return
-        self._shelf.add(key, entry)
-        for _ in self._shelf.shrink():
-            pass  # nobody else knows of them
+        if key not in self._shelf.entries and self._shelf.fits(entry):
+            self._shelf.add(key, entry)

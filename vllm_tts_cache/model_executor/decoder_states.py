@@ -67,8 +67,6 @@ class DecoderStates:
         self._shelf.traffic.misses += 1
         if audio_sha256 is not None and self._may_keep(audio_sha256, state):
             self._shelf.add(key, state)
-            for _ in self._shelf.shrink():
-                pass  # nobody else knows of them
         return state.value
 
     def forget(self, audio_sha256s: Collection[str]) -> Forgotten:

@@ -184,9 +184,8 @@ class MemoryTier:
     def _add(self, shelf: _Shelf, key: EncodingKey, encoding: Encoding) -> None:
         if not shelf.fits(encoding):
             return
-        shelf.add(key, encoding)
         self._by_audio[key.audio_sha256].add(key)
-        for evicted in shelf.shrink():
+        for evicted in shelf.add(key, encoding):
             self._unlink(evicted)
 
     def _promote(self, key: EncodingKey) -> None:

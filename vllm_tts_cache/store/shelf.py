@@ -1,7 +1,7 @@
 """What is kept in memory within a budget, least recently used first."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 from vllm_tts_cache.store.stats import Budget, SegmentStats, Traffic
@@ -24,7 +24,7 @@ class Shelf(Generic[K, V]):
     """Values by key. Its owner says when one was used, and guards it.
 
     Attributes:
-        budget: What it may hold; see `shrink`.
+        budget: What it may hold.
         entries: The values, least recently used first.
         num_bytes: Of all of them.
         traffic: What its owner counts, but for evictions.
@@ -42,10 +42,19 @@ class Shelf(Generic[K, V]):
         """Whether it could be held alone."""
         return self.budget.allows(value.num_bytes, 1)
 
-    def add(self, key: K, value: V) -> None:
-        """Hold a value whose key is not here."""
+    def add(self, key: K, value: V) -> list[K]:
+        """Hold a value that `fits` and whose key is not here.
+
+        Returns the keys that had to go for it.
+        """
         self.entries[key] = value
         self.num_bytes += value.num_bytes
+        evicted = list[K]()
+        while not self.budget.allows(self.num_bytes, len(self.entries)):
+            evicted.append(oldest := next(iter(self.entries)))
+            self.remove(oldest)
+        self.traffic.evictions += len(evicted)
+        return evicted
 
     def remove(self, key: K) -> V:
         """Hold it no longer. Raises: KeyError."""
@@ -59,14 +68,6 @@ class Shelf(Generic[K, V]):
         self.entries.clear()
         self.num_bytes = 0
         return num_entries
-
-    def shrink(self) -> Iterator[K]:
-        """Evict until it is within its budget; yields the key of each that is gone."""
-        while not self.budget.allows(self.num_bytes, len(self.entries)):
-            oldest = next(iter(self.entries))
-            self.remove(oldest)
-            self.traffic.evictions += 1
-            yield oldest
 
     def stats(self) -> SegmentStats:
         """Freeze the counts beside what is held."""
