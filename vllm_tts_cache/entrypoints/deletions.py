@@ -21,7 +21,6 @@ from vllm_tts_cache.errors import (
     SpeakerNotFoundError,
     StorageError,
     StorageUnavailableError,
-    TTSCacheError,
     log_text_of,
 )
 from vllm_tts_cache.speaker.rpc_client import (
@@ -30,6 +29,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     UnsupportedModelError,
 )
 from vllm_tts_cache.speaker.wire import ForgetCall
+from vllm_tts_cache.store.recovery import recover_aside
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.throttled_log import ThrottledLog
 
@@ -118,13 +118,7 @@ class Deletions:
 
     def _recover(self) -> None:
         self._recovered_at, self._recover_at = time.monotonic(), None
-        self._recovering = threading.Thread(
-            target=_recover,
-            args=(self._store,),
-            name="tts-cache-recover",
-            daemon=True,
-        )
-        self._recovering.start()
+        self._recovering = recover_aside(self._store.recover)
 
     def shutdown(self) -> None:
         """Take part no longer; what is left is for the others, or the next start."""
@@ -373,12 +367,3 @@ class Deletions:
 def _is_outage(error: Exception) -> bool:
     """Whether the catalogue was out of reach, and not merely busy."""
     return isinstance(error, StorageUnavailableError) and error.was_cut_off
-
-
-def _recover(store: SpeakerStore) -> None:
-    # Going through all files takes as long as there are voices: not the start's.
-    try:
-        for line in store.recover():
-            logger.info("Recovered: %s.", line)
-    except TTSCacheError as exc:
-        logger.warning("Recovering the speaker storage: %s", exc)

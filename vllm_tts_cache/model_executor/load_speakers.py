@@ -27,11 +27,14 @@ from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.locks import open_turns
 from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.recovery import recover_aside
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # The first use of a library may read a gigabyte of kernels from a slow disk.
 _WARM_UP_TIMEOUT_SECONDS = 120.0
+# Whoever ends does not wait for all copies; the next start goes on.
+_RECOVER_PATIENCE_SECONDS = 2.0
 
 
 def why_it_clones_nothing(
@@ -125,6 +128,13 @@ def build_worker_speakers(
         max_waiting_inline=settings.max_waiting_inline,
         look_again_seconds=turns.look_again_seconds,
     )
+    # On a machine of its own nobody else removes what was deleted while it was away.
+    recovering = recover_aside(store.recover_copies)
+
+    def close_store() -> None:
+        recovering.join(_RECOVER_PATIENCE_SECONDS)
+        store.close()
+
     speakers = WorkerSpeakers(
         fingerprints={name: e.fingerprint for name, e in encoders.items()},
         cache=cache,
@@ -132,7 +142,7 @@ def build_worker_speakers(
         work=work,
         recency=Recency(store.used),
         forget_copies=store.forget,
-        close_store=store.close,
+        close_store=close_store,
         home=store.home,
         clock=time.monotonic,
         ranks=ranks,

@@ -1,7 +1,9 @@
 """Finishing deletions, and whatever else a process that was killed, or a disk, left."""
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -19,16 +21,38 @@ from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.schema import slices
 from vllm_tts_cache.catalogue.stored_files import StoredFile
-from vllm_tts_cache.errors import SourceCorruptError, StorageError
+from vllm_tts_cache.errors import SourceCorruptError, StorageError, TTSCacheError
 from vllm_tts_cache.files import storage_errors, sync_directory
 from vllm_tts_cache.store import audio_file
 from vllm_tts_cache.store.blobs import Blobs
 from vllm_tts_cache.store.directory import StoreDirectory
 
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
 # Between two slices, so that whoever serves requests in this process gets to it.
 _PAUSE_SECONDS = 0.001
 _QUARANTINE_MAX_BYTES = 64 * 1024**2
+
+
+def recover_aside(recover: Callable[[], list[str]]) -> threading.Thread:
+    """Recover on a thread that nobody waits for: it takes as long as there are files.
+
+    Args:
+        recover: Does it; what it returns or raises is logged.
+    """
+
+    def run() -> None:
+        try:
+            for line in recover():
+                logger.info("Recovered: %s.", line)
+        except TTSCacheError as exc:
+            logger.warning("Recovering the speaker storage: %s", exc)
+
+    thread = threading.Thread(target=run, name="tts-cache-recover", daemon=True)
+    thread.start()
+    return thread
 
 
 def recover(directory: StoreDirectory, blobs: Blobs, database: Database) -> list[str]:
@@ -37,15 +61,32 @@ def recover(directory: StoreDirectory, blobs: Blobs, database: Database) -> list
     Raises:
         StorageError: Something could not be finished; what could be, is.
     """
+    lines = _done(_steps(directory, blobs, database))
+    database.wipe_log()
+    return lines
+
+
+def recover_copies(directory: StoreDirectory, database: Database) -> list[str]:
+    """Remove copies of what nobody has any more; returns what was done, a line each.
+
+    For a machine that no API server recovers: it takes as long as there are copies,
+    however many voices there are.
+
+    Raises:
+        StorageError: Something could not be finished; what could be, is.
+    """
+    return _done(_steps_of_copies(directory, database))
+
+
+def _done(steps: Iterable[Callable[[], list[str]]]) -> list[str]:
     lines: list[str] = []
     errors: list[StorageError] = []
-    for step in _steps(directory, blobs, database):
+    for step in steps:
         try:
             lines += step()
         except StorageError as exc:  # it must not keep the others from being done
             errors.append(exc)
         time.sleep(_PAUSE_SECONDS)
-    database.wipe_log()
     if errors:
         raise errors[0]
     return lines
@@ -66,6 +107,18 @@ def _steps(
     yield partial(_empty_trash, directory)
     yield partial(_trim_quarantine, directory, database)
     yield partial(_put_rows_right, database)
+
+
+def _steps_of_copies(
+    directory: StoreDirectory, database: Database
+) -> Iterator[Callable[[], list[str]]]:
+    yield partial(_sweep_partials, directory)
+    for prefix in sorted(directory.prefixes()):
+        addresses = directory.addresses(prefix)
+        for some in slices(addresses):
+            yield partial(_forget_strays, directory, database, some)
+    yield partial(_empty_trash, directory)
+    yield partial(_trim_quarantine, directory, database)
 
 
 def _finish(
@@ -131,6 +184,18 @@ def _reconcile(
     differing |= unowned
     return [
         line for sha in sorted(differing) for line in settle(directory, database, sha)
+    ]
+
+
+def _forget_strays(
+    directory: StoreDirectory, database: Database, addresses: Sequence[str]
+) -> list[str]:
+    found = {sha: directory.kinds(sha) for sha in addresses}
+    with database.read() as db:
+        stored = stored_files.kinds(db, addresses)
+    differing = [sha for sha in addresses if found[sha] - stored[sha]]
+    return [
+        line for sha in differing for line in _settle_copies(directory, database, sha)
     ]
 
 

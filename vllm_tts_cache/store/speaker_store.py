@@ -409,6 +409,18 @@ class SpeakerStore:
         self._participation.drop_all_dead()
         return recovery.recover(self.files, self.blobs, self._database)
 
+    def recover_copies(self) -> list[str]:
+        """Remove this machine's copies of what nobody has any more, as `recover` does.
+
+        Nothing where the directory is the truth: then an API server recovers it.
+
+        Raises: as `recover`.
+        """
+        if not self.blobs.is_remote:
+            return []
+        self.blobs.check_still()
+        return recovery.recover_copies(self.files, self._database)
+
     def verify(self) -> list[str]:
         """Read every file and row, and say what is wrong; changes nothing."""
         return sorted(self.blobs.problems(self.catalogue))

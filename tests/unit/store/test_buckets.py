@@ -1,3 +1,4 @@
+
 """Two machines with a directory each, one catalogue and one bucket."""
 
 import threading
@@ -111,6 +112,21 @@ def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
     assert traces(fleet.root, address(0)) == []
     assert other.read(key(0)) is None
     assert other.read_audio(address(0)) is None
+
+
+def test_a_machine_that_was_away_removes_its_copies_of_what_is_gone(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    for number, name in enumerate(("Ann", "Bob")):
+        register(one, name, number)
+        publish(one, number)
+        other.read(key(number))
+    delete(one, "Ann")
+    assert len(copies_in(other)) == 2
+    assert len(other.recover_copies()) == 1
+    assert other.is_stored(key(1))
+    assert len(copies_in(other)) == 1
+    assert traces(other.directory, address(0)) == []
+    assert other.recover_copies() == []
 
 
 def test_what_another_voice_has_stays(fleet):
