@@ -118,6 +118,12 @@ def test_what_is_no_answer_is_an_error_with_method_and_reason(results, reason):
         checked_answers(DESCRIBE, results)
 
 
+def test_where_there_is_no_replica_nobody_has_to_forget():
+    assert checked_answers(FORGET, []) == []
+    with pytest.raises(WorkerRPCError, match="no worker answered"):
+        checked_answers(FORGET, [[]])
+
+
 def test_a_worker_without_a_speaker_side_is_an_error_of_its_own():
     answer = wire.encode(wire.Unsupported(reason="Bark clones no voices"))
     with pytest.raises(UnsupportedModelError, match="describe: Bark clones no voices"):

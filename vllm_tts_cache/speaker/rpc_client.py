@@ -24,6 +24,7 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
+METHOD_PREFIX = "tts_cache_"
 TALKER_STAGE, DECODER_STAGE = 0, 1
 # An RPC returns between two decode steps; a worker that takes this long is stuck.
 TIMEOUT_SECONDS = 30.0
@@ -53,7 +54,7 @@ class Method(Generic[A]):
 
     Attributes:
         needs_all: Whether a replica that does not answer is an error although others
-            do.
+            do. Where there is no replica at all there is nothing to be done.
         stage: Whose workers are asked.
         merge: Makes one request of those of callers that ask at once, who then share
             the answer; None where each asks by itself.
@@ -248,7 +249,7 @@ def checked_answers(method: Method[A], results: Sequence[Any]) -> list[A]:
             errors[number] = exc
     if errors and (method.needs_all or not answers):
         raise next(iter(errors.values()))
-    if not answers:
+    if not (answers or (method.needs_all and not results)):
         raise WorkerRPCError(f"{method.name}: no worker answered")
     for number, error in errors.items():
         throttled.warn_of(

@@ -1,0 +1,108 @@
+"""Our calls of workers in the host's orchestrator, where replicas say nothing."""
+
+import asyncio
+import uuid
+
+import pytest
+from vllm_omni.engine.messages import CollectiveRPCRequestMessage
+from vllm_omni.engine.orchestrator import OrchestratorBase
+from vllm_omni.engine.stage_pool import StagePool
+
+from vllm_tts_cache.entrypoints import worker_calls
+from vllm_tts_cache.speaker.rpc_client import FORGET, STATS, TIMEOUT_SECONDS
+
+
+class Client:
+    """What the pool has of a replica."""
+
+    stage_type = "llm"
+
+    def __init__(self, *, is_silent=False, error=None):
+        self.is_silent, self.error = is_silent, error
+        self.was_cancelled = False
+
+    async def collective_rpc_async(self, method, timeout, args, kwargs):
+        if self.is_silent:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.was_cancelled = True
+        if self.error is not None:
+            raise self.error
+        return [method]
+
+
+@pytest.fixture
+def orchestrator(monkeypatch):
+    """``of`` gives one whose talker has these replicas; all others are the host's."""
+    host = OrchestratorBase._handle_collective_rpc
+    monkeypatch.setattr(OrchestratorBase, "_handle_collective_rpc", host)
+    worker_calls.install()
+    monkeypatch.setattr(worker_calls, "LATER_SECONDS", 0.05)
+
+    def of(*clients):
+        made = OrchestratorBase.__new__(OrchestratorBase)
+        pool = StagePool.__new__(StagePool)
+        pool.stage_id, pool.clients = 0, list(clients)
+        made.stage_pools, made.num_stages = [pool], 1
+        made.rpc_async_queue = asyncio.Queue()
+        return made
+
+    return of
+
+
+def call_of(method, timeout=TIMEOUT_SECONDS, stage_ids=(0,)):
+    return CollectiveRPCRequestMessage(
+        rpc_id=uuid.uuid4().hex,
+        method=method,
+        timeout=timeout,
+        args=(),
+        kwargs={},
+        stage_ids=list(stage_ids),
+    )
+
+
+async def answer(orchestrator):
+    return await asyncio.wait_for(orchestrator.rpc_async_queue.get(), 10)
+
+
+async def test_nobody_waits_for_a_replica_that_says_nothing(orchestrator):
+    dead = Client(is_silent=True)
+    made = orchestrator(dead, None, Client(), Client(error=OSError("gone")))
+    call = call_of(STATS.name)
+    await asyncio.wait_for(made._handle_collective_rpc(call), 1)
+    told = await answer(made)
+    assert told.rpc_id == call.rpc_id
+    assert told.stage_ids == [0, 0, 0]
+    assert [type(result) for result in told.results] == [dict, list, dict]
+    assert "no answer" in told.results[0]["error"]
+    assert "gone" in told.results[2]["error"]
+    assert dead.was_cancelled
+    assert not worker_calls._answering
+
+
+async def test_what_all_must_answer_is_not_answered_for_one_that_does_not(orchestrator):
+    made = orchestrator(Client(is_silent=True), Client())
+    earlier = worker_calls.EARLIER_SECONDS
+    await made._handle_collective_rpc(call_of(FORGET.name, timeout=earlier + 0.1))
+    await asyncio.gather(*worker_calls._answering)
+    assert made.rpc_async_queue.empty()  # whose caller's own time ends a moment later
+
+
+async def test_without_replicas_there_is_nothing_to_ask(orchestrator):
+    made = orchestrator(None)
+    for stage_ids in ((0,), (1,)):
+        await made._handle_collective_rpc(call_of(FORGET.name, stage_ids=stage_ids))
+        assert (await answer(made)).results == []
+
+
+async def test_the_hosts_own_calls_are_handled_by_the_host(orchestrator):
+    made = orchestrator(Client())
+    await made._handle_collective_rpc(call_of("is_sleeping"))
+    assert made.rpc_async_queue.get_nowait().results == [["is_sleeping"]]
+
+
+def test_installed_again_it_changes_nothing(orchestrator):
+    before = OrchestratorBase._handle_collective_rpc
+    worker_calls.install()
+    assert OrchestratorBase._handle_collective_rpc is before
