@@ -101,6 +101,8 @@ def shared_server(family, case, checkpoint, tmp_path_factory):
         environ={
             "PYTHONPATH": f"{ROOT}:{folder / 'plugin'}",
             warm_request_probe.VARIABLE: str(folder / "seen.jsonl"),
+            # Requests that nobody made would be counted beside those of the tests.
+            "SPEAKER_CACHE_WARM_KV": "off",
         },
         arguments=serving(family, case.short_of_kv, folder),
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from vllm_tts_cache.errors import ConfigError
 
+WarmKV = Literal["idle", "off"]
 RegistrationPolicy = Literal["overwrite", "immutable"]
 Quality = Literal["poor", "fair", "good"]
 ConsentPolicy = Literal["text", "recording"]
@@ -101,6 +102,9 @@ class Settings:
         memory_max_entries: The same, counted in encodings.
         decoder_max_bytes: What a codec decoder keeps of voices, so that no request has
             it decode their references again; 0 has it do so, as stock does.
+        warm_kv: ``idle`` has the engine prefill what a precomputed voice's prompts
+            begin with while it has nothing to do, where texts of a voice share KV;
+            ``off`` leaves that to the first text.
         max_pinned: Voices whose encodings workers keep in memory beside that.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.
@@ -135,6 +139,7 @@ class Settings:
     memory_max_bytes: int = 512 * 1024**2
     memory_max_entries: int = 1024
     decoder_max_bytes: int = 512 * 1024**2
+    warm_kv: WarmKV = "idle"
     max_pinned: int = 100
     disk_max_bytes: int = 20 * 1024**3
     inline_share: float = 0.125
@@ -202,6 +207,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_CACHE_MAX_BYTES": ("memory_max_bytes", int),
     "SPEAKER_CACHE_MAX_ENTRIES": ("memory_max_entries", int),
     "SPEAKER_CACHE_DECODER_MAX_BYTES": ("decoder_max_bytes", int),
+    "SPEAKER_CACHE_WARM_KV": ("warm_kv", _one_of(WarmKV)),
     "SPEAKER_CACHE_MAX_PINNED": ("max_pinned", int),
     "SPEAKER_CACHE_DISK_MAX_BYTES": ("disk_max_bytes", int),
     "SPEAKER_CACHE_INLINE_SHARE": ("inline_share", float),

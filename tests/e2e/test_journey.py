@@ -10,7 +10,13 @@ import time
 import httpx
 import pytest
 
-from tests.crowds import CROWD_TEXTS, crowd, kv_counter, speak_briefly
+from tests.crowds import (
+    CROWD_TEXTS,
+    crowd,
+    kv_counter,
+    prefix_tokens,
+    speak_briefly,
+)
 from vllm_tts_cache.speaker.modes import possible_modes
 from vllm_tts_cache.testing.client import SpeechClient
 
@@ -232,6 +238,27 @@ def test_audio_depends_on_no_cache_no_chunk_and_no_neighbour(told, case):
     crowd(server, plain)
     assert case.family.resumes or kv_counter(client, "num_preemptions") == 0
     assert {r: speak_briefly(client, *r) for r in plain} == plain
+
+
+@pytest.mark.does("shares_kv")
+def test_a_precomputed_voice_is_in_the_kv_before_its_first_text(told, make_clip):
+    client = told.client
+
+    def warmed():
+        return client.stats()["kv_warming"]["warmed"]
+
+    before = warmed()
+    client.register("early", make_clip(10.0), ref_text=SPOKEN, precompute="false")
+    client.precompute("early").raise_for_status()
+    until = time.monotonic() + 60.0
+    while warmed() == before:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    spoken, had, found = prefix_tokens(
+        client, lambda: client.speak(TEXT, voice="early")
+    )
+    assert found / had >= 0.7
+    assert spoken.cache == "hit"
 
 
 def test_voices_of_the_killed_server_speak(told):

@@ -36,8 +36,9 @@ class Case:
             ``tests/e2e/test_journey.py``.
         does: What it is able to do beyond the rest: the shared tests that are marked
             so run on it. ``raw_embeddings`` speak; ``waits_for_kv``: with
-            ``short_of_kv``; ``two_api_processes``: so its second server is started.
-            Words of its own mark tests in its own folder.
+            ``short_of_kv``; ``shares_kv``: of a voice's texts; ``two_api_processes``:
+            so its second server is started. Words of its own mark tests in its own
+            folder.
         refusing: Checkpoints of it that clone nothing, by what they are: written to a
             directory that is absent, with the fixture ``tiny`` at hand.
     """

@@ -152,6 +152,14 @@ class CachedAdapter:
                 found = await self._found(request)
                 return await self._cloned(request, found, counted)
 
+    async def tts_cache_prepared(self, request: Any) -> PreparedRequest:
+        """Build the prompt of a registered voice for a request that is no client's.
+
+        Raises: as `build`.
+        """
+        found = await self._found(request)
+        return await self._cloned(request, found, CountedRequest())
+
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
     ) -> PreparedRequest:

@@ -27,6 +27,7 @@ from vllm_tts_cache.entrypoints.executors import (
     TenantPlaces,
 )
 from vllm_tts_cache.entrypoints.inline import InlineClips
+from vllm_tts_cache.entrypoints.kv_warming import KVWarming, Prefill
 from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.previews import Previews
@@ -90,6 +91,7 @@ class SpeakerService:
 
     Attributes:
         model: What is served.
+        kv_warming: Prefills voices that were precomputed.
         tenants: Whose API keys are whose.
         uploads: Decodes and stores what comes.
         bundles: Exports and imports voices.
@@ -110,6 +112,7 @@ class SpeakerService:
         engine: AsyncEngine | None,
         model: ServedModel,
         keys: TenantKeys,
+        prefill: Prefill | None = None,
     ):
         self.store = store
         self.model = model
@@ -135,6 +138,7 @@ class SpeakerService:
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
         self.known_records = RecordMemory(store.now)
         self._counts = Counts(store, settings, keys, self.known_records)
+        self.kv_warming = KVWarming(prefill, is_on=settings.warm_kv == "idle")
         self.inline = InlineClips(
             store, self._lookups, max_fetches=settings.max_fetches
         )
@@ -200,6 +204,7 @@ class SpeakerService:
         """Let go of threads, tasks and files."""
         for task in self._background:
             task.cancel()
+        self.kv_warming.shutdown()
         self.tenants.shutdown()
         if self._ensurer is not None:
             self._ensurer.shutdown()
@@ -366,6 +371,8 @@ class SpeakerService:
         shown = {**known, "flights": flights, "workers": workers}
         if decoders := await self._decoders.stats():
             shown["decoders"] = [answer.shown for answer in decoders]
+        if (warming := self.kv_warming.stats()) is not None:
+            shown["kv_warming"] = warming
         return shown
 
     # -------- encodings
@@ -377,11 +384,13 @@ class SpeakerService:
             and as `Ensurer.ensure`.
         """
         try:
-            return await self._precompute(found, force=force)
+            existed = await self._precompute(found, force=force)
         except GoneError:
             tenant = Tenant(name=found.record.tenant)
             found = await self.get(tenant, found.record.name)
-            return await self._precompute(found, force=force)
+            existed = await self._precompute(found, force=force)
+        self.kv_warming.add(found.record)
+        return existed
 
     async def ensure(
         self,
@@ -475,7 +484,13 @@ class SpeakerService:
             return
         with suppress(CannotCloneError):  # registered where another model was served
             need = self.model.need_of(record)
-            self._in_background(self.ensure(record.tenant, need, urgent=False))
+            self._in_background(self._ensured_and_warm(record, need))
+
+    async def _ensured_and_warm(
+        self, record: SpeakerRecord, need: EncodingNeed
+    ) -> None:
+        await self.ensure(record.tenant, need, urgent=False)
+        self.kv_warming.add(record)
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         async def run() -> None:
@@ -493,6 +508,7 @@ class SpeakerService:
     def _forget(self, audio_sha256: str) -> None:
         self.prompts.forget(audio_sha256)
         self.inline.forget(audio_sha256)
+        self.kv_warming.forget(audio_sha256)
         if self._ensurer is not None:
             self._ensurer.forget(audio_sha256)
 
@@ -500,6 +516,7 @@ class SpeakerService:
         self.known_records.forget_all()
         self.prompts.forget_all()
         self.inline.forget_all()
+        self.kv_warming.forget_all()
         if self._ensurer is not None:
             self._ensurer.forget_all()
 
@@ -508,10 +525,19 @@ def open_service(
     settings: Settings,
     engine: AsyncEngine | None,
     model: ServedModel,
+    *,
+    prefill: Prefill | None = None,
 ) -> SpeakerService:
     """Open the storage and put the service on top of it.
+
+    Args:
+        settings: Where, and how much.
+        engine: None where there are no workers.
+        model: What is served.
+        prefill: Prefills voices; None where none can be.
 
     Raises: StorageError, ConfigError.
     """
     keys = TenantKeys(settings.tenants_file)
-    return SpeakerService(open_store(settings), settings, engine, model, keys)
+    store = open_store(settings)
+    return SpeakerService(store, settings, engine, model, keys, prefill)

@@ -25,6 +25,7 @@ from vllm_tts_cache.entrypoints.host_speakers import (
     NoMemo,
     SpeakerNames,
 )
+from vllm_tts_cache.entrypoints.kv_prefill import VoicePrefill
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.other_models import OtherModel, of_model
 from vllm_tts_cache.entrypoints.request_speaker import (
@@ -81,7 +82,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
 
     def _start(self) -> None:
         self._is_started = True
-        if (adapter := self._cached_adapter) is not None:
+        if (adapter := self.cached_adapter) is not None:
             process_metrics().begin_family(adapter.tts_cache_family.name)
         if self.served_family is not None or self.refusal is not None:
             # Registered voices are found where the prompt is built: the host, which
@@ -102,6 +103,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
                 refusal=lambda: self.refusal,
                 note=lambda: self.other_model.note(self._get_tts_adapter()),
             ),
+            prefill=VoicePrefill(self),
         )
         self.speakers.start()
         view = HostView(self.speakers.store, self._tenant_name)
@@ -161,7 +163,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
     @property
     def served_family(self) -> Family | None:
         """The family of the model that is served; None if it clones not through us."""
-        adapter = self._cached_adapter
+        adapter = self.cached_adapter
         if adapter is None or not adapter.tts_cache_clones:
             return None
         return adapter.tts_cache_family
@@ -176,7 +178,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
     @property
     def refusal(self) -> str | None:
         """Why the checkpoint clones no voices, in one text for all who ask."""
-        adapter = self._cached_adapter
+        adapter = self.cached_adapter
         return None if adapter is None else adapter.tts_cache_refusal
 
     @property
@@ -192,7 +194,8 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
         return self.other_model.note(self._get_tts_adapter())
 
     @property
-    def _cached_adapter(self) -> CachedAdapter | None:
+    def cached_adapter(self) -> CachedAdapter | None:
+        """Ours, of a model that is of a family of ours."""
         if self._diffusion_mode:
             return self._diffusion_adapter
         adapter = self._get_tts_adapter()
@@ -235,7 +238,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
             raise InvalidSpeakerError("name", reason)
 
     def _check_ref_text(self, ref_text: str | None) -> None:
-        adapter = self._cached_adapter
+        adapter = self.cached_adapter
         if adapter is not None and ref_text is not None:
             adapter.tts_cache_check_text("ref_text", ref_text)
 
@@ -323,6 +326,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
         request_id, outputs, params = prepared
         if (ref := SpeakerRef.from_info(params)) is None:
             return prepared
+        self.speakers.kv_warming.forget(ref.audio_sha256)
 
         async def again() -> AsyncIterator[Any]:
             self.speakers.ensurer.doubt(ref.audio_sha256)

@@ -1,4 +1,3 @@
-
 """Two machines with a directory each, one catalogue and one bucket."""
 
 import threading

@@ -110,6 +110,12 @@ class Metrics:
             "being fetched.",
             "outcome",
         )
+        self.kv_warmings = counter(
+            "kv_warmings",
+            "Voices whose part of a prompt was to be prefilled while nobody spoke: "
+            "warmed, failed, or left out because too many others were.",
+            "outcome",
+        )
         self.encodings_awaited = Gauge(
             f"{PREFIX}encodings_awaited",
             "Encodings that requests and precomputes of the API processes wait for.",

@@ -1,0 +1,128 @@
+"""Which voices are prefilled, and when; that they are is shown on a real server."""
+
+import asyncio
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from tests.waiting import soon
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.entrypoints import kv_warming
+from vllm_tts_cache.entrypoints.kv_warming import MAX_UNSPOKEN, KVWarming
+
+
+class Engine:
+    """One that prefills when it is let, and notes whose."""
+
+    def __init__(self):
+        self.is_possible = self.is_idle = True
+        self.prefilled = []
+        self.error = None
+
+    async def prefill(self, record):
+        self.prefilled.append(record.name)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+@pytest.fixture
+async def warming(engine, monkeypatch):
+    monkeypatch.setattr(kv_warming, "LOOK_SECONDS", 0.001)
+    made = KVWarming(engine, is_on=True)
+    yield made
+    made.shutdown()
+
+
+def record(number):
+    nothing: dict[str, Any] = {f.name: None for f in fields(SpeakerRecord)}
+    nothing |= {"name": f"voice-{number}", "audio_sha256": f"{number:064x}"}
+    return SpeakerRecord(**nothing)
+
+
+async def test_what_is_precomputed_is_prefilled_in_turn(engine, warming):
+    for number in range(3):
+        warming.add(record(number))
+    warming.add(record(0))
+    await soon(lambda: len(engine.prefilled) == 3)
+    assert engine.prefilled == ["voice-0", "voice-1", "voice-2"]
+    await soon(lambda: warming.stats()["warmed"] == 3)
+    assert warming.stats() == {"warmed": 3, "failed": 0, "left_out": 0, "waiting": 0}
+
+
+async def test_nothing_is_prefilled_beside_running_streams(engine, warming):
+    engine.is_idle = False
+    warming.add(record(0))
+    await asyncio.sleep(0.05)
+    assert engine.prefilled == []
+    assert warming.stats()["waiting"] == 1
+    engine.is_idle = True
+    await soon(lambda: engine.prefilled == ["voice-0"])
+
+
+async def test_thousands_that_nobody_speaks_with_leave_the_kv_to_others(
+    engine, warming, monkeypatch
+):
+    numbers = range(3 * MAX_UNSPOKEN)
+    for number in numbers:
+        warming.add(record(number))
+        await asyncio.sleep(0)
+    await soon(lambda: warming.stats()["warmed"] == MAX_UNSPOKEN)
+    assert warming.stats()["left_out"] == len(numbers) - MAX_UNSPOKEN
+    # One is spoken with, so there is room for one.
+    warming.forget(record(3).audio_sha256)
+    for number in range(100, 102):
+        warming.add(record(number))
+    await soon(lambda: warming.stats()["warmed"] == MAX_UNSPOKEN + 1)
+    # After a while nobody will.
+    monkeypatch.setattr(kv_warming, "UNSPOKEN_SECONDS", 0.0)
+    warming.add(record(200))
+    await soon(lambda: engine.prefilled[-1] == "voice-200")
+
+
+async def test_what_is_deleted_while_it_waits_is_not_prefilled(engine, warming):
+    engine.is_idle = False
+    for number in range(3):
+        warming.add(record(number))
+    warming.forget(record(1).audio_sha256)
+    engine.is_idle = True
+    await soon(lambda: warming.stats()["warmed"] == 2)
+    assert engine.prefilled == ["voice-0", "voice-2"]
+    engine.is_idle = False
+    warming.add(record(5))
+    warming.forget_all()
+    engine.is_idle = True
+    await asyncio.sleep(0.05)
+    assert len(engine.prefilled) == 2
+
+
+async def test_a_prefill_that_fails_or_hangs_is_given_up(engine, warming, monkeypatch):
+    engine.error = RuntimeError("asleep")
+    warming.add(record(0))
+    await soon(lambda: warming.stats()["failed"] == 1)
+    engine.error = None
+    warming.add(record(0))
+    await soon(lambda: warming.stats()["warmed"] == 1)
+
+    async def hang(_record):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(kv_warming, "PREFILL_SECONDS", 0.01)
+    monkeypatch.setattr(engine, "prefill", hang)
+    warming.add(record(1))
+    await soon(lambda: warming.stats()["failed"] == 2)
+
+
+@pytest.mark.parametrize("why", ["off", "no engine", "no shared KV"])
+async def test_where_it_brings_nothing_nothing_is_done(engine, why):
+    engine.is_possible = why != "no shared KV"
+    warming = KVWarming(None if why == "no engine" else engine, is_on=why != "off")
+    warming.add(record(0))
+    assert warming.stats() is None
+    await asyncio.sleep(0.01)
+    assert engine.prefilled == []

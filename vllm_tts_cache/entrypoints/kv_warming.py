@@ -1,0 +1,148 @@
+"""Has the engine prefill what a voice's prompts begin with, before anybody speaks."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# Of voices that nobody has spoken with since: importing thousands must not push those
+# that are spoken with out of the KV.
+MAX_UNSPOKEN = 16
+UNSPOKEN_SECONDS = 600.0
+# Two looks in a row that find the engine idle: between two sentences it is not.
+LOOK_SECONDS = 0.25
+# A prefill of the longest reference takes seconds on a CPU; what hangs is given up.
+PREFILL_SECONDS = 60.0
+
+
+class Prefill(Protocol):
+    """What is asked of the engine.
+
+    Attributes:
+        is_possible: Whether a prompt finds in the KV what another one has left there,
+            and nobody else has the engine speak.
+        is_idle: Whether nothing is spoken.
+    """
+
+    @property
+    def is_possible(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_idle(self) -> bool: ...  # noqa: D102
+
+    async def prefill(self, record: SpeakerRecord) -> None:
+        """Return when the voice's part of a prompt has been prefilled."""
+        ...
+
+
+@dataclass(slots=True)
+class WarmingCounts:
+    """What became of voices that were precomputed.
+
+    Attributes:
+        warmed: Prefilled.
+        failed: The engine did not.
+        left_out: Too many others were waiting, or had not been spoken with yet.
+    """
+
+    warmed: int = 0
+    failed: int = 0
+    left_out: int = 0
+
+
+class KVWarming:
+    """Voices one after another, while the engine has nothing to do; on its event loop.
+
+    Args:
+        engine: Does it; None where none can.
+        is_on: Whether the operator wants it.
+    """
+
+    def __init__(self, engine: Prefill | None, *, is_on: bool):
+        self._engine = engine if is_on else None
+        self._waiting: OrderedDict[str, SpeakerRecord] = OrderedDict()
+        self._unspoken: OrderedDict[str, float] = OrderedDict()
+        self._counts = WarmingCounts()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, record: SpeakerRecord) -> None:
+        """Take a voice whose encodings exist; it is prefilled soon, or left out."""
+        sha = record.audio_sha256
+        if sha is None or (engine := self._possible) is None:
+            return
+        if sha in self._waiting or sha in self._unspoken:
+            return
+        if self._num_unspoken() + len(self._waiting) >= MAX_UNSPOKEN:
+            self._count("left_out")
+            return
+        self._waiting[sha] = record
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(engine))
+
+    def forget(self, audio_sha256: str) -> None:
+        """It speaks by itself by now, or is deleted."""
+        self._waiting.pop(audio_sha256, None)
+        self._unspoken.pop(audio_sha256, None)
+
+    def forget_all(self) -> None:
+        """As `forget`, of all."""
+        self._waiting.clear()
+        self._unspoken.clear()
+
+    def shutdown(self) -> None:
+        """Begin nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def stats(self) -> dict[str, int] | None:
+        """Counts since the start, and how many wait; None where none can."""
+        if self._possible is None:
+            return None
+        return {**asdict(self._counts), "waiting": len(self._waiting)}
+
+    @property
+    def _possible(self) -> Prefill | None:
+        engine = self._engine
+        return engine if engine is not None and engine.is_possible else None
+
+    async def _run(self, engine: Prefill) -> None:
+        while self._waiting:
+            await _until_idle(engine)
+            if self._waiting:  # all may be deleted by now
+                sha, record = self._waiting.popitem(last=False)
+                await self._prefill(engine, sha, record)
+
+    async def _prefill(self, engine: Prefill, sha: str, record: SpeakerRecord) -> None:
+        self._unspoken[sha] = time.monotonic()
+        try:
+            await asyncio.wait_for(engine.prefill(record), PREFILL_SECONDS)
+        except Exception as exc:  # noqa: BLE001  the first text prefills it then
+            self._unspoken.pop(sha, None)
+            self._count("failed")
+            logger.debug("A voice was not prefilled: %r", exc)
+        else:
+            self._count("warmed")
+
+    def _num_unspoken(self) -> int:
+        oldest = time.monotonic() - UNSPOKEN_SECONDS
+        while self._unspoken and next(iter(self._unspoken.values())) < oldest:
+            self._unspoken.popitem(last=False)
+        return len(self._unspoken)
+
+    def _count(self, outcome: str) -> None:
+        setattr(self._counts, outcome, getattr(self._counts, outcome) + 1)
+        process_metrics().kv_warmings.labels(outcome).inc()
+
+
+async def _until_idle(engine: Prefill) -> None:
+    num_idle = 0
+    while num_idle < 2:
+        await asyncio.sleep(LOOK_SECONDS)
+        num_idle = num_idle + 1 if engine.is_idle else 0
