@@ -230,14 +230,14 @@ def _operate(store: SpeakerStore, chance: random.Random, note) -> None:
         store.recover()
 
 
-def die_after(num_steps: int) -> None:
+def die_after(num_steps: int, of: int = signal.SIGKILL) -> None:
     left = num_steps
 
     def step() -> None:
         nonlocal left
         left -= 1
-        if left <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if left == 0:
+            os.kill(os.getpid(), of)
 
     def hook(name: str, _: tuple[object, ...]) -> None:
         if name in _STEPS:

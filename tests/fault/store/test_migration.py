@@ -3,6 +3,7 @@
 import json
 import random
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -135,9 +136,12 @@ def arguments(source: Settings, target: Settings) -> list[str]:
     return given
 
 
-def run(steps: int, *given: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    steps: int, *given: str, by: int = signal.SIGKILL
+) -> "subprocess.CompletedProcess[str]":
+    how = [str(steps), str(int(by))]
     return subprocess.run(
-        [sys.executable, "-m", "tests.fault.migrating", str(steps), *given],
+        [sys.executable, "-m", "tests.fault.migrating", *how, *given],
         check=False,
         capture_output=True,
         text=True,
@@ -210,6 +214,19 @@ def test_killed_anywhere_it_goes_on_and_loses_nothing(places, way):
     with closing(open_store(target)) as store:
         store.sweep()
         assert store.verify() == []
+
+
+@pytest.mark.parametrize("steps", (150, 350, 550))
+def test_interrupted_it_says_so_and_goes_on_when_it_is_run_again(places, steps):
+    source, target = places.full, places.fleet()
+    before = contents(source)
+    given = arguments(source, target)
+    cut = run(steps, *given, by=signal.SIGINT)
+    assert cut.returncode == 130, cut.stderr
+    assert "Traceback" not in cut.stderr
+    done = run(0, *given, "--json")
+    assert done.returncode == 0, done.stderr
+    assert contents(target) == before
 
 
 def half_done(source: Settings, target: Settings) -> None:
