@@ -21,7 +21,12 @@ def attach() -> None:
     """
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
-    from vllm_tts_cache.entrypoints import health, nameless_logs, worker_calls
+    from vllm_tts_cache.entrypoints import (
+        event_driven,
+        health,
+        nameless_logs,
+        worker_calls,
+    )
     from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
     from vllm_tts_cache.entrypoints.speech_stream import CachedStreamingSpeech
     from vllm_tts_cache.entrypoints.stopping import stopping_well
@@ -34,6 +39,7 @@ def attach() -> None:
     TenantKeys(settings.tenants_file)
     nameless_logs.install()
     worker_calls.install()
+    event_driven.install()
     api_server.OmniOpenAIServingSpeech = CachedServingSpeech
     api_server.OmniStreamingSpeechHandler = CachedStreamingSpeech
     api_server.serve_http = stopping_well(api_server.serve_http, settings.drain_seconds)

@@ -69,6 +69,8 @@ class Family:
         host_is_multimodal: Whether the host's classes take audio as vLLM's multimodal
             prompts, and ours do not: vLLM then has to know ours before it asks.
         pipelines: The same of its diffusion pipelines: a family has one of the two.
+        waits_for_outputs_of: What the host calls its pipeline, if that is to wait for
+            outputs where the host would look for them; see `event_driven`.
         adapter: Our class in place of the host's adapter of the same name; of a
             diffusion model it stands alone, as the host has none for it.
         encoders_part: ``load(model_dir, device) -> {name: ReferenceEncoder}``.
@@ -113,6 +115,7 @@ class Family:
     decoders: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
     host_is_multimodal: bool = False
     pipelines: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
+    waits_for_outputs_of: str = ""
     adapter: str
     encoders_part: str = ""
     encodes_on_cpu: bool = False

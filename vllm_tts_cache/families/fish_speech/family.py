@@ -31,6 +31,7 @@ FAMILY = Family(
         ),
         "FishSpeechDACDecoder": f"{_HERE}.codec_worker:CachedFishSpeechDACDecoder",
     },
+    waits_for_outputs_of="fish_qwen3_omni",
     adapter=f"{_HERE}.adapter:CachedFishSpeechAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:FishSpeechPrompts",
