@@ -16,6 +16,7 @@ from tests.in_process_workers import clip, new_speaker, store_clip
 from tests.speech_server import Server, running
 from tests.waiting import SOON_SECONDS
 from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.entrypoints.speech import MAX_SUBMITS
 from vllm_tts_cache.entrypoints.wants import GoneError
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.ref import FIELD
@@ -204,15 +205,23 @@ async def test_so_it_is_in_a_batch_and_on_a_websocket(server, speak):
 
 
 @WAYS
-async def test_a_prompt_that_is_missing_again_is_an_error_that_says_why(server, speak):
+async def test_a_prompt_that_is_missing_once_more_is_sent_again(server, speak):
     sha = await registered(server)
     server.engine.before_prefill = [lambda: lose_files(server, sha)] * 2
+    assert (await speak(server, voice="Ann")).status_code == 200
+    assert len(server.engine.prompts) == 3
+
+
+@WAYS
+async def test_a_prompt_that_is_always_missing_is_an_error_that_says_why(server, speak):
+    sha = await registered(server)
+    server.engine.before_prefill = [lambda: lose_files(server, sha)] * MAX_SUBMITS
     answer = await speak(server, voice="Ann")
     assert answer.status_code == 500
     told = answer.json()["error"]["message"]
     # As it happens: lost after it was published, or before.
     assert "is not stored" in told or "neither in memory nor on the disk" in told
-    assert len(server.engine.prompts) <= 2
+    assert len(server.engine.prompts) <= MAX_SUBMITS
     assert (await speak(server, voice="Ann")).status_code == 200
 
 
@@ -474,7 +483,7 @@ async def test_a_warm_request_changes_hands_three_times(server):
     assert called <= {"validate", "build"}, entered
     assert {n for v, n in entered if v == "preparing"} <= {
         "_prepare_speech_generation",
-        "_twice_at_most",  # resumed for each output
+        "_until_begun",  # resumed for each output
     }, entered
 
 
@@ -483,7 +492,7 @@ async def test_a_stream_that_fails_before_its_first_audio_is_counted_as_over(ser
     server.app.state.server_load_metrics = 0
     sha = await registered(server)
     for _ in range(2):
-        server.engine.before_prefill = [lambda: lose_files(server, sha)] * 2
+        server.engine.before_prefill = [lambda: lose_files(server, sha)] * MAX_SUBMITS
         assert (await as_raw_stream(server, voice="Ann")).status_code == 500
         server.engine.before_prefill = []
         assert (await as_raw_stream(server, voice="Ann")).status_code == 200

@@ -51,6 +51,9 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
+# Where a voice is replaced again and again, each new prompt may be lost as well.
+MAX_SUBMITS = 3
+
 T = TypeVar("T")
 Prepared = tuple[str, Any, dict[str, Any]]
 
@@ -306,7 +309,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
         has_inline_ref_audio: bool | None = None,
         arrival_time: float | None = None,
     ) -> Prepared:
-        """As the host; a request whose prompt is lost in the engine goes there twice.
+        """As the host; a request whose prompt is lost in the engine goes there again.
 
         Raises: RefusedRequestError where a route of ours listens; else TTSCacheError.
         """
@@ -335,7 +338,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
             self._speech_output_policies.pop(request_id, None)
             return outputs
 
-        return request_id, self._twice_at_most(request_id, outputs, again), params
+        return request_id, self._until_begun(request_id, outputs, again), params
 
     async def _create_diffusion_speech(self, request: Any) -> Any:
         """As the host, with a speaker that the prompt names by content address."""
@@ -363,22 +366,22 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
                 self.speakers.ensurer.doubt(ref.audio_sha256)
                 return submit((await _told(build())).prompt)
 
-            return self._twice_at_most(request_id, submit(named), again)
+            return self._until_begun(request_id, submit(named), again)
 
         with diffusion.spoken_by(speak):
             return await host(without_speaker(request))
 
-    async def _twice_at_most(
+    async def _until_begun(
         self,
         request_id: str,
         outputs: AsyncIterator[Any],
         again: Callable[[], Awaitable[AsyncIterator[Any]]],
     ) -> AsyncIterator[Any]:
-        """Pass outputs on; without any, for want of the prompt, submit once more."""
+        """Pass outputs on; without any, for want of the prompt, submit anew."""
         # The first step hands the request to the engine, some milliseconds of the
         # host's on the event loop, right after as many to prepare it: others go first.
         await asyncio.sleep(0)
-        for is_last in (False, True):
+        for num_left in reversed(range(MAX_SUBMITS)):
             has_begun = False
             try:
                 async for output in outputs:
@@ -392,7 +395,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
                     cause = await self.speakers.ensurer.cause_of_failure(request_id)
                 if cause is None:
                     raise
-                if is_last:
+                if num_left == 0:
                     reason = f"The speaker prompt could not be had: {cause}"
                     raise _as_told(EncodeError(reason)) from exc
             finally:

@@ -20,6 +20,7 @@ from tests.contract.test_speech import (
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
 from tests.two_tenants import two_tenants
+from vllm_tts_cache.entrypoints.speech import MAX_SUBMITS
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.speaker.ref import FIELD, REQUEST_FIELD
@@ -185,10 +186,10 @@ async def test_a_prompt_that_is_missing_in_the_engine_is_ensured_and_sent_once_m
     assert server.encodes == {"codec": 2}
 
 
-async def test_one_that_is_missing_twice_is_an_error_with_its_cause(server):
+async def test_one_that_is_always_missing_is_an_error_with_its_cause(server):
     sha = await ann(server)
     assert (await server.speak(voice="Ann")).status_code == 200
-    server.engine.before_prefill = [lambda: lose_files(server, sha)] * 2
+    server.engine.before_prefill = [lambda: lose_files(server, sha)] * MAX_SUBMITS
     answer = await server.speak(voice="Ann")
     assert "codec encoding is not stored" in message(answer, 500)
     assert (await server.speak(voice="Ann")).status_code == 200
