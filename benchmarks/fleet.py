@@ -10,6 +10,7 @@ through nginx, while the two servers are restarted in turn. Needs what the tests
 
 import argparse
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -132,10 +133,16 @@ class Figures:
             f"warm {warm:.0f}"
         )
 
+    def _num_warmed(self) -> int:
+        return self._other.client.stats()["kv_warming"]["warmed"]
+
     def _first(self, name: str, *, is_loaded: bool) -> None:
         self._register(self._one, name)
         if is_loaded:
+            num_warmed = self._num_warmed()
             self._other.precompute(name)
+            while self._num_warmed() == num_warmed:
+                time.sleep(0.1)
         times = [
             1e3 * self._other.speak(self._text(), voice=name).ttfa_seconds
             for _ in range(1 + NUM_WARM)

@@ -102,9 +102,10 @@ class Settings:
         memory_max_entries: The same, counted in encodings.
         decoder_max_bytes: What a codec decoder keeps of voices, so that no request has
             it decode their references again; 0 has it do so, as stock does.
-        warm_kv: ``idle`` has the engine prefill what a precomputed voice's prompts
-            begin with while it has nothing to do, where texts of a voice share KV;
-            ``off`` leaves that to the first text.
+        warm_kv: ``idle`` has the engine compute what depends on a precomputed voice
+            alone while it has nothing to do, where its texts find that: the KV of
+            what its prompts begin with, or a codec decoder's state; ``off`` leaves it
+            to the first text.
         max_pinned: Voices whose encodings workers keep in memory beside that.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.

@@ -20,6 +20,9 @@ class Engine:
         self.prefilled = []
         self.error = None
 
+    def helps(self, record):
+        return record.ref_text is not None
+
     async def prefill(self, record):
         self.prefilled.append(record.name)
         if self.error is not None:
@@ -39,10 +42,10 @@ async def warming(engine, monkeypatch):
     made.shutdown()
 
 
-def record(number):
+def record(number, **changed: Any):
     nothing: dict[str, Any] = {f.name: None for f in fields(SpeakerRecord)}
-    nothing |= {"name": f"voice-{number}", "audio_sha256": f"{number:064x}"}
-    return SpeakerRecord(**nothing)
+    known = {"ref_text": "Hello.", "audio_sha256": f"{number:064x}"}
+    return SpeakerRecord(**nothing | {"name": f"voice-{number}"} | known | changed)
 
 
 async def test_what_is_precomputed_is_prefilled_in_turn(engine, warming):
@@ -116,6 +119,12 @@ async def test_a_prefill_that_fails_or_hangs_is_given_up(engine, warming, monkey
     monkeypatch.setattr(engine, "prefill", hang)
     warming.add(record(1))
     await soon(lambda: warming.stats()["failed"] == 2)
+
+
+async def test_a_voice_that_leaves_nothing_behind_is_not_prefilled(engine, warming):
+    warming.add(record(0, ref_text=None))
+    warming.add(record(1))
+    await soon(lambda: engine.prefilled == ["voice-1"])
 
 
 @pytest.mark.parametrize("why", ["off", "no engine", "no shared KV"])

@@ -1,4 +1,4 @@
-"""A request that prefills what a voice's prompts begin with, and says nothing."""
+"""A request that leaves behind what depends on its voice alone, and says nothing."""
 
 import uuid
 from typing import Any
@@ -9,8 +9,10 @@ from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.callers import speaking_for
 from vllm_tts_cache.tenants import Tenant
 
-# Any text does: what is shared ends before it.
+# Any text does: what is left behind is of what comes before it.
 _TEXT = "Hello."
+# A decoder hears of a voice with the first frames that are spoken.
+NUM_FRAMES = 3
 
 
 class VoicePrefill:
@@ -18,24 +20,42 @@ class VoicePrefill:
 
     Args:
         speech: The serving class, which may not be whole yet.
+        keeps_states: Whether decoders may keep what they have computed of a voice.
     """
 
-    def __init__(self, speech: Any):
+    def __init__(self, speech: Any, *, keeps_states: bool):
         self._speech = speech
+        self._keeps_states = keeps_states
 
     @property
     def is_possible(self) -> bool:
-        """Whether texts of a voice share KV here, and no other process speaks."""
+        """Whether a request leaves behind what a voice's next one finds.
+
+        And whether no other process speaks: one of several does not know.
+        """
+        return self._is_alone and (self._shares_kv or self._has_decoder)
+
+    def helps(self, record: SpeakerRecord) -> bool:
+        """Whether that is so of this voice: without a transcript it has less."""
+        return self._shares_kv or record.ref_text is not None
+
+    @property
+    def _is_alone(self) -> bool:
+        config = self._speech.engine_client.engine._client_config or {}
+        return int(config.get("client_count", 1)) == 1
+
+    @property
+    def _shares_kv(self) -> bool:
         family = self._speech.served_family
-        if family is None or not family.shares_kv:
-            return False
-        engine = self._speech.engine_client.engine
-        [talker, *_] = engine.stage_vllm_configs
-        # One of several processes does not know whether the others speak.
-        shared = (engine._client_config or {}).get("client_count", 1)
-        if talker is None or int(shared) > 1:
+        [talker, *_] = self._speech.engine_client.engine.stage_vllm_configs
+        if family is None or not family.shares_kv or talker is None:
             return False
         return bool(talker.cache_config.enable_prefix_caching)
+
+    @property
+    def _has_decoder(self) -> bool:
+        family = self._speech.served_family
+        return self._keeps_states and family is not None and bool(family.decoders)
 
     @property
     def is_idle(self) -> bool:
@@ -59,7 +79,7 @@ class VoicePrefill:
             prepared.prompt,
             name,
         )
-        params[0].max_tokens, params[0].min_tokens = 1, 0
+        params[0].max_tokens, params[0].min_tokens = NUM_FRAMES, NUM_FRAMES
         outputs = engine.generate(
             prompt=prepared.prompt, request_id=name, sampling_params_list=params
         )

@@ -26,8 +26,8 @@ class Prefill(Protocol):
     """What is asked of the engine.
 
     Attributes:
-        is_possible: Whether a prompt finds in the KV what another one has left there,
-            and nobody else has the engine speak.
+        is_possible: Whether a request finds what another one of its voice has left
+            behind, in the KV or in the decoder, and nobody else has the engine speak.
         is_idle: Whether nothing is spoken.
     """
 
@@ -36,6 +36,10 @@ class Prefill(Protocol):
 
     @property
     def is_idle(self) -> bool: ...  # noqa: D102
+
+    def helps(self, record: SpeakerRecord) -> bool:
+        """Whether that is so of this voice."""
+        ...
 
     async def prefill(self, record: SpeakerRecord) -> None:
         """Return when the voice's part of a prompt has been prefilled."""
@@ -76,6 +80,8 @@ class KVWarming:
         """Take a voice whose encodings exist; it is prefilled soon, or left out."""
         sha = record.audio_sha256
         if sha is None or (engine := self._possible) is None:
+            return
+        if not engine.helps(record):
             return
         if sha in self._waiting or sha in self._unspoken:
             return

@@ -98,15 +98,17 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
         """Open the storage; stock opens every stored file here."""
         is_diffusion = self._diffusion_mode
         engine: Any = self._diffusion_engine if is_diffusion else self.engine_client
+        settings = load_settings()
+        keeps_states = settings.decoder_max_bytes > 0
         self.speakers = open_service(
-            load_settings(),
+            settings,
             engine,
             ServedModel(
                 family=lambda: self.served_family,
                 refusal=lambda: self.refusal,
                 note=lambda: self.other_model.note(self._get_tts_adapter()),
             ),
-            prefill=VoicePrefill(self),
+            prefill=VoicePrefill(self, keeps_states=keeps_states),
         )
         self.speakers.start()
         view = HostView(self.speakers.store, self._tenant_name)

@@ -112,8 +112,9 @@ class Metrics:
         )
         self.kv_warmings = counter(
             "kv_warmings",
-            "Voices whose part of a prompt was to be prefilled while nobody spoke: "
-            "warmed, failed, or left out because too many others were.",
+            "Voices of which the engine was to compute, while nobody spoke, what their "
+            "first text would: warmed, failed, or left out because too many others "
+            "were.",
             "outcome",
         )
         self.encodings_awaited = Gauge(
