@@ -45,6 +45,10 @@ class PrefillEngine(InProcessEngine):
         super().__init__(*(worker_with(each) for each in speakers))
         self.speakers = speakers
         self.renderer = self.input_processor = None
+        # One of two processes: it sends no requests that nobody made.
+        self.engine = SimpleNamespace(
+            stage_vllm_configs=[None], _client_config={"client_count": 2}
+        )
         self.tts_batch_max_items = 32
         self.default_sampling_params_list = [SamplingParams(max_tokens=50)] * 2
         hf_config = self.case.hf_config(checkpoint)

@@ -2,14 +2,21 @@
 
 import asyncio
 import uuid
+from typing import Any
 
 import pytest
 from vllm_omni.engine.messages import CollectiveRPCRequestMessage
 from vllm_omni.engine.orchestrator import OrchestratorBase
 from vllm_omni.engine.stage_pool import StagePool
 
+from tests.waiting import soon
 from vllm_tts_cache.entrypoints import worker_calls
-from vllm_tts_cache.speaker.rpc_client import FORGET, STATS, TIMEOUT_SECONDS
+from vllm_tts_cache.speaker.rpc_client import (
+    FAILED,
+    FORGET,
+    STATS,
+    TIMEOUT_SECONDS,
+)
 
 
 class Client:
@@ -17,8 +24,8 @@ class Client:
 
     stage_type = "llm"
 
-    def __init__(self, *, is_silent=False, error=None):
-        self.is_silent, self.error = is_silent, error
+    def __init__(self, *, is_silent=False, error=None, seconds=0.0):
+        self.is_silent, self.error, self.seconds = is_silent, error, seconds
         self.was_cancelled = False
 
     async def collective_rpc_async(self, method, timeout, args, kwargs):
@@ -27,6 +34,7 @@ class Client:
                 await asyncio.Event().wait()
             finally:
                 self.was_cancelled = True
+        await asyncio.sleep(self.seconds)
         if self.error is not None:
             raise self.error
         return [method]
@@ -41,7 +49,7 @@ def orchestrator(monkeypatch):
     monkeypatch.setattr(worker_calls, "LATER_SECONDS", 0.05)
 
     def of(*clients):
-        made = OrchestratorBase.__new__(OrchestratorBase)
+        made: Any = OrchestratorBase.__new__(OrchestratorBase)
         pool = StagePool.__new__(StagePool)
         pool.stage_id, pool.clients = 0, list(clients)
         made.stage_pools, made.num_stages = [pool], 1
@@ -66,6 +74,12 @@ async def answer(orchestrator):
     return await asyncio.wait_for(orchestrator.rpc_async_queue.get(), 10)
 
 
+async def ended(silent):
+    """Whether the call of a replica that says nothing was given up, and all is over."""
+    await soon(lambda: silent.was_cancelled and not worker_calls._running)
+    return True
+
+
 async def test_nobody_waits_for_a_replica_that_says_nothing(orchestrator):
     dead = Client(is_silent=True)
     made = orchestrator(dead, None, Client(), Client(error=OSError("gone")))
@@ -77,16 +91,28 @@ async def test_nobody_waits_for_a_replica_that_says_nothing(orchestrator):
     assert [type(result) for result in told.results] == [dict, list, dict]
     assert "no answer" in told.results[0]["error"]
     assert "gone" in told.results[2]["error"]
-    assert dead.was_cancelled
-    assert not worker_calls._answering
+    assert await ended(dead)
 
 
 async def test_what_all_must_answer_is_not_answered_for_one_that_does_not(orchestrator):
     made = orchestrator(Client(is_silent=True), Client())
     earlier = worker_calls.EARLIER_SECONDS
     await made._handle_collective_rpc(call_of(FORGET.name, timeout=earlier + 0.1))
-    await asyncio.gather(*worker_calls._answering)
+    assert await ended(made.stage_pools[0].clients[0])
     assert made.rpc_async_queue.empty()  # whose caller's own time ends a moment later
+
+
+async def test_a_failure_is_no_answer_that_others_are_not_waited_for(orchestrator):
+    busy, failed = Client(seconds=0.3), Client(error=OSError("gone"))
+    made = orchestrator(failed, busy)
+    await made._handle_collective_rpc(call_of(STATS.name))
+    assert [type(result) for result in (await answer(made)).results] == [dict, list]
+
+
+async def test_of_why_requests_failed_no_answer_is_missing(orchestrator):
+    made = orchestrator(Client(), Client(seconds=0.3))
+    await made._handle_collective_rpc(call_of(FAILED.name))
+    assert (await answer(made)).results == [[FAILED.name]] * 2
 
 
 async def test_without_replicas_there_is_nothing_to_ask(orchestrator):

@@ -44,8 +44,9 @@ async def warming(engine, monkeypatch):
 
 def record(number, **changed: Any):
     nothing: dict[str, Any] = {f.name: None for f in fields(SpeakerRecord)}
-    known = {"ref_text": "Hello.", "audio_sha256": f"{number:064x}"}
-    return SpeakerRecord(**nothing | {"name": f"voice-{number}"} | known | changed)
+    known: dict[str, Any] = {"ref_text": "Hello.", "audio_sha256": f"{number:064x}"}
+    known["name"] = f"voice-{number}"
+    return SpeakerRecord(**nothing | known | changed)
 
 
 async def test_what_is_precomputed_is_prefilled_in_turn(engine, warming):

@@ -33,7 +33,7 @@ class VoicePrefill:
 
         And whether no other process speaks: one of several does not know.
         """
-        return self._is_alone and (self._shares_kv or self._has_decoder)
+        return (self._shares_kv or self._has_decoder) and self._is_alone
 
     def helps(self, record: SpeakerRecord) -> bool:
         """Whether that is so of this voice: without a transcript it has less."""
@@ -47,10 +47,10 @@ class VoicePrefill:
     @property
     def _shares_kv(self) -> bool:
         family = self._speech.served_family
-        [talker, *_] = self._speech.engine_client.engine.stage_vllm_configs
-        if family is None or not family.shares_kv or talker is None:
+        if family is None or not family.shares_kv:
             return False
-        return bool(talker.cache_config.enable_prefix_caching)
+        [talker, *_] = self._speech.engine_client.engine.stage_vllm_configs
+        return talker is not None and bool(talker.cache_config.enable_prefix_caching)
 
     @property
     def _has_decoder(self) -> bool:
@@ -59,8 +59,13 @@ class VoicePrefill:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this process has the engine speak nothing."""
-        return not self._speech.engine_client.request_states
+        """Whether this process has the engine speak nothing, and it could.
+
+        What is asked of one that pauses, sleeps or has died is not among its requests.
+        """
+        engine = self._speech.engine_client
+        is_away = engine._paused or engine._sleeping_tags or engine.errored
+        return not (is_away or engine.request_states)
 
     async def prefill(self, record: SpeakerRecord) -> None:
         """Return when the voice's part of a prompt has been prefilled.

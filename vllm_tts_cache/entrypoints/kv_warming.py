@@ -104,6 +104,8 @@ class KVWarming:
 
     def shutdown(self) -> None:
         """Begin nothing more."""
+        self._engine = None
+        self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
 

@@ -334,8 +334,10 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
         self.speakers.kv_warming.forget(ref.audio_sha256)
 
         async def again() -> AsyncIterator[Any]:
-            self.speakers.ensurer.doubt(ref.audio_sha256)
-            outputs = (await _told(prepare(request_id=request_id)))[1]
+            nonlocal ref
+            self._doubt(ref)
+            _, outputs, params = await _told(prepare(request_id=request_id))
+            ref = SpeakerRef.from_info(params)  # another one, if it was replaced
             # The host took this before the first output, and will not again.
             self._speech_output_policies.pop(request_id, None)
             return outputs
@@ -365,13 +367,20 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
 
         def speak(request_id: str, submit: diffusion.Submit) -> AsyncIterator[Any]:
             async def again() -> AsyncIterator[Any]:
-                self.speakers.ensurer.doubt(ref.audio_sha256)
-                return submit((await _told(build())).prompt)
+                nonlocal ref
+                self._doubt(ref)
+                prompt = (await _told(build())).prompt
+                ref = SpeakerRef.from_info(prompt)  # another one, if it was replaced
+                return submit(prompt)
 
             return self._until_begun(request_id, submit(named), again)
 
         with diffusion.spoken_by(speak):
             return await host(without_speaker(request))
+
+    def _doubt(self, ref: SpeakerRef | None) -> None:
+        if ref is not None:
+            self.speakers.ensurer.doubt(ref.audio_sha256)
 
     async def _until_begun(
         self,

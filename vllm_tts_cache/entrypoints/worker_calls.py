@@ -7,23 +7,32 @@ Ours run beside what comes after them, ask all replicas at once, and end.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 from vllm_omni.engine.messages import CollectiveRPCResultMessage
 from vllm_omni.engine.orchestrator import OrchestratorBase
 
-from vllm_tts_cache.speaker.rpc_client import FORGET, FORGET_STATES, METHOD_PREFIX
+from vllm_tts_cache.speaker.rpc_client import (
+    DECODER_STATS,
+    ENCODING,
+    FORGET,
+    FORGET_STATES,
+    METHOD_PREFIX,
+    STATS,
+    WANT,
+)
 
 # Who asks is told what there is before it gives up by itself.
 EARLIER_SECONDS = 1.0
-# Once one replica has answered, of a call that needs no more; the others are in a long
-# step, or dead.
+# Once one replica has answered, of a call for which that is enough; the others are in a
+# long step, or dead.
 LATER_SECONDS = 2.0
+_ONE_WILL_DO = {method.name for method in (WANT, ENCODING, STATS, DECODER_STATS)}
 _NEEDS_ALL = {method.name for method in (FORGET, FORGET_STATES) if method.needs_all}
 
 # The loop itself keeps weak references only.
-_answering: set[asyncio.Task[None]] = set()
+_running: set[asyncio.Task[Any]] = set()
 
 
 def install() -> None:
@@ -36,9 +45,7 @@ def install() -> None:
         if not msg.method.startswith(METHOD_PREFIX):
             await host(self, msg)
             return
-        task = asyncio.create_task(_answer(self, msg))
-        _answering.add(task)
-        task.add_done_callback(_answering.discard)
+        _started(_answer(self, msg))
 
     OrchestratorBase._handle_collective_rpc = handle
 
@@ -49,7 +56,7 @@ async def _answer(orchestrator: Any, message: Any) -> None:
     ]
     asked = [(pool, replica) for pool in pools for replica in pool.live_replica_ids()]
     calls = [
-        asyncio.create_task(
+        _started(
             pool.collective_rpc(
                 replica_id=replica,
                 method=message.method,
@@ -60,10 +67,18 @@ async def _answer(orchestrator: Any, message: Any) -> None:
         )
         for pool, replica in asked
     ]
-    needs_all = message.method in _NEEDS_ALL
-    seconds = message.timeout - EARLIER_SECONDS
-    late = await _late(calls, seconds=seconds, needs_all=needs_all)
-    if late and (needs_all or len(late) == len(calls)):
+    late = await _late(
+        calls,
+        seconds=message.timeout - EARLIER_SECONDS,
+        is_one_enough=message.method in _ONE_WILL_DO,
+    )
+    for (pool, _), call in zip(asked, calls, strict=True):
+        # A diffusion client keeps the answer to a call that nobody waits for, for ever;
+        # it ends its calls by itself.
+        if call in late and pool.stage_type != "diffusion":
+            call.cancel()
+    has_answer = any(map(_is_answer, calls))
+    if late and (message.method in _NEEDS_ALL or not has_answer):
         return  # who asks gives up in a moment, and says that they are busy
     await orchestrator.rpc_async_queue.put(
         CollectiveRPCResultMessage(
@@ -76,20 +91,32 @@ async def _answer(orchestrator: Any, message: Any) -> None:
 
 
 async def _late(
-    calls: Collection["asyncio.Task[Any]"], *, seconds: float, needs_all: bool
+    calls: Collection["asyncio.Task[Any]"], *, seconds: float, is_one_enough: bool
 ) -> set["asyncio.Task[Any]"]:
-    """Return the calls that have not ended in time; they are cancelled."""
+    """Return the calls that have not ended in time."""
     clock = asyncio.get_running_loop().time
     until, pending = clock() + seconds, set(calls)
     while pending and (left := until - clock()) > 0:
         done, pending = await asyncio.wait(
             pending, timeout=left, return_when=asyncio.FIRST_COMPLETED
         )
-        if done and not needs_all:
+        if is_one_enough and any(map(_is_answer, done)):
             until = min(until, clock() + LATER_SECONDS)
-    for call in pending:
-        call.cancel()
     return pending
+
+
+def _started(work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+    task = asyncio.create_task(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return task
+
+
+def _is_answer(call: "asyncio.Task[Any]") -> bool:
+    """Whether workers answered; what is no list is the host's word for a failure."""
+    if not call.done() or call.cancelled() or call.exception() is not None:
+        return False
+    return isinstance(call.result(), list)
 
 
 def _result(call: "asyncio.Task[Any]", late: set["asyncio.Task[Any]"]) -> Any:

@@ -129,10 +129,11 @@ def build_worker_speakers(
         look_again_seconds=turns.look_again_seconds,
     )
     # On a machine of its own nobody else removes what was deleted while it was away.
-    recovering = recover_aside(store.recover_copies)
+    recovering = recover_aside(store.recover_copies) if ranks.is_first else None
 
     def close_store() -> None:
-        recovering.join(_RECOVER_PATIENCE_SECONDS)
+        if recovering is not None:
+            recovering.join(_RECOVER_PATIENCE_SECONDS)
         store.close()
 
     speakers = WorkerSpeakers(

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -114,9 +114,7 @@ def _steps_of_copies(
 ) -> Iterator[Callable[[], list[str]]]:
     yield partial(_sweep_partials, directory)
     for prefix in sorted(directory.prefixes()):
-        addresses = directory.addresses(prefix)
-        for some in slices(addresses):
-            yield partial(_forget_strays, directory, database, some)
+        yield partial(_forget_strays, directory, database, prefix)
     yield partial(_empty_trash, directory)
     yield partial(_trim_quarantine, directory, database)
 
@@ -188,15 +186,18 @@ def _reconcile(
 
 
 def _forget_strays(
-    directory: StoreDirectory, database: Database, addresses: Sequence[str]
+    directory: StoreDirectory, database: Database, prefix: str
 ) -> list[str]:
-    found = {sha: directory.kinds(sha) for sha in addresses}
-    with database.read() as db:
-        stored = stored_files.kinds(db, addresses)
-    differing = [sha for sha in addresses if found[sha] - stored[sha]]
-    return [
-        line for sha in differing for line in _settle_copies(directory, database, sha)
-    ]
+    lines: list[str] = []
+    for some in slices(directory.addresses(prefix)):
+        found = {sha: directory.kinds(sha) for sha in some}
+        with database.read() as db:
+            stored = stored_files.kinds(db, some)
+        for sha in some:
+            if found[sha] - stored[sha]:
+                lines += _settle_copies(directory, database, sha)
+        time.sleep(_PAUSE_SECONDS)
+    return lines
 
 
 def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str]:
@@ -230,13 +231,15 @@ def _settle_copies(
 ) -> list[str]:
     """Remove copies without a row, and rows of what nobody registered any more."""
     lines: list[str] = []
+    # Before the rows: who stores writes a row first, and then its copy.
+    found = directory.kinds(sha)
     with database.write() as db:
         rows = {row.kind: row.segment for row in stored_files.of_audio(db, sha)}
         if Segment.REGISTERED in rows.values() and not owners.is_owned(db, sha):
             lines.append(f"{sha}: forgot {len(rows)} files that nobody has")
             stored_files.remove(db, sha)
             rows = {}
-    if orphans := directory.kinds(sha) - rows.keys():
+    if orphans := found - rows.keys():
         lines.append(f"{sha}: removed {len(orphans)} copies that nobody has")
         directory.remove(sha, orphans)
     return lines
