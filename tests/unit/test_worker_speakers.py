@@ -476,7 +476,7 @@ def test_all_ranks_fail_a_prompt_that_one_of_them_misses(
         asked.append(is_here)
         return False
 
-    ranks: Any = SimpleNamespace(all_say=another_misses_it)
+    ranks: Any = SimpleNamespace(all_say=another_misses_it, is_first=True)
     speakers = worker_speakers(tmp_path, encoders, ranks=ranks)
     prepare(speakers, ref, NAMES)
     with pytest.raises(EncodeError, match="another rank"):
