@@ -27,11 +27,16 @@ from vllm_tts_cache.catalogue.postgres import PostgresServer
 
 TEMPLATE = "a_migrated_catalogue"
 START_SECONDS = 60
+# A process of the server may see late that its connection was closed.
+END_SECONDS = 10
 TABLES = [
     *reversed(schema.metadata.sorted_tables),
     *schema.on_server.sorted_tables,
 ]
 SEQUENCES = "SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'"
+_STATEMENTS = """
+SELECT left(query, 60) FROM pg_stat_activity
+WHERE datname = %s AND backend_type = 'client backend'"""
 # In the order of their references; the version stays, or is put right.
 _EMPTY = ";".join(
     [f"DELETE FROM {table}" for table in TABLES if table is not schema.schema_version]
@@ -128,13 +133,28 @@ class Server:
         return self.url(str(link.readlink()))
 
     def tidy(self) -> None:
-        """Empty the databases of directories, for other ones: making one takes long."""
+        """Empty the databases of directories, for other ones: making one takes long.
+
+        Raises: AssertionError, of connections that nobody has closed.
+        """
+        left = {}
         for link in list(self._given.iterdir()):
             name = str(link.readlink())
+            left[name] = self._left(name)
             self.cut(name)
             self.query(_EMPTY, database=name)
             link.unlink()
             (self._free / name).touch()
+        assert not any(left.values()), f"connections are left: {left}"
+
+    def _left(self, database: str) -> list[str]:
+        """The last statements of connections that do not end."""
+        until = time.monotonic() + END_SECONDS
+        while left := self.query(_STATEMENTS, database):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.01)
+        return left
 
     def _a_free_one(self) -> str:
         for path in self._free.iterdir():

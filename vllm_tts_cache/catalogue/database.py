@@ -90,9 +90,8 @@ class Database:
             StorageBusyError: It would have to wait.
             StorageError: The database failed.
         """
-        self._check_open()
         text, arguments = self._for_driver(statement, where)
-        with self.backend.errors():
+        with self._open(), self.backend.errors():
             return self.backend.retried(lambda: self._first(text, arguments))
 
     def _first(self, text: str, arguments: Any) -> Sequence[Any] | None:
@@ -170,14 +169,20 @@ class Database:
         self._is_closed = True
         self.backend.close()
 
-    def _check_open(self) -> None:
+    @contextmanager
+    def _open(self) -> Generator[None, None, None]:
         if self._is_closed:
             raise StorageError(f"The voice catalogue {self.where} is closed.")
+        try:
+            yield
+        finally:
+            # Closed meanwhile: what was opened after that is not known to whoever did.
+            if self._is_closed:
+                self.backend.close()
 
     @contextmanager
     def _lent(self, engine: Engine) -> Generator[Connection, None, None]:
-        self._check_open()
-        with self.backend.errors(), engine.connect() as db:
+        with self._open(), self.backend.errors(), engine.connect() as db:
             try:
                 yield db
             except DBAPIError:

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, create_engine, exc, text
 
 from vllm_tts_cache.catalogue import forks
 from vllm_tts_cache.catalogue.backend import beginning
+from vllm_tts_cache.catalogue.pools import EndingPool
 from vllm_tts_cache.errors import (
     ConfigError,
     StorageError,
@@ -210,6 +211,7 @@ class PostgresServer:
         engine = create_engine(
             "postgresql+psycopg://",
             creator=partial(self._connect, kind, statement_seconds, autocommit),
+            poolclass=EndingPool,
             pool_size=num,
             max_overflow=num,
             pool_timeout=QUICK_SECONDS if autocommit else STATEMENT_SECONDS,

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from vllm_tts_cache.catalogue import forks
 from vllm_tts_cache.catalogue.backend import beginning
+from vllm_tts_cache.catalogue.pools import EndingPool
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
 from vllm_tts_cache.files import FILE_MODE, storage_errors
 
@@ -147,6 +148,7 @@ def _open_engine(path: Path, busy_seconds: float) -> Engine:
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         creator=lambda: _connect(path, busy_seconds),
+        poolclass=EndingPool,
         pool_size=4,
         max_overflow=-1,
         hide_parameters=True,  # names and texts of voices, which end up in tracebacks
