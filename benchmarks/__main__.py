@@ -22,11 +22,11 @@ _TABLE_WIDTH = 200
 _QUICK = """\
 --quick is meant to take 5 minutes on two slow cores, the checkpoint not counted. It
 leaves out, unless --only or --model names it: every model but the first; many_voices,
-inline_flood, bulk_registration, bulk_command, kv_prefix and cold_neighbour. It leaves
-out: clones in context (but in cold_bystander); references of 10 s; several streams at
-once; 8 clips at once; restart and eviction. Its clips are shorter, its numbers smaller,
-its round is one. Its figures show that it works, and large differences; they are not
-for publication.
+inline_flood, bulk_registration, bulk_command, saturation, kv_prefix, cold_neighbour. It
+leaves out: clones in context (but in cold_bystander); references of 10 s; several
+streams at once; 8 clips at once; restart and eviction. Its clips are shorter, its
+numbers smaller, its round is one. Its figures show that it works, and large
+differences; they are not for publication.
 """
 
 

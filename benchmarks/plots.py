@@ -3,6 +3,8 @@
 * ``cost``: what a warm request costs the API process, over the length of its reference.
 * ``gaps``: how long a listener waits between chunks, quiet and while others' cold
   references arrive.
+* ``saturation``: how many requests a second are answered, and how late the first audio
+  comes, over the number of clients.
 * ``scale``: what a start and a look-up take, over the number of voices.
 
 Drawn from the JSON of a run; the same file gives the same picture, byte for byte on one
@@ -100,6 +102,35 @@ def _draw_gaps(figure: Any, rows: Rows) -> None:
     _finish(axis, "% of gaps that are longer")
 
 
+def _draw_saturation(figure: Any, rows: Rows) -> None:
+    figure.suptitle("What many clients at once get", **_TITLE)
+    panels = (
+        ("per_second", 1, "requests a second"),
+        ("first_ms", 1e3, "p99 of the time to first audio, s"),
+    )
+    styles: dict[str, str] = {}
+    axes = figure.subplots(1, 2)
+    for axis, (field, unit, title) in zip(axes, panels, strict=True):
+        lines = _lines(row for row in rows if _line(row).endswith(field))
+        for (side, line), (at, medians) in lines.items():
+            number = line.removesuffix(f" {field}")
+            style = styles.setdefault(number, _STYLES[len(styles) % len(_STYLES)])
+            axis.plot(
+                at,
+                [median / unit for median in medians],
+                style,
+                color=_STOCK if side == "stock" else _OURS,
+                ms=4,
+                label=f"{side}, {number}",
+            )
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xticks(sorted({row["point"]["at"] for row in rows}))
+        axis.set_xlabel("clients at once", fontsize=8)
+        _finish(axis, title)
+    axes[-1].legend(fontsize=8, frameon=False)
+
+
 def _draw_scale(figure: Any, rows: Rows) -> None:
     figure.suptitle("What the number of registered voices costs", **_TITLE)
     axis = figure.subplots()
@@ -122,6 +153,7 @@ _TITLE = {"fontsize": 11, "fontweight": "bold", "x": 0.01, "ha": "left"}
 _PICTURES: dict[str, Callable[[Any, Rows], None]] = {
     "cost": _draw_cost,
     "gaps": _draw_gaps,
+    "saturation": _draw_saturation,
     "scale": _draw_scale,
 }
 

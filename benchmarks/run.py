@@ -33,6 +33,7 @@ from benchmarks.scenarios import (
     inline_flood,
     kv_prefix,
     many_voices,
+    saturation,
     ttfa,
     warm_hit,
 )
@@ -106,6 +107,14 @@ SCENARIOS = (
         bulk_command.run,
         full=(900, 0),
         quick=(60, 0),
+        is_in_quick=False,
+    ),
+    # Once, whatever the number of rounds. A guess, of stock's decoder of the released
+    # size; fewer voices (`--size saturation=1`) take a third of it.
+    Scenario(
+        saturation.run,
+        full=(3600, 0),
+        quick=(240, 0),
         is_in_quick=False,
     ),
     Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),

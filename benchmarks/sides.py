@@ -25,6 +25,8 @@ STOCK_ENVIRON = {"SPEAKER_CACHE_ENABLED": "0"}
 _ROOT = Path(__file__).parents[1]
 _DEVICE = "TTS_CACHE_CPU_DEVICE"
 _SIGHT_TIMEOUT_SECONDS = 30.0
+# Of many clients at once the last one waits for all others.
+_ANSWER_TIMEOUT_SECONDS = 1_800.0
 _CONNECTOR = "connector_of_shared_memory"  # of every deploy file of ours
 
 
@@ -88,7 +90,7 @@ class Side:
             ),
         )
         self._server = ProbedServer(options)
-        self.client = SpeechClient(self._server.url)
+        self.client = self._new_client()
 
     @property
     def is_stock(self) -> bool:
@@ -112,7 +114,7 @@ class Side:
         more = {**old.environ, **environ}
         changed = dataclasses.replace(old, environ=more, port=port)
         self._server = ProbedServer(changed)
-        self.client = SpeechClient(self._server.url)
+        self.client = self._new_client()
         self._server.start()
 
     @property
@@ -155,6 +157,20 @@ class Side:
         """Speak, and return how long the codec decoder's first step took."""
         seen = self._seen_while(self._decodes, lambda: self.speak(text, **fields))
         return seen[0]["ms"]
+
+    def decoding(self, text: str, **fields: Any) -> tuple[float, int]:
+        """Speak; milliseconds of all the codec decoder's steps, bytes of audio."""
+        spoken: list[Speech] = []
+
+        def speak() -> None:
+            spoken.append(self.speak(text, **fields))
+
+        # A step is written down before its audio leaves the process.
+        seen = self._seen_while(self._decodes, speak)
+        return sum(step["ms"] for step in seen), len(spoken[0].audio)
+
+    def _new_client(self) -> SpeechClient:
+        return SpeechClient(self._server.url, timeout_seconds=_ANSWER_TIMEOUT_SECONDS)
 
     def _deploy_config(self, directory: Path) -> Path:
         """The shipped one, with chunks short enough to see when a stream stalls."""

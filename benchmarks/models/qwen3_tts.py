@@ -140,6 +140,14 @@ QWEN3_TTS = Model(
     times_decoder=True,
 )
 
+# What a clone in context costs the codec's decoder is seen in one of its released size.
+QWEN3_TTS_DECODER = dataclasses.replace(
+    QWEN3_TTS,
+    name="qwen3-tts-decoder",
+    options={"encoders": "real", "real_decoder": True},
+    scenarios=frozenset({"ttfa", "saturation"}),
+)
+
 # With small reference encoders, for what is about numbers of voices and not about
 # what one of them costs.
 QWEN3_TTS_TINY = dataclasses.replace(
@@ -152,4 +160,4 @@ QWEN3_TTS_TINY = dataclasses.replace(
     times_decoder=False,
 )
 
-MODELS = (QWEN3_TTS, QWEN3_TTS_TINY)
+MODELS = (QWEN3_TTS, QWEN3_TTS_DECODER, QWEN3_TTS_TINY)

@@ -9,6 +9,8 @@ from benchmarks.sides import Side
 NAME = "ttfa"
 LENGTHS = SHORT, LONG = (3, 30)
 NUM_WARM_UPS = 2
+MAX_WORK_RATIO = 0.5
+BYTES_PER_SECOND = 2 * 24_000  # of the audio of those whose decoder is timed
 
 # (side, concurrency, mode, seconds of reference) -> ms
 Samples = dict[tuple[str, int, str, int], list[float]]
@@ -29,7 +31,7 @@ def run(bench: Bench) -> list[Row]:
         rows += _against_stock(bench, samples, at_once)
         rows += _against_short(bench, samples, at_once)
         rows += _against_x_vector(bench, samples, at_once)
-    return rows + _decoder_rows(bench)
+    return rows + _decoder_rows(bench) + _decoding_rows(bench)
 
 
 def _warm_up(bench: Bench, side: Side) -> None:
@@ -130,10 +132,42 @@ def _decoder_rows(bench: Bench) -> list[Row]:
             Summary.of(samples[mode, seconds]),
             Summary.of(samples[plain, seconds]),
             versus=f"ours, {plain}",
-            note="part of the time to first audio; a tiny decoder",
+            note=f"part of the time to first audio; {_decoder_size(bench)}",
         )
         for mode in others
         for seconds in LENGTHS
+    ]
+
+
+def _decoder_size(bench: Bench) -> str:
+    is_real = bench.model.options.get("real_decoder")
+    return "a decoder of the released size" if is_real else "a tiny decoder"
+
+
+def _decoding_rows(bench: Bench) -> list[Row]:
+    """What a whole request costs the decoder: the same tokens on both sides."""
+    if len(bench.modes) < 2 or not bench.model.times_decoder:
+        return []
+    took: dict[str, list[float]] = {}
+    sizes = []
+    mode = bench.fullest_mode
+    for number, side in bench.sides.in_turns(2 * bench.num_rounds):
+        bench.step(f"{NAME}: the decoder's work, {number + 1}, {side.name}")
+        # Of a text that is spoken once the tokens depend on the seed alone.
+        text = f"The keeper lights lamp {number}, and waits for the boats."
+        ms, num_bytes = side.decoding(text, voice=_voice(mode, LONG))
+        took.setdefault(side.name, []).append(ms)
+        sizes.append(num_bytes)
+    seconds = Summary.of(sizes).median / BYTES_PER_SECOND
+    return [
+        Row(
+            f"codec decoder's work of one request, {mode}, {LONG} s reference",
+            "ms",
+            Summary.of(took["ours"]),
+            Summary.of(took["stock"]),
+            target=RatioAtMost(MAX_WORK_RATIO),
+            note=f"the same tokens on both sides, {seconds:.1f} s of speech",
+        )
     ]
 
 

@@ -34,8 +34,8 @@ class Speech:
 class SpeechClient:
     """Talks to one server."""
 
-    def __init__(self, url: str):
-        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS)
+    def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS):
+        self.http = httpx.Client(base_url=url, timeout=timeout_seconds)
 
     def register(
         self, name: str, sample: Path | bytes, **fields: str

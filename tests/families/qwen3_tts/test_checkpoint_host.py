@@ -18,7 +18,7 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz.configuration_qwen
 )
 
 from tests.families.qwen3_tts.written import write_qwen3_tts_checkpoint
-from vllm_tts_cache.families.qwen3_tts.tiny import sizes
+from vllm_tts_cache.families.qwen3_tts.tiny import configs, sizes
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
@@ -97,6 +97,18 @@ def test_real_encoders_are_what_the_host_and_transformers_take_for_granted(tmp_p
     for name, value in written["encoder_config"].items():
         if name not in ("_frame_rate", "rope_theta"):
             assert getattr(defaults, name) == value, name
+
+
+def test_a_real_decoder_is_what_the_host_takes_for_granted():
+    options = CheckpointOptions(real_decoder=True)
+    written = configs.speech_tokenizer_config("tiny", options.decoder)
+    given = written["decoder_config"]
+    defaults = Qwen3TTSTokenizerV2Config().decoder_config
+    assert isinstance(given, dict)
+    # What the host has no value for, as the released file has it.
+    released = {"codebook_dim": 512, "num_semantic_quantizers": 1, "head_dim": 64}
+    for name, value in given.items():
+        assert value == released.get(name, getattr(defaults, name, None)), name
 
 
 class Codec:

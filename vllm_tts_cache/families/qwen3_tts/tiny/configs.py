@@ -5,7 +5,10 @@ official package's transformers and of the host's are not the same.
 """
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes, text_tokenizer
-from vllm_tts_cache.families.qwen3_tts.tiny.sizes import TransformerSizes
+from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
+    CodecDecoderSizes,
+    TransformerSizes,
+)
 from vllm_tts_cache.testing.qwen_tokenizer import IM_END, IM_START, TextTokenizer
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
 
@@ -71,7 +74,7 @@ def text_preprocessor_config() -> Json:
     }
 
 
-def speech_tokenizer_config(encoders: EncoderSize) -> Json:
+def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -> Json:
     """``speech_tokenizer/config.json``."""
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
@@ -83,7 +86,7 @@ def speech_tokenizer_config(encoders: EncoderSize) -> Json:
         "encode_downsample_rate": sizes.SAMPLES_PER_FRAME,
         "encoder_valid_num_quantizers": sizes.NUM_CODEBOOKS,
         "encoder_config": _codec_encoder_config(encoders),
-        "decoder_config": _codec_decoder_config(),
+        "decoder_config": _codec_decoder_config(decoder),
     }
 
 
@@ -218,8 +221,7 @@ def _codec_encoder_config(encoders: EncoderSize) -> Json:
     }
 
 
-def _codec_decoder_config() -> Json:
-    size = sizes.CODEC_DECODER
+def _codec_decoder_config(size: CodecDecoderSizes) -> Json:
     return {
         **_transformer(size.transformer),
         "codebook_size": sizes.CODEBOOK_SIZE,

@@ -62,19 +62,34 @@ CODE_PREDICTOR = TransformerSizes(
 )
 TEXT_HIDDEN = 64
 
-CODEC_DECODER = CodecDecoderSizes(
-    transformer=TransformerSizes(
-        hidden=64,
-        intermediate=128,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=32,
+CODEC_DECODER = {
+    "tiny": CodecDecoderSizes(
+        transformer=TransformerSizes(
+            hidden=64,
+            intermediate=128,
+            num_layers=2,
+            num_heads=2,
+            num_kv_heads=2,
+            head_dim=32,
+        ),
+        codebook_dim=64,
+        latent_dim=64,
+        decoder_dim=64,
     ),
-    codebook_dim=64,
-    latent_dim=64,
-    decoder_dim=64,
-)
+    "real": CodecDecoderSizes(
+        transformer=TransformerSizes(
+            hidden=1024,
+            intermediate=3072,
+            num_layers=8,
+            num_heads=16,
+            num_kv_heads=16,
+            head_dim=64,
+        ),
+        codebook_dim=512,
+        latent_dim=1024,
+        decoder_dim=1536,
+    ),
+}
 
 SPEAKER_ENCODER: dict[EncoderSize, SpeakerEncoderSizes] = {
     "tiny": SpeakerEncoderSizes(
@@ -127,6 +142,8 @@ class CheckpointOptions:
         encoders: ``real`` gives the 12 Hz codec encoder and the speaker encoder
             their released sizes, so that encoding a reference costs what it does in
             production; the talker stays tiny.
+        real_decoder: Gives the codec's decoder its released size, so that speaking
+            costs what it does in production after the talker.
         seed: Of all weights.
         eos_logit: Mean logit of the end of speech once the text is over. The other
             codes have a standard deviation of 1, so at temperature 0.9 and top-k 50
@@ -144,6 +161,10 @@ class CheckpointOptions:
         },
     )
     encoders: EncoderSize = "tiny"
+    real_decoder: bool = field(
+        default=False,
+        metadata={"help": "give the 12 Hz codec's decoder its released size"},
+    )
     seed: int = 0
     eos_logit: float = field(
         default=3.6,
@@ -152,6 +173,11 @@ class CheckpointOptions:
             "shorter"
         },
     )
+
+    @property
+    def decoder(self) -> CodecDecoderSizes:
+        """Of the 12 Hz codec."""
+        return CODEC_DECODER["real" if self.real_decoder else "tiny"]
 
     def __post_init__(self) -> None:
         check_encoder_size(self.encoders)

@@ -66,11 +66,10 @@ def _write_speech_tokenizer(
     directory.mkdir()
     weights = WeightBuilder(options.seed)
     add_codec_encoder(weights, sizes.CODEC_ENCODER[options.encoders], gains)
-    add_codec_decoder(weights, sizes.CODEC_DECODER)
+    add_codec_decoder(weights, options.decoder)
     save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
-    _write_json(
-        directory / "config.json", configs.speech_tokenizer_config(options.encoders)
-    )
+    config = configs.speech_tokenizer_config(options.encoders, options.decoder)
+    _write_json(directory / "config.json", config)
     _write_json(
         directory / "preprocessor_config.json", configs.audio_preprocessor_config()
     )
