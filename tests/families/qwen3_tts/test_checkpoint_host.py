@@ -108,7 +108,9 @@ def test_a_real_decoder_is_what_the_host_takes_for_granted():
     # What the host has no value for, as the released file has it.
     released = {"codebook_dim": 512, "num_semantic_quantizers": 1, "head_dim": 64}
     for name, value in given.items():
-        assert value == released.get(name, getattr(defaults, name, None)), name
+        default = getattr(defaults, name, None)
+        default = list(default) if isinstance(default, tuple) else default
+        assert value == released.get(name, default), name
 
 
 class Codec:
