@@ -24,6 +24,7 @@ from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint, whole_checkpoint
 from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.weight_hashes import remembered
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.locks import open_turns
 from vllm_tts_cache.store.opening import open_store
@@ -82,12 +83,14 @@ def load_encoders(speakers: WorkerSpeakers, vllm_config: Any, family: Family) ->
     """
     device = _encode_device(vllm_config, family)
     ranks = speakers.ranks
+    directory = load_settings().samples_dir
     hold_exact_matmuls(vllm_config.model_config.dtype)
 
     def load() -> Mapping[str, ReferenceEncoder]:
         model_dir = whole_checkpoint(vllm_config, family.side_files)
         encoders: Mapping[str, ReferenceEncoder]
-        encoders = family.part("encoders_part")(model_dir, device)
+        with remembered(directory):
+            encoders = family.part("encoders_part")(model_dir, device)
         return encoders
 
     with float32_by_default():

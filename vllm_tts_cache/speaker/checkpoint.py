@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.speaker import weight_hashes
 from vllm_tts_cache.speaker.checkpoint_files import read_json
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -59,6 +60,7 @@ def read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
     try:
         # safetensors calls any failure to open a missing file; open() tells them apart.
         path.open("rb").close()
+        weight_hashes.reads(path)
         with safe_open(path, framework="pt", device="cpu") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
@@ -169,7 +171,7 @@ def encoder_fingerprint(
     identity = {
         "network": network,
         "revision": revision,
-        "weights": weights_sha256(weights),
+        "weights": weight_hashes.sha256_of(weights, weights_sha256),
         "compute_dtype": "float32",
         "resampler": resampler,
         "settings": dict(settings),
