@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 from vllm import _custom_ops as ops
+from vllm.model_executor.layers import utils
 from vllm.platforms import current_platform
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_talker import (
     HiggsFusedMultiTextHead,
@@ -143,14 +144,32 @@ def test_each_row_is_turned_by_its_own_position(kernels):
     assert torch.equal(DensePositions(rotate)(table[:, 3], queries), expected)
 
 
-def test_a_limit_that_the_user_set_stays(monkeypatch):
+@pytest.fixture
+def packed(monkeypatch):
+    """Whether vLLM packs a weight, on a processor with AMX."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    monkeypatch.setenv(cpu_isa.MAX_ISA, "AVX2")
+    real = utils.check_cpu_sgl_kernel
+    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", real)  # put back afterwards
+    return lambda: utils.check_cpu_sgl_kernel(64, 64, torch.bfloat16)
+
+
+def test_a_limit_that_the_user_set_stays(monkeypatch, packed):
+    assert packed()
+    monkeypatch.setenv(cpu_isa.MAX_ISA, "AVX512_CORE_BF16")
     cpu_isa.leave_out_matrices()
-    assert os.environ[cpu_isa.MAX_ISA] == "AVX2"
+    assert packed()
+    monkeypatch.setenv(cpu_isa.MAX_ISA, "avx512_core")
+    cpu_isa.leave_out_matrices()
+    assert os.environ[cpu_isa.MAX_ISA] == "avx512_core"
+    assert not packed()  # it would abort the process
+
+
+def test_without_one_it_is_what_has_bfloat16_and_no_matrices(monkeypatch, packed):
+    monkeypatch.setenv(cpu_isa.MAX_ISA, "")  # put back afterwards
     monkeypatch.delenv(cpu_isa.MAX_ISA)
     cpu_isa.leave_out_matrices()
     assert os.environ[cpu_isa.MAX_ISA] == "AVX512_CORE_BF16"
+    assert packed()
 
 
 def test_a_processor_without_amx_keeps_all_that_it_has(monkeypatch):

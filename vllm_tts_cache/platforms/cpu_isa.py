@@ -6,6 +6,11 @@ import torch
 
 MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_MATRICES = "AVX512_CORE_BF16"
+# oneDNN's names of what has no instructions for bfloat16.
+_WITHOUT_BFLOAT16 = (
+    *("SSE41", "AVX", "AVX2", "AVX2_VNNI"),
+    *("AVX512_CORE", "AVX512_CORE_VNNI"),
+)
 
 
 def leave_out_matrices() -> None:
@@ -17,6 +22,22 @@ def leave_out_matrices() -> None:
     """
     if torch.cpu._is_amx_tile_supported():
         os.environ.setdefault(MAX_ISA, _WITHOUT_MATRICES)  # noqa: TID251  oneDNN reads it
+        if os.environ[MAX_ISA].upper() in _WITHOUT_BFLOAT16:  # noqa: TID251
+            _leave_out_packed_weights()
+
+
+def _leave_out_packed_weights() -> None:
+    """Keep vLLM from a multiplication that aborts the process.
+
+    It takes it wherever the processor has AMX, and oneDNN, which does the work, has no
+    kernel for it under such a limit.
+    """
+    from vllm.model_executor.layers import utils
+
+    def never(_n: int, _k: int, _dtype: torch.dtype) -> bool:
+        return False
+
+    utils.check_cpu_sgl_kernel = never
 
 
 def ask_for_tiles() -> None:

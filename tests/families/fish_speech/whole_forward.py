@@ -183,6 +183,7 @@ def main():
     if given.kernels == "avx2":  # by this vLLM chooses among its three libraries
         torch.cpu._is_avx512_supported = lambda: False
         torch.cpu._is_avx512_bf16_supported = lambda: False
+        torch.cpu._is_amx_tile_supported = lambda: False  # not in that library
     torch.set_grad_enabled(False)
 
     from tests.families.fish_speech.case import CASE
