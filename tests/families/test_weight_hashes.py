@@ -84,13 +84,26 @@ def test_a_file_that_was_written_just_now_is_not_trusted(tiny, copied, tmp_path)
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("kept", [b"", b"[]", b"{", b"\xff"])
+@pytest.mark.parametrize("kept", [b"", b"[]", b"{", b"\xff", b"7"])
 def test_a_file_of_hashes_that_cannot_be_read_is_as_good_as_none(tiny, tmp_path, kept):
     plain = fingerprints(FAMILIES[0], tiny(FAMILIES[0]))
     (tmp_path / FILE_NAME).write_bytes(kept)
     with remembered(tmp_path):
         assert fingerprints(FAMILIES[0], tiny(FAMILIES[0])) == plain
     assert json.loads((tmp_path / FILE_NAME).read_bytes())
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("kept", [7, None, "", ["0" * 64]])
+def test_what_is_no_hash_is_computed(tmp_path, kept):
+    file, tensors = tmp_path / "weights", {"weight": torch.ones(3)}
+    file.touch()
+    for _ in range(2):
+        with remembered(tmp_path):
+            weight_hashes.reads(file)
+            assert weight_hashes.sha256_of(tensors, lambda _: "0" * 64) == "0" * 64
+        (key,) = json.loads((tmp_path / FILE_NAME).read_bytes())
+        (tmp_path / FILE_NAME).write_text(json.dumps({key: kept}))
 
 
 @pytest.mark.usefixtures("settled")

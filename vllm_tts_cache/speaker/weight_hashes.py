@@ -128,4 +128,10 @@ def _read(path: Path) -> dict[str, str]:
         known = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    if not isinstance(known, dict):
+        return {}
+    return {key: value for key, value in known.items() if _is_hash(value)}
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and len(value) == hashlib.sha256().digest_size * 2
