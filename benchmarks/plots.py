@@ -124,7 +124,10 @@ def _draw_saturation(figure: Any, rows: Rows) -> None:
                 label=f"{side}, {number}",
             )
         axis.set_xscale("log")
-        axis.set_yscale("log")
+        if field == "per_second":
+            axis.set_ylim(bottom=0)
+        else:
+            axis.set_yscale("log")
         axis.set_xticks(sorted({row["point"]["at"] for row in rows}))
         axis.set_xlabel("clients at once", fontsize=8)
         _finish(axis, title)

@@ -85,8 +85,8 @@ def _rows(cells: Cells, num_clients: int, numbers: list[int]) -> list[Row]:
     rows = []
     for num_voices in numbers:
         ours, stock = (cells[name, num_clients, num_voices] for name in ("ours", STOCK))
-        of = f"{num_clients} clients, {num_voices} voices"
-        line = f"{num_voices} voices"
+        line = f"{num_voices} voices" if num_voices > 1 else "one voice"
+        of = f"{num_clients} at once, {line}"
         rows += [
             Row(
                 f"requests a second, {of}",
