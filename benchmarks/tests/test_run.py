@@ -107,7 +107,7 @@ def test_a_module_is_announced_by_its_register(tmp_path):
 
 def test_scenarios_have_names_of_their_own():
     names = [scenario.name for scenario in SCENARIOS]
-    assert len(set(names)) == len(names) == 12
+    assert len(set(names)) == len(names) == 14
 
 
 def test_a_scenario_runs_only_where_it_says_something():
@@ -116,7 +116,7 @@ def test_a_scenario_runs_only_where_it_says_something():
     only_first = {"concurrent_cold", "cold_bystander", "inline_flood"}
     assert set(first) - set(sharing) == only_first
     assert {"kv_prefix"} == set(sharing) - set(first)
-    assert served[SMALL.name] == ["bulk_registration"]
+    assert served[SMALL.name] == ["bulk_registration", "bulk_command"]
     # Answers of the one come in chunks, of the other whole.
     assert "cold_neighbour" not in first
     assert "cold_bystander" not in served[WHOLE.name]

@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 import pytest
@@ -61,8 +62,8 @@ def test_none_is_kept_by_who_asks_while_it_is_closed(tmp_path):
         store.close()
         for reader in readers:
             reader.join()
-        for engine in engines_of(store):
-            assert engine.pool.checkedin() == engine.pool.checkedout() == 0
+        for pool in pools_of(store):
+            assert pool.checkedin() == pool.checkedout() == 0
 
 
 def ask(store) -> None:
@@ -73,6 +74,6 @@ def ask(store) -> None:
                 pass
 
 
-def engines_of(store):
+def pools_of(store) -> list[Any]:
     backend = store.catalogue.database.backend
-    return backend.quick, backend.reading, backend.renewing
+    return [e.pool for e in (backend.quick, backend.reading, backend.renewing)]
