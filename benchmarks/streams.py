@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.bench import Bench, clip
 from benchmarks.measure import (
     OURS,
@@ -111,6 +112,7 @@ class Bystanders:
         self._bench, self._disturbance = bench, disturbance
         self._every: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._p99: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._idle: dict[str, list[float]] = defaultdict(list)
 
     def register(self, side: Side) -> None:
         """Make the streams' voices known and warm."""
@@ -130,13 +132,14 @@ class Bystanders:
 
         bodies = [lambda stream=stream: body(stream) for stream in range(NUM_STREAMS)]
         with RunningStreams(side, bodies) as streams:
-            began = time.perf_counter()
+            began, idle = time.perf_counter(), machine.idle_seconds()
             time.sleep(quiet_seconds)
-            disturbed = time.perf_counter()
+            disturbed, idle = time.perf_counter(), machine.idle_seconds() - idle
             yield
             time.sleep(_SETTLE_SECONDS)  # a stream that was held up goes on first
             ended = time.perf_counter()
         name = STOCK if side.is_stock else OURS
+        self._idle[name].append(idle / (disturbed - began))
         self.keep(name, QUIET, streams.gaps_ms(began, disturbed))
         self.keep(name, self._disturbance, streams.gaps_ms(disturbed, ended))
 
@@ -149,6 +152,10 @@ class Bystanders:
             raise RuntimeError(f"{side}: no stream had two chunks, {state}")
         self._every[side, state] += gaps_ms
         self._p99[side, state].append(percentile(gaps_ms, 99))
+
+    def idle_cores(self, side: str) -> list[float]:
+        """Cores of the machine that the quiet streams left over, of each round."""
+        return self._idle[side]
 
     def rows(
         self,

@@ -3,8 +3,9 @@
 import time
 from collections import defaultdict
 
+from benchmarks import machine
 from benchmarks.bench import Bench, clip
-from benchmarks.measure import RatioAtMost, Row, Summary
+from benchmarks.measure import OURS, STOCK, RatioAtMost, Row, Summary
 from benchmarks.sides import Side
 from benchmarks.streams import NUM_STREAMS, Bystanders
 from vllm_tts_cache.testing.client import data_url
@@ -25,13 +26,16 @@ def run(bench: Bench) -> list[Row]:
     samples: Samples = defaultdict(list)
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
+        spent = machine.cpu_seconds(side.pid)
         samples[side.name, "alone"].append(_speak_cold(bench, side))
+        spent = machine.cpu_seconds(side.pid) - spent
+        samples[side.name, "spent"].append(spent)
         with streams.beside(side, bench.pick(full=6.0, quick=2.5)):
             for _ in range(bench.pick(full=2, quick=1)):
                 samples[side.name, "beside"].append(_speak_cold(bench, side))
                 time.sleep(BETWEEN_SECONDS)
     gaps = streams.rows(target=RatioAtMost(1.2), picture="gaps")
-    return [*gaps, *_newcomer_rows(samples)]
+    return [*gaps, *_newcomer_rows(samples), *_limit_rows(samples, streams)]
 
 
 def _speak_cold(bench: Bench, side: Side) -> float:
@@ -69,5 +73,34 @@ def _newcomer_rows(samples: Samples) -> list[Row]:
             of("ours", "alone"),
             versus="ours, alone",
             target=RatioAtMost(1.5),
+        ),
+    ]
+
+
+def _limit_rows(samples: Samples, streams: Bystanders) -> list[Row]:
+    """What the machine allows: the request's work, done by what the streams leave."""
+    spent, idle = samples["ours", "spent"], streams.idle_cores(OURS)
+    pairs = zip(spent, samples["ours", "alone"], idle, strict=True)
+    # No sooner than alone, on a machine that has cores to spare.
+    fastest = [max(work / max(cores, 0.01), alone) for work, alone, cores in pairs]
+    return [
+        Row(
+            "CPU time of the cold request, alone",
+            "s",
+            Summary.of(spent),
+            Summary.of(samples["stock", "spent"]),
+        ),
+        Row(
+            f"cores that {NUM_STREAMS} quiet streams leave idle",
+            "cores",
+            Summary.of(idle),
+            Summary.of(streams.idle_cores(STOCK)),
+        ),
+        Row(
+            f"the cold request, beside {NUM_STREAMS} streams, against its limit",
+            "s",
+            Summary.of(samples["ours", "beside"]),
+            Summary.of(fastest),
+            versus="ours, its CPU time over the idle cores",
         ),
     ]
