@@ -213,8 +213,7 @@ class Server:
 
     async def settled(self):
         """What was started in the background is over."""
-        while self.service._background:
-            await asyncio.wait(set(self.service._background))
+        await self.service.encodings.settled()
 
 
 @asynccontextmanager

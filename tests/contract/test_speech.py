@@ -553,7 +553,7 @@ async def test_a_body_without_end_is_refused_while_it_arrives(server, path):
 
 
 async def test_a_busy_server_says_when_to_come_back(server, monkeypatch):
-    wants = server.service.ensurer._poller._wants
+    wants = server.service.encodings.ensurer._poller._wants
     monkeypatch.setattr(wants, "_max_inline", 0)
     for speak in (plainly, as_raw_stream, as_events):
         answer = await speak(server, ref_audio=data_url(), x_vector_only_mode=True)

@@ -52,7 +52,7 @@ async def with_all_threads(server):
     refused = await server.speak(ref_audio="file:///etc/passwd", ref_text="a")
     assert refused.status_code == 400
     service = server.service
-    pools = service.uploads.threads, service.reads, service.inline._executor
+    pools = service.uploads.threads, service.lookups.reads, service.inline._executor
     pools += service.deletions._clients, service.deletions._own
     await asyncio.gather(
         *(asyncio.to_thread(look, server) for _ in range(ALL_THREADS)),

@@ -154,8 +154,8 @@ async def test_every_api_server_forgets_before_the_answer(rig, tmp_path):
     other = Rig(tmp_path)
     record = await rig.register()
     await rig.precompute()
-    found = await other.service.get(ALONE, "Ann")
-    await other.service.precompute(found, force=True)
+    found = await other.service.lookups.get(ALONE, "Ann")
+    await other.service.encodings.precompute(found, force=True)
     await delete(rig)
     assert left_of(rig, record.audio_sha256) == NOTHING
     assert other.speakers.stats()["tiers"]["memory"]["entries"] == 0
@@ -422,7 +422,7 @@ async def test_a_voice_registered_again_while_it_is_deleted_lives(rig):
     record = await rig.register()
     with contextlib.suppress(DeletionPendingError, WorkerRPCError):
         await deleting
-    if await rig.service.find(ALONE, "Ann") is None:
+    if await rig.service.lookups.find(ALONE, "Ann") is None:
         record = await rig.register()
     await rig.settled()
     assert rig.store.has_audio(record.audio_sha256)

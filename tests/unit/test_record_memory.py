@@ -31,7 +31,7 @@ async def rigs(tmp_path):
     made = [Rig(tmp_path), Rig(tmp_path)]
     for each in made:
         if engine_of(each) == "postgresql":
-            await soon(lambda each=each: each.service.known_records.is_current)
+            await soon(lambda each=each: each.service.lookups.known.is_current)
     yield made
     for each in made:
         await each.close()
@@ -42,11 +42,11 @@ def engine_of(rig):
 
 
 async def spoken(rig, name="Ann"):
-    return await rig.service.find_to_speak(ALONE, name)
+    return await rig.service.lookups.find_to_speak(ALONE, name)
 
 
 def reads(rig):
-    return rig.service.known_records.counts.read
+    return rig.service.lookups.known.counts.read
 
 
 async def test_a_file_is_read_for_each_request_and_nothing_is_remembered(tmp_path):
@@ -56,7 +56,7 @@ async def test_a_file_is_read_for_each_request_and_nothing_is_remembered(tmp_pat
         for number in range(1, 4):
             assert await spoken(rig) is not None
             assert reads(rig) == number
-        assert len(rig.service.known_records) == 0
+        assert len(rig.service.lookups.known) == 0
     await rig.close()
 
 
@@ -106,17 +106,17 @@ async def test_an_embedding_is_remembered_and_goes_with_its_voice(rigs):
     await register(ALONE, upload, EMBEDDING)
     found = await spoken(rig, "Vec")
     for _ in range(2):
-        assert await rig.service.speaker_embedding(found.record) == EMBEDDING
-    assert rig.service.known_records._embeddings.keys() == {found.record.speaker_id}
+        assert await rig.service.lookups.embedding(found.record) == EMBEDDING
+    assert rig.service.lookups.known._embeddings.keys() == {found.record.speaker_id}
     await other.service.deletions.delete("Vec", ALONE.name)
-    assert rig.service.known_records._embeddings == {}
+    assert rig.service.lookups.known._embeddings == {}
     assert await spoken(rig, "Vec") is None
     second = tuple(-value for value in EMBEDDING)
     await register(ALONE, upload, EMBEDDING)
     await spoken(rig, "Vec")
     await register(ALONE, upload, second)
     found = await spoken(rig, "Vec")
-    assert await rig.service.speaker_embedding(found.record) == second
+    assert await rig.service.lookups.embedding(found.record) == second
 
 
 def works(store):
@@ -162,7 +162,7 @@ async def test_whoever_is_waited_for_no_longer_remembers_nothing(rigs, monkeypat
     await asyncio.sleep(2.5)  # until the last of the renewals that were due
     with rig.store.catalogue.database.write() as db:
         silent_for(db, SECONDS + 1)
-    await soon(lambda: not rig.service.known_records.is_current)
+    await soon(lambda: not rig.service.lookups.known.is_current)
     num_reads = reads(rig)
     assert await spoken(rig) is not None
     assert reads(rig) == num_reads + 1
@@ -195,7 +195,7 @@ async def test_after_too_many_changes_all_is_dropped(rigs, monkeypatch):
     for name in "abcdef":
         await other.register(name)
         await spoken(rig, name)
-    assert len(rig.service.known_records) == 6
+    assert len(rig.service.lookups.known) == 6
     news = rig.store.news
     monkeypatch.setattr(
         rig.store, "news", lambda: News(change=0, speaker_ids=[], seconds=0.0)
@@ -204,7 +204,7 @@ async def test_after_too_many_changes_all_is_dropped(rigs, monkeypatch):
     for name in "abcd":
         await other.service.change(ALONE, name, SpeakerChanges({"name": name * 2}))
     monkeypatch.setattr(rig.store, "news", news)
-    await soon(lambda: len(rig.service.known_records) == 0)
+    await soon(lambda: len(rig.service.lookups.known) == 0)
     assert await spoken(rig, "a") is None
     assert (await spoken(rig, "e")).record.name == "e"
 

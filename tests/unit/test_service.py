@@ -74,16 +74,17 @@ class Rig:
         return done.record
 
     async def precompute(self, name="Ann", *, force=False):
-        found = await self.service.get(ALONE, name)
-        return await self.service.precompute(found, force=force)
+        found = await self.service.lookups.get(ALONE, name)
+        return await self.service.encodings.precompute(found, force=force)
 
     async def status(self, name="Ann"):
-        return await self.service.status(await self.service.get(ALONE, name))
+        return await self.service.encodings.status(
+            await self.service.lookups.get(ALONE, name)
+        )
 
     async def settled(self):
         """What was started in the background is over."""
-        while self.service._background:
-            await asyncio.wait(set(self.service._background))
+        await self.service.encodings.settled()
         # Bounded: a test that failed half-way may have left a participant behind.
         until = time.monotonic() + 60
         while self.store.catalogue.num_unfinished_deletions():
@@ -111,22 +112,22 @@ async def rig(tmp_path):
 
 async def test_a_registered_speaker_is_found_by_any_spelling_of_its_name(rig):
     record = await rig.register(" Ann ")
-    assert (await rig.service.get(ALONE, "ANN")).record == record
-    assert await rig.service.find(ALONE, "Bob") is None
+    assert (await rig.service.lookups.get(ALONE, "ANN")).record == record
+    assert await rig.service.lookups.find(ALONE, "Bob") is None
     with pytest.raises(SpeakerNotFoundError, match="'Bob'"):
-        await rig.service.get(ALONE, "Bob")
+        await rig.service.lookups.get(ALONE, "Bob")
 
 
 async def test_what_another_server_registers_replaces_or_deletes_is_seen_at_once(
     rig, tmp_path
 ):
     other = Rig(tmp_path)
-    assert await rig.service.find(ALONE, "Ann") is None
+    assert await rig.service.lookups.find(ALONE, "Ann") is None
     for pitch_hz in (220, 330):
         record = await other.register(pitch_hz=pitch_hz)
-        assert (await rig.service.get(ALONE, "Ann")).record == record
+        assert (await rig.service.lookups.get(ALONE, "Ann")).record == record
     await other.service.deletions.delete("Ann", ALONE.name)
-    assert await rig.service.find(ALONE, "Ann") is None
+    assert await rig.service.lookups.find(ALONE, "Ann") is None
     await other.close()
 
 
@@ -175,8 +176,8 @@ async def test_an_embedding_is_ready_and_needs_no_worker(rig):
     assert await rig.status() == ("ready", None)
     assert await rig.precompute(force=True) is True
     assert rig.engine.calls == []
-    found = await rig.service.get(ALONE, "Ann")
-    assert await rig.service.speaker_embedding(found.record) == (0.5, -1.0)
+    found = await rig.service.lookups.get(ALONE, "Ann")
+    assert await rig.service.lookups.embedding(found.record) == (0.5, -1.0)
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", wav(seconds=0.5), wav(peak=0.0)])
@@ -185,7 +186,7 @@ async def test_a_failed_upload_leaves_the_speaker_as_it_was(rig, data):
     await rig.precompute()
     with pytest.raises(InvalidAudioError):
         await rig.service.register_audio(ALONE, upload(), data, precompute=True)
-    assert (await rig.service.get(ALONE, "Ann")).record == old
+    assert (await rig.service.lookups.get(ALONE, "Ann")).record == old
     assert await rig.status() == ("ready", None)
     assert rig.store.verify() == []
 
@@ -236,7 +237,7 @@ async def test_an_immutable_registry_refuses_and_stays(tmp_path):
     old = await rig.register(pitch_hz=220)
     with pytest.raises(SpeakerExistsError):
         await rig.register(pitch_hz=330)
-    assert (await rig.service.get(ALONE, "Ann")).record == old
+    assert (await rig.service.lookups.get(ALONE, "Ann")).record == old
     assert rig.store.verify() == []
     await rig.close()
 
@@ -247,8 +248,8 @@ async def test_a_page_is_ordered_bounded_searched_and_continued(rig):
 
     async def names(limit=10, **texts):
         page = Page(limit=limit, **texts)
-        found = [record.name for record in await rig.service.records(page)]
-        assert await rig.service.names(page) == found
+        found = [record.name for record in await rig.service.lookups.records(page)]
+        assert await rig.service.lookups.names(page) == found
         return found
 
     assert await names() == ["Ann", "Bea", "bob", "carl"]
@@ -335,15 +336,18 @@ async def test_voices_are_kept_for_a_model_that_we_do_not_serve(tmp_path, engine
     service = open_service(Settings(samples_dir=tmp_path), client, served)
     service.start()
     done = await service.register_audio(ALONE, upload(), wav(), precompute=True)
-    found = await service.get(ALONE, "Ann")
+    found = await service.lookups.get(ALONE, "Ann")
     assert found.record == done.record
-    assert await service.status(found) == ("unsupported", "nothing to precompute")
+    assert await service.encodings.status(found) == (
+        "unsupported",
+        "nothing to precompute",
+    )
     with pytest.raises(CannotCloneError, match="nothing to precompute"):
-        await service.precompute(found, force=True)
+        await service.encodings.precompute(found, force=True)
     stats = await service.stats(Caller(tenant=ALONE))
     assert (stats["registry"], stats["workers"]) == ({"speakers": 1}, [])
     await service.deletions.delete("Ann", ALONE.name)
-    assert await service.find(ALONE, "Ann") is None
+    assert await service.lookups.find(ALONE, "Ann") is None
     assert service.store.verify() == []
     assert client is None or client.calls == []
     service.shutdown()
@@ -351,8 +355,8 @@ async def test_voices_are_kept_for_a_model_that_we_do_not_serve(tmp_path, engine
 
 async def test_a_server_is_ready_once_its_workers_have_said_what_they_have(tmp_path):
     rig = Rig(tmp_path)
-    assert not rig.service.knows_encoders
-    await soon(lambda: rig.service.knows_encoders)
+    assert not rig.service.encodings.knows_encoders
+    await soon(lambda: rig.service.encodings.knows_encoders)
     await rig.close()
 
 
@@ -366,14 +370,15 @@ async def test_a_worker_on_another_directory_is_named_at_the_start(
     service = open_service(settings, engine, model(default_family()))
     service.start()
     for _ in range(2):
-        await asyncio.wait(set(service._background))
-        assert not service.knows_encoders  # and asks once more, without a word
-    await asyncio.wait(set(service._background))
+        await service.encodings.settled()
+        # And asks once more, without a word.
+        assert not service.encodings.knows_encoders
+    await service.encodings.settled()
     (line,) = [r for r in plugin_log.records if r.levelname == "ERROR"]
     for told in (tmp_path / "here", tmp_path / "there", "SPEAKER_SAMPLES_DIR"):
         assert str(told) in line.getMessage()
     with pytest.raises(ForeignStoreError, match="no voice can be cloned"):
-        await service.ensurer.fingerprints()
+        await service.encodings.ensurer.fingerprints()
     service.shutdown()
     speakers.close()
 

@@ -202,14 +202,14 @@ class CachedAdapter:
         """
         if request.ref_audio is not None:
             return None
-        find = self._service.find_to_speak
+        find = self._service.lookups.find_to_speak
         if (found := await find(self._tenant, request.voice)) is None:
             raise SpeakerNotFoundError(request.voice)
         return found
 
     def _forget_record(self, found: Found | None) -> None:
         if found is not None:
-            self._service.known_records.forget(found.record.speaker_id)
+            self._service.lookups.known.forget(found.record.speaker_id)
 
     async def _cloned(
         self, request: Any, found: Found | None, counted: CountedRequest
@@ -253,7 +253,7 @@ class CachedAdapter:
         need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
         stored = None if found is None else found.fingerprints
         tenant = self._tenant.name
-        return clip, await self._service.ensure(tenant, need, stored=stored)
+        return clip, await self._service.encodings.ensure(tenant, need, stored=stored)
 
     async def _clip(self, request: Any, found: Found | None) -> Clip:
         if found is None:
@@ -269,7 +269,7 @@ class CachedAdapter:
     async def _named_by_embedding(self, request: Any, record: SpeakerRecord) -> Any:
         mode = self._embedding_mode("voice")
         self._tell_task(request, mode)
-        embedding = await self._service.speaker_embedding(record)
+        embedding = await self._service.lookups.embedding(record)
         named = as_clone(request, mode, stored_ref_text=None)
         named.speaker_embedding = list(embedding)
         self._check(named)

@@ -82,7 +82,9 @@ async def export_voices(
     if name and (search or label):
         raise InvalidSpeakerError("name", "give names, or search and label, not both")
     if name:
-        records = _named([(await speakers.get(tenant, each)).record for each in name])
+        records = _named(
+            [(await speakers.lookups.get(tenant, each)).record for each in name]
+        )
     else:
         labels = parse_label_filters(label or [])
         page = Page(limit=_PAGE, search=search or "", labels=labels, tenant=tenant.name)
@@ -156,7 +158,7 @@ async def _named(records: list[SpeakerRecord]) -> Records:
 
 async def _found(speakers: SpeakerService, page: Page) -> Records:
     while True:
-        found = await _in_turn(partial(speakers.records, page))
+        found = await _in_turn(partial(speakers.lookups.records, page))
         for record in found:
             yield record
         if len(found) < page.limit:

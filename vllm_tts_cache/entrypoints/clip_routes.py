@@ -51,8 +51,8 @@ async def get_audio(handler: Handler, tenant: CallingTenant, name: str) -> Respo
     speakers = handler.speakers
     if not speakers.may_download:
         raise DownloadsOffError
-    found = await speakers.get(tenant, name)
-    data, media_type = await speakers.audio(found.record)
+    found = await speakers.lookups.get(tenant, name)
+    data, media_type = await speakers.lookups.audio(found.record)
     return Response(data, media_type=media_type, headers=FILE_HEADERS)
 
 
@@ -102,7 +102,7 @@ async def import_voice(
     done = await run(_import, handler, tenant, file, name, on_conflict)
     await speakers.registered(done.done, precompute=True)
     imported = {
-        "voice": speakers.shown(done.done.record),
+        "voice": speakers.lookups.shown(done.done.record),
         "encodings_kept": done.num_kept,
         "encodings_left": done.num_left,
     }

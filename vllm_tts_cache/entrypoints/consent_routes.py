@@ -56,7 +56,7 @@ async def list_consents(
     """List recordings, newest first."""
     speakers = handler.speakers
     on_page = speakers.store.consents.on_page
-    found = await speakers.reads.run(on_page, limit + 1, after, tenant.name)
+    found = await speakers.lookups.reads.run(on_page, limit + 1, after, tenant.name)
     data = [voice_models.consent(record) for record in found[:limit]]
     return {
         "object": "list",
@@ -73,7 +73,7 @@ async def list_consents(
 )
 async def get_consent(handler: Handler, tenant: CallingTenant, consent_id: str) -> Any:
     """Show one recording."""
-    run, get = handler.speakers.reads.run, handler.speakers.store.consents.get
+    run, get = handler.speakers.lookups.reads.run, handler.speakers.store.consents.get
     found = await run(get, consent_id, tenant.name)
     return voice_models.consent(found)
 

@@ -31,5 +31,6 @@ async def health(raw_request: Request) -> Any:
 
 def _lacks_encoders(handler: object) -> bool:
     return (
-        isinstance(handler, CachedServingSpeech) and not handler.speakers.knows_encoders
+        isinstance(handler, CachedServingSpeech)
+        and not handler.speakers.encodings.knows_encoders
     )

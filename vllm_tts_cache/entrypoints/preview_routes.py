@@ -53,12 +53,12 @@ async def make_preview(
     It is kept by the clip, its transcript, the model and the text, and goes with the
     voice.
     """
-    voice_id = (await handler.speakers.get(tenant, name)).record.speaker_id
+    voice_id = (await handler.speakers.lookups.get(tenant, name)).record.speaker_id
     given = None if body is None or body.text is None else body.text.strip() or None
     failed: list[Response] = []
 
     async def look() -> SpeakerRecord:
-        return (await handler.speakers.get(tenant, voice_id)).record
+        return (await handler.speakers.lookups.get(tenant, voice_id)).record
 
     async def speak(record: SpeakerRecord, text: str) -> bytes | None:
         request = OpenAICreateSpeechRequest(
@@ -84,7 +84,7 @@ async def get_preview(
     handler: Handler, tenant: CallingTenant, name: str, text: str | None = None
 ) -> Response:
     """Give a preview that was kept; nothing is spoken."""
-    record = (await handler.speakers.get(tenant, name)).record
+    record = (await handler.speakers.lookups.get(tenant, name)).record
     told = (text or "").strip() or default_text(record.language)
     previews = handler.speakers.previews
     wav = await previews.kept(record, handler.checkpoint_name, told)

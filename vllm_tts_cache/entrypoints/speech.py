@@ -297,10 +297,12 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
             if (known := host_speakers.told_of(name)) is not None:  # of a batch
                 return known
             tenant = speaking_tenant(self.tenants)
-            if (found := await self.speakers.find(tenant, name)) is None:
+            if (found := await self.speakers.lookups.find(tenant, name)) is None:
                 return NOBODY
             read = host_speakers.read_voice
-            return await self.speakers.reads.run(read, self.speakers.store, found)
+            return await self.speakers.lookups.reads.run(
+                read, self.speakers.store, found
+            )
         except TTSCacheError as exc:
             return HostVoice(error=exc)
 
@@ -380,7 +382,7 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
 
     def _doubt(self, ref: SpeakerRef | None) -> None:
         if ref is not None:
-            self.speakers.ensurer.doubt(ref.audio_sha256)
+            self.speakers.encodings.ensurer.doubt(ref.audio_sha256)
 
     async def _until_begun(
         self,
@@ -403,7 +405,9 @@ class CachedServingSpeech(KnowsTenants, OmniOpenAIServingSpeech):
             except (EngineGenerateError, RuntimeError, OmniClientError) as exc:
                 cause = None
                 if not has_begun:
-                    cause = await self.speakers.ensurer.cause_of_failure(request_id)
+                    cause = await self.speakers.encodings.ensurer.cause_of_failure(
+                        request_id
+                    )
                 if cause is None:
                     raise
                 if num_left == 0:

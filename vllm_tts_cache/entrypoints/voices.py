@@ -103,7 +103,7 @@ async def register_voice(
         done = await handler.speakers.register_embedding(tenant, upload, embedding)
     answer: dict[str, Any] = {
         "success": True,
-        "voice": handler.speakers.shown(done.record),
+        "voice": handler.speakers.lookups.shown(done.record),
         **voice_models.openai_voice(done.record),
     }
     if done.quality is not None:
@@ -151,16 +151,16 @@ async def list_voices(
     """
     answer: dict[str, Any] = {}
     if names_only and page.sort == "name":
-        names = await handler.speakers.names(page)
+        names = await handler.speakers.lookups.names(page)
         num_found, last = len(names), names[-1:]
     else:
-        records = await handler.speakers.records(page)
+        records = await handler.speakers.lookups.records(page)
         num_found = len(records)
         records = voice_models.first_page(records)
         last = [cursor(record, page.sort) for record in records[-1:]]
         names = [record.name for record in records]
         if not names_only:
-            shown = [handler.speakers.shown(record) for record in records]
+            shown = [handler.speakers.lookups.shown(record) for record in records]
             answer["uploaded_voices"] = shown
     answer["voices"] = sorted({*_builtin(handler, page), *names})
     if last and (num_found == page.limit or len(names) < num_found):
@@ -180,7 +180,9 @@ def _builtin(handler: CachedServingSpeech, page: Page) -> set[str]:
 @router.get("/v1/audio/voices/{name}", responses=answers(voice_models.VoiceStatus, 404))
 async def get_voice(handler: Handler, tenant: CallingTenant, name: str) -> Any:
     """Show one voice, named or by its id, and the state of its encodings."""
-    return await _shown(handler.speakers, await handler.speakers.get(tenant, name))
+    return await _shown(
+        handler.speakers, await handler.speakers.lookups.get(tenant, name)
+    )
 
 
 @changes_router.patch(
@@ -197,7 +199,7 @@ async def change_voice(
     parsed = changes.parsed()
     handler.check_changes(parsed)
     changed = await handler.speakers.change(tenant, name, parsed)
-    found = await handler.speakers.get(tenant, changed.speaker_id)
+    found = await handler.speakers.lookups.get(tenant, changed.speaker_id)
     return await _shown(handler.speakers, found)
 
 
@@ -230,10 +232,10 @@ async def precompute_voice(
     handler: Handler, tenant: CallingTenant, name: str, force: bool = False
 ) -> Any:
     """Make the voice's encodings exist and wait for it; one encode for all callers."""
-    found = await handler.speakers.get(tenant, name)
+    found = await handler.speakers.lookups.get(tenant, name)
     answer = {"voice": found.record.name, "cache_status": "ready"}
     try:
-        existed = await handler.speakers.precompute(found, force=force)
+        existed = await handler.speakers.encodings.precompute(found, force=force)
     except ServerFaultError as exc:
         details = {"voice": found.record.name, "cache_status": "failed"}
         return routing.json_response(exc, **details)
@@ -247,7 +249,9 @@ async def precompute_voice(
 )
 async def cache_status(handler: Handler, tenant: CallingTenant, name: str) -> Any:
     """Show whether the voice's encodings exist."""
-    return await _status(handler.speakers, await handler.speakers.get(tenant, name))
+    return await _status(
+        handler.speakers, await handler.speakers.lookups.get(tenant, name)
+    )
 
 
 @router.get("/v1/audio/speaker_cache")
@@ -263,12 +267,12 @@ async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
 async def _shown(speakers: SpeakerService, found: Found) -> dict[str, Any]:
     return {
         **await _status(speakers, found),
-        "voice": speakers.shown(found.record),
+        "voice": speakers.lookups.shown(found.record),
         "modes": speakers.model.modes(found.record),
     }
 
 
 async def _status(speakers: SpeakerService, found: Found) -> dict[str, Any]:
-    status, error = await speakers.status(found)
+    status, error = await speakers.encodings.status(found)
     shown = {"voice": found.record.name, "cache_status": status}
     return shown if error is None else {**shown, "error": error}

@@ -48,7 +48,7 @@ class CachedAudio8TTSAdapter(TextCheckingAdapter, Audio8TTSAdapter):
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
 
     async def _semantic(self, ref: SpeakerRef) -> SemanticCodes:
-        ensurer = self._service.ensurer
+        ensurer = self._service.encodings.ensurer
         (key,) = await ensurer.keys(EncodingNeed(ref=ref, encoder_names=(CODEC,)))
 
         async def read() -> SemanticCodes:

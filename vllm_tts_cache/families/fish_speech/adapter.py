@@ -66,10 +66,10 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
     async def _voice(self, clip: Clip, ref_text: str) -> fish_prompt.VoicePart:
         ref, num_clips = clip.ref, clip.num_clips
         need = EncodingNeed(ref=ref, encoder_names=(CODEC,))
-        (key,) = await self._service.ensurer.keys(need)
+        (key,) = await self._service.encodings.ensurer.keys(need)
 
         async def build() -> fish_prompt.VoicePart:
-            encoding = await self._service.ensurer.encoding(key, CODEC)
+            encoding = await self._service.encodings.ensurer.encoding(key, CODEC)
             codes = encoding["codes"]
             return await asyncio.to_thread(
                 self._builder.voice, ref_text, key, codes, num_clips

@@ -1,0 +1,253 @@
+"""Having speakers' encodings: at once, in the background, and how far they are."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
+from vllm_tts_cache.entrypoints.executors import Lookups
+from vllm_tts_cache.entrypoints.kv_warming import KVWarming
+from vllm_tts_cache.entrypoints.served_model import CannotCloneError, ServedModel
+from vllm_tts_cache.entrypoints.speaker_lookups import SpeakerLookups
+from vllm_tts_cache.entrypoints.status import CacheStatus
+from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
+from vllm_tts_cache.entrypoints.told import ToldEnsurer
+from vllm_tts_cache.entrypoints.wants import GoneError
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.speaker.rpc_client import AsyncWorkers, UnsupportedModelError
+from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.tenants import DEFAULT_TENANT, Tenant
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+
+class SpeakerEncodings:
+    """The encodings of one server's speakers; for the event loop only.
+
+    Args:
+        store: Where they are.
+        settings: How long, and how many may wait.
+        workers: Who make them; None if the model has none.
+        model: What is served.
+        keys: Whose API keys are whose.
+        lookups: Runs indexed reads.
+        speakers: Finds a speaker again whose audio was replaced.
+        kv_warming: Prefills voices that were precomputed.
+    """
+
+    def __init__(
+        self,
+        store: SpeakerStore,
+        settings: Settings,
+        workers: AsyncWorkers | None,
+        model: ServedModel,
+        keys: TenantKeys,
+        lookups: Lookups,
+        speakers: SpeakerLookups,
+        kv_warming: KVWarming,
+    ):
+        self._store = store
+        self._workers = workers
+        self._model = model
+        self._keys = keys
+        self._speakers = speakers
+        self._kv_warming = kv_warming
+        self._told = ToldEnsurer(store, lookups)
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_introducing = False
+        self._ensurer = None
+        if workers is not None:
+            self._ensurer = Ensurer(
+                workers,
+                store,
+                lookups,
+                timeout_seconds=settings.encode_timeout_seconds,
+                max_waiting_inline=settings.max_waiting_inline,
+            )
+
+    @property
+    def ensurer(self) -> Ensurer:
+        """What makes encodings exist.
+
+        Raises: CannotCloneError.
+        """
+        if self._ensurer is None or self._model.family() is None:
+            raise self._model.cannot_clone()
+        return self._ensurer
+
+    @property
+    def num_flights(self) -> int:
+        """Encodings that are waited for."""
+        return 0 if self._ensurer is None else self._ensurer.num_flights
+
+    @property
+    def knows_encoders(self) -> bool:
+        """Whether voices can be cloned here, if the model clones any.
+
+        If not, the workers are asked once more.
+        """
+        if self.cloning_workers() is None or self.ensurer.is_introduced:
+            return True
+        self._introduce()
+        return False
+
+    def cloning_workers(self) -> AsyncWorkers | None:
+        """Those that encode; None where the model clones nothing, or has none."""
+        return None if self._model.family() is None else self._workers
+
+    def start(self) -> None:
+        """Ask the workers for their encoders; needs a running event loop."""
+        self._introduce()
+        if self._keys.is_on:
+            self._in_background(self._take_in())
+
+    async def settled(self) -> None:
+        """Return when nothing goes on in the background."""
+        while self._background:
+            await asyncio.wait(set(self._background))
+
+    def shutdown(self) -> None:
+        """Let go of tasks and threads."""
+        for task in self._background:
+            task.cancel()
+        if self._ensurer is not None:
+            self._ensurer.shutdown()
+        self._told.shutdown()
+
+    async def precompute(self, found: Found, *, force: bool) -> bool:
+        """Make the speaker's encodings exist; True if they already did.
+
+        Raises: SpeakerNotFoundError if it is deleted meanwhile, CannotCloneError,
+            and as `Ensurer.ensure`.
+        """
+        try:
+            existed = await self._precompute(found, force=force)
+        except GoneError:
+            tenant = Tenant(name=found.record.tenant)
+            found = await self._speakers.get(tenant, found.record.name)
+            existed = await self._precompute(found, force=force)
+        self._kv_warming.add(found.record)
+        return existed
+
+    def precompute_in_background(self, record: SpeakerRecord) -> None:
+        """Begin to make them, where the model that is served can."""
+        if self.cloning_workers() is None:
+            return
+        with suppress(CannotCloneError):  # registered where another model was served
+            need = self._model.need_of(record)
+            self._in_background(self._ensured_and_warm(record, need))
+
+    async def ensure(
+        self,
+        tenant: str,
+        need: EncodingNeed,
+        *,
+        stored: frozenset[str] | None = None,
+        urgent: bool = True,
+        force: bool = False,
+    ) -> bool:
+        """Return when the encodings exist; True if the tenant may know they did.
+
+        Args:
+            tenant: Who asks.
+            need: Which encodings.
+            stored: What a look-up said of them; None if nobody has looked.
+            urgent: Whether a request waits.
+            force: Encode anew what exists.
+
+        Raises: CannotCloneError, and as `Ensurer.ensure`.
+        """
+        how = {"urgent": urgent, "force": force}
+        if stored is not None and not await self._covers(stored, need):
+            stored = None
+        if not self._keys.is_on:
+            return await self.ensurer.ensure(need, stored=stored, **how)
+        return await self._told.ensure(self.ensurer, tenant, need, told=stored, **how)
+
+    async def status(self, found: Found) -> tuple[CacheStatus, str | None]:
+        """Derive the speaker's status and, of what cannot be ``ready``, the reason.
+
+        Raises: WorkerRPCError, StorageError.
+        """
+        try:
+            self._model.check_clones()
+            if found.record.audio_sha256 is None:
+                return "ready", None
+            need, stored = self._model.need_of(found.record), found.fingerprints
+            if not self._keys.is_on:
+                return await self.ensurer.status(need, stored)
+            tenant = found.record.tenant
+            return await self._told.status(self.ensurer, tenant, need, stored)
+        except CannotCloneError as exc:
+            return "unsupported", str(exc)
+        except UnsupportedModelError:
+            return "unsupported", self._model.reason
+
+    def forget(self, audio_sha256: str) -> None:
+        """Drop what is remembered of one audio."""
+        if self._ensurer is not None:
+            self._ensurer.forget(audio_sha256)
+
+    def forget_all(self) -> None:
+        """Drop what is remembered of all."""
+        if self._ensurer is not None:
+            self._ensurer.forget_all()
+
+    # -------- how
+
+    async def _precompute(self, found: Found, *, force: bool) -> bool:
+        self._model.check_clones()
+        if found.record.audio_sha256 is None:
+            return True
+        record, stored = found.record, found.fingerprints
+        need = self._model.need_of(record)
+        return await self.ensure(record.tenant, need, stored=stored, force=force)
+
+    async def _covers(self, stored: frozenset[str], need: EncodingNeed) -> bool:
+        """Whether what a look-up said is to be believed: it may be of some time ago."""
+        if self._store.catalogue.is_local:  # where nothing is remembered
+            return True
+        keys = await self.ensurer.keys(need)
+        return all(key.encoder_fingerprint in stored for key in keys)
+
+    async def _ensured_and_warm(
+        self, record: SpeakerRecord, need: EncodingNeed
+    ) -> None:
+        await self.ensure(record.tenant, need, urgent=False)
+        self._kv_warming.add(record)
+
+    def _introduce(self) -> None:
+        async def introduce() -> None:
+            # By now the serving class, which starts this, knows its family.
+            try:
+                if self.cloning_workers() is not None:
+                    await self.ensurer.introduce()
+            finally:
+                self._is_introducing = False
+
+        if not self._is_introducing:
+            self._is_introducing = True
+            self._in_background(introduce())
+
+    async def _take_in(self) -> None:
+        # Whoever was alone before there were tenants knows of its own encodings.
+        take_in = self._store.take_tenant_in
+        await self._speakers.reads.run(take_in, DEFAULT_TENANT)
+
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except TTSCacheError as exc:  # the next request that needs it says it
+                throttled.warn_of("precomputing", "In the background: %s", exc.log_text)
+
+        task = asyncio.create_task(run())
+        self._background.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._background.discard)
+        # One that is cancelled before it began would leave it unawaited.
+        task.add_done_callback(lambda _task: work.close())
