@@ -11,7 +11,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from benchmarks import machine, plots, report, run
-from benchmarks.models import Model, model_called, models
+from benchmarks.models import Model, default_models, model_called, models
 from benchmarks.run import SCENARIOS, Plan, Scenario
 from benchmarks.sides import CHUNK_FRAMES
 
@@ -90,7 +90,7 @@ def _estimate(plan: Plan) -> str:
 def _is_whole(plan: Plan) -> bool:
     """Whether the pictures of the documentation may come from it."""
     asked = (len(plan.scenarios), len(plan.models), len(plan.sizes))
-    return not plan.is_quick and asked == (len(SCENARIOS), len(models()), 0)
+    return not plan.is_quick and asked == (len(SCENARIOS), len(default_models()), 0)
 
 
 def _draw(result: Path, directory: Path) -> int:
@@ -137,10 +137,10 @@ def _plan(given: argparse.Namespace) -> Plan:
 def _models(scenarios: Sequence[Scenario], *, is_quick: bool) -> list[Model]:
     """All; of a quick run as few as have all of its scenarios."""
     if not is_quick:
-        return list(models())
+        return default_models()
     needed = {s.name for s in scenarios if s.is_served}
     chosen: list[Model] = []
-    for model in models():
+    for model in default_models():
         if needed & model.scenarios:
             chosen.append(model)
             needed -= model.scenarios

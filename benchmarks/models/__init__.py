@@ -52,6 +52,7 @@ class Model:
         times_decoder: Whether one of them says what the codec decoder's steps take.
         shares_kv: Whether a voice's later requests find its prefix in the KV, so that
             its first one is the slower for that too.
+        is_named_only: Whether it is measured only where ``--model`` names it.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Model:
     times_decoder: bool = False
     stock: StockSide = StockSide()
     shares_kv: bool = False
+    is_named_only: bool = False
 
     @property
     def cheapest_mode(self) -> str:
@@ -110,3 +112,8 @@ def models() -> tuple[Model, ...]:
 def model_called(name: str) -> Model:
     """Return the one of this name."""
     return next(model for model in models() if model.name == name)
+
+
+def default_models() -> list[Model]:
+    """Return those that a run measures which names none."""
+    return [model for model in models() if not model.is_named_only]

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import TRANSCRIPT, Model
+from benchmarks.models import TRANSCRIPT, Model, StockSide
 from benchmarks.server_plugins import DECODES_FILE, is_api_process
 from vllm_tts_cache.families.qwen3_tts.family import FAMILY
 
@@ -148,6 +148,16 @@ QWEN3_TTS_DECODER = dataclasses.replace(
     scenarios=frozenset({"ttfa", "saturation"}),
 )
 
+# Stock as it ships, for processors that compute in bfloat16; others take minutes for it.
+QWEN3_TTS_BFLOAT16 = dataclasses.replace(
+    QWEN3_TTS,
+    name="qwen3-tts-bfloat16",
+    scenarios=frozenset({"cold_bystander"}),
+    server_plugins=(DECODER_PROBE,),
+    stock=StockSide(note="stock encodes in bfloat16, as shipped"),
+    is_named_only=True,
+)
+
 # With small reference encoders, for what is about numbers of voices and not about
 # what one of them costs.
 QWEN3_TTS_TINY = dataclasses.replace(
@@ -160,4 +170,4 @@ QWEN3_TTS_TINY = dataclasses.replace(
     times_decoder=False,
 )
 
-MODELS = (QWEN3_TTS, QWEN3_TTS_DECODER, QWEN3_TTS_TINY)
+MODELS = (QWEN3_TTS, QWEN3_TTS_DECODER, QWEN3_TTS_BFLOAT16, QWEN3_TTS_TINY)

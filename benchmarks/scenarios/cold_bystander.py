@@ -35,7 +35,7 @@ def run(bench: Bench) -> list[Row]:
                 samples[side.name, "beside"].append(_speak_cold(bench, side))
                 time.sleep(BETWEEN_SECONDS)
     gaps = streams.rows(target=RatioAtMost(1.2), picture="gaps")
-    return [*gaps, *_newcomer_rows(samples), *_limit_rows(samples, streams)]
+    return [*gaps, *_newcomer_rows(bench, samples), *_limit_rows(samples, streams)]
 
 
 def _speak_cold(bench: Bench, side: Side) -> float:
@@ -47,7 +47,7 @@ def _speak_cold(bench: Bench, side: Side) -> float:
     return time.perf_counter() - began
 
 
-def _newcomer_rows(samples: Samples) -> list[Row]:
+def _newcomer_rows(bench: Bench, samples: Samples) -> list[Row]:
     def of(side: str, where: str) -> Summary:
         return Summary.of(samples[side, where])
 
@@ -58,7 +58,7 @@ def _newcomer_rows(samples: Samples) -> list[Row]:
             of("ours", "alone"),
             of("stock", "alone"),
             target=RatioAtMost(1.1),
-            note="both in float32",
+            note="" if bench.model.stock.note else "both in float32",
         ),
         Row(
             f"the cold request, beside {NUM_STREAMS} streams",
