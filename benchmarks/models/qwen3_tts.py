@@ -148,7 +148,7 @@ QWEN3_TTS_DECODER = dataclasses.replace(
     scenarios=frozenset({"ttfa", "saturation"}),
 )
 
-# Stock as it ships, for processors that compute in bfloat16; others take minutes for it.
+# Stock as it ships, for processors that compute in bfloat16; others take minutes.
 QWEN3_TTS_BFLOAT16 = dataclasses.replace(
     QWEN3_TTS,
     name="qwen3-tts-bfloat16",
