@@ -34,6 +34,7 @@ from benchmarks.scenarios import (
     kv_prefix,
     many_voices,
     saturation,
+    start,
     ttfa,
     warm_hit,
 )
@@ -118,6 +119,7 @@ SCENARIOS = (
         is_in_quick=False,
     ),
     Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),
+    Scenario(start.run, full=(60, 90), quick=(30, 90), is_in_quick=False),
     # The last one: its restart leaves ours with another setting.
     Scenario(first_request.run, full=(90, 60), quick=(2, 4)),
 )

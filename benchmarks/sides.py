@@ -107,15 +107,20 @@ class Side:
         self.client.close()
         self._server.stop()
 
-    def restart(self, **environ: str) -> None:
-        """The same storage, new processes, and ``environ`` beside what was set."""
+    def restart(self, **environ: str) -> float:
+        """The same storage, new processes, and ``environ`` beside what was set.
+
+        Returns: Seconds of the start alone.
+        """
         self.stop()
         old, port = self._server.options, self._server.port
         more = {**old.environ, **environ}
         changed = dataclasses.replace(old, environ=more, port=port)
         self._server = ProbedServer(changed)
         self.client = self._new_client()
+        began = time.perf_counter()
         self._server.start()
+        return time.perf_counter() - began
 
     @property
     def pid(self) -> int:

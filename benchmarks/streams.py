@@ -1,5 +1,7 @@
 """Streams that run in the background, and how long their chunks kept them waiting."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -24,7 +26,9 @@ from vllm_tts_cache.testing.server import MODEL_NAME
 
 NUM_STREAMS = 3
 QUIET = "quiet"
+LOWEST = "while another program computes at the lowest priority"
 _SENTENCES = 40
+_COMPUTE = "import os; os.nice(19)\nwhile True: pass"
 _SETTLE_SECONDS = 0.5
 
 
@@ -153,6 +157,19 @@ class Bystanders:
         self._every[side, state] += gaps_ms
         self._p99[side, state].append(percentile(gaps_ms, 99))
 
+    def floor_rows(self, side: Side, seconds: float) -> list[Row]:
+        """What no program can avoid that uses the cores which the streams leave idle.
+
+        A process that shares nothing with the server computes at nice 19: one core's
+        time, as a thread that encodes wants.
+        """
+        another = Bystanders(self._bench, LOWEST)
+        for _ in range(self._bench.num_rounds):
+            with another.beside(side, seconds), _computing():
+                time.sleep(seconds)
+        found = another.rows(target=None)
+        return [row for row in found if LOWEST in row.what and "every" not in row.what]
+
     def idle_cores(self, side: str) -> list[float]:
         """Cores of the machine that the quiet streams left over, of each round."""
         return self._idle[side]
@@ -160,7 +177,7 @@ class Bystanders:
     def rows(
         self,
         *,
-        target: RatioAtMost,
+        target: RatioAtMost | None,
         picture: str = "",
         no_stock: str = "",
     ) -> list[Row]:
@@ -195,6 +212,16 @@ class Bystanders:
             target=target,
         )
         return [*rows, against]
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", _COMPUTE])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _voice(stream: int) -> str:

@@ -107,7 +107,10 @@ def run(bench: Bench) -> list[Row]:
             AtMost(64),
         ),
     ]
-    return rows + streams.rows(target=RatioAtMost(1.2), no_stock=_NO_STOCK)
+    bench.step(f"{NAME}: beside a program of the lowest priority")
+    floor = streams.floor_rows(side, quiet / 2)
+    gaps = streams.rows(target=RatioAtMost(1.2), no_stock=_NO_STOCK)
+    return [*rows, *gaps, *floor]
 
 
 def num_registered(side: Side) -> int:

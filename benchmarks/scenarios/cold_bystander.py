@@ -34,8 +34,15 @@ def run(bench: Bench) -> list[Row]:
             for _ in range(bench.pick(full=2, quick=1)):
                 samples[side.name, "beside"].append(_speak_cold(bench, side))
                 time.sleep(BETWEEN_SECONDS)
+    bench.step(f"{NAME}: beside a program of the lowest priority")
+    floor = streams.floor_rows(bench.sides.ours, bench.pick(full=10.0, quick=3.0))
     gaps = streams.rows(target=RatioAtMost(1.2), picture="gaps")
-    return [*gaps, *_newcomer_rows(bench, samples), *_limit_rows(samples, streams)]
+    return [
+        *gaps,
+        *floor,
+        *_newcomer_rows(bench, samples),
+        *_limit_rows(samples, streams),
+    ]
 
 
 def _speak_cold(bench: Bench, side: Side) -> float:

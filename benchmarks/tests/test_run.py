@@ -107,13 +107,13 @@ def test_a_module_is_announced_by_its_register(tmp_path):
 
 def test_scenarios_have_names_of_their_own():
     names = [scenario.name for scenario in SCENARIOS]
-    assert len(set(names)) == len(names) == 14
+    assert len(set(names)) == len(names) == 15
 
 
 def test_a_scenario_runs_only_where_it_says_something():
     served = beside(plan_of())
     first, sharing = served[FIRST.name], served[SHARING.name]
-    only_first = {"concurrent_cold", "cold_bystander", "inline_flood"}
+    only_first = {"concurrent_cold", "cold_bystander", "inline_flood", "start"}
     assert set(first) - set(sharing) == only_first
     assert {"kv_prefix"} == set(sharing) - set(first)
     assert served[SMALL.name] == ["bulk_registration", "bulk_command"]
