@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import lowest, machine
 from benchmarks.bench import Bench, clip
 from benchmarks.measure import (
     OURS,
@@ -28,7 +28,7 @@ NUM_STREAMS = 3
 QUIET = "quiet"
 LOWEST = "while another program computes at the lowest priority"
 _SENTENCES = 40
-_COMPUTE = "import os; os.nice(19)\nwhile True: pass"
+_COMPUTE = "while True: pass"
 _SETTLE_SECONDS = 0.5
 
 
@@ -160,8 +160,8 @@ class Bystanders:
     def floor_rows(self, side: Side, seconds: float) -> list[Row]:
         """What no program can avoid that uses the cores which the streams leave idle.
 
-        A process that shares nothing with the server computes at nice 19: one core's
-        time, as a thread that encodes wants.
+        A process that shares nothing with the server computes on one core, as a thread
+        that encodes does.
         """
         another = Bystanders(self._bench, LOWEST)
         for _ in range(self._bench.num_rounds):
@@ -216,7 +216,7 @@ class Bystanders:
 
 @contextmanager
 def _computing() -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", _COMPUTE])
+    process = subprocess.Popen(lowest.command(sys.executable, "-c", _COMPUTE))
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks import lowest
 from benchmarks.bench import Bench, clip
 from benchmarks.measure import MIB, AtMost, RatioAtMost, Row, Summary
 from benchmarks.sides import Side
@@ -139,11 +140,12 @@ def _begin(side: Side, manifest: Path, *options: str) -> "subprocess.Popen[str]"
     Its own work would be another machine's.
     """
     # Of a benchmark in the background it would be deaf to an interrupt.
-    nice = ("env", "--default-signal=INT", "nice", "-n", "19")
+    heard = ("env", "--default-signal=INT")
     command = (str(Path(sys.executable).with_name("vllm-tts-cache")), "voices", "add")
     given = ("--manifest", str(manifest), "--consent", "benchmark", "--json")
+    given = (*given, "--url", str(side.client.http.base_url))
     return subprocess.Popen(
-        [*nice, *command, *given, "--url", str(side.client.http.base_url), *options],
+        lowest.command(*heard, *command, *given, *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
