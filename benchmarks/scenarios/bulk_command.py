@@ -109,7 +109,7 @@ def run(bench: Bench) -> list[Row]:
         ),
     ]
     bench.step(f"{NAME}: beside a program of the lowest priority")
-    floor = streams.floor_rows(side, quiet / 2)
+    floor = streams.floor_rows(side, bench.pick(full=10.0, quick=3.0))
     gaps = streams.rows(target=RatioAtMost(1.2), no_stock=_NO_STOCK)
     return [*rows, *gaps, *floor]
 
