@@ -110,6 +110,10 @@ class WaitingLine:
         num_inline = len(self._lanes[Lane.INLINE])
         return num_inline if segment is Segment.INLINE else len(self) - num_inline
 
+    def has_waiters(self) -> bool:
+        """Whether a request waits for some job."""
+        return any(self._lanes[lane] for lane in Lane if lane is not Lane.REGISTERED)
+
     def get(self, key: EncodingKey) -> EncodeJob | None:
         """Return the key's job, if it waits."""
         for lane in self._lanes.values():

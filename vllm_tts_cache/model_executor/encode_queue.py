@@ -14,10 +14,12 @@ from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.encode_jobs import (
     EncodeJob,
     Errand,
+    Lane,
     Outcomes,
     Report,
     WaitingLine,
 )
+from vllm_tts_cache.model_executor.encode_rests import EncodeRests
 from vllm_tts_cache.model_executor.encode_times import EncodeClock
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
@@ -71,6 +73,8 @@ class EncodeQueue:
         look_again_seconds: After which a job is looked at again that another process
             has in hand.
         clock: Monotonic seconds; leases are told on it.
+        rests: Says how long to rest after a job that no request waits for, unless one
+            waits for the next; None for never.
     """
 
     def __init__(
@@ -80,10 +84,12 @@ class EncodeQueue:
         max_waiting_inline: int,
         look_again_seconds: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
+        rests: EncodeRests | None = None,
     ):
         self._work = work
         self._look_again_seconds = look_again_seconds
         self._clock = clock
+        self._rests = rests
         self._line = WaitingLine(max_waiting_inline)
         self._running: EncodeJob | None = None
         self._outcomes = Outcomes()
@@ -268,12 +274,24 @@ class EncodeQueue:
         if job is None:
             return
         report: Report | None = Report(JobState.FAILED, "the encode thread ended")
+        if self._rests is not None:
+            self._rests.begin()
         try:
             report = self._result(job)
         except Exception as exc:  # noqa: BLE001  the thread must outlive any one clip
             report = self._failure(job, exc)
         finally:
             self._land(job, report)
+        if self._rests is not None and job.lane is Lane.REGISTERED:
+            self._rest(self._rests.seconds())
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, for less if somebody begins to wait for the thread."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or self._errands or self._line.has_waiters(),
+                seconds,
+            )
 
     def _next(self) -> EncodeJob | Errand | None:
         with self._changed:

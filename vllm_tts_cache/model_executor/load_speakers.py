@@ -17,6 +17,7 @@ from vllm_tts_cache.model_executor.agreement import (
 )
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
+from vllm_tts_cache.model_executor.encode_rests import EncodeRests
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.model_executor.recency import Recency
 from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
@@ -130,6 +131,8 @@ def build_worker_speakers(
         work,
         max_waiting_inline=settings.max_waiting_inline,
         look_again_seconds=turns.look_again_seconds,
+        # A GPU has pauses within an encode, see `families.networks.slices`.
+        rests=EncodeRests() if device.type == "cpu" else None,
     )
     # On a machine of its own nobody else removes what was deleted while it was away.
     recovering = recover_aside(store.recover_copies) if ranks.is_first else None
