@@ -24,8 +24,7 @@ from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
 )
 from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.families.networks.dac.file import read_codec_file
-from vllm_tts_cache.families.networks.dac.norms import fix_weight_norms
+from vllm_tts_cache.families.networks.dac.file import fix_weight_norms, read_codec_file
 
 SAMPLES_PER_FRAME = 2_048
 # One slice to its last frame; two, the second as short and as long as it may be; many.

@@ -20,10 +20,10 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.families.audio8_tts.family import CODEC
 from vllm_tts_cache.families.networks.dac.file import (
+    fix_weight_norms,
     in_the_spelling_of,
     read_codec_file,
 )
-from vllm_tts_cache.families.networks.dac.norms import fix_weight_norms
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.checkpoint import (
     assign_float32,

@@ -12,7 +12,7 @@ from vllm_omni.model_executor.models.breeze_tts_2.prompt import CFG_UNCOND_SUFFI
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
-from vllm_tts_cache.families.networks.codes import checked_codes
+from vllm_tts_cache.families.networks.rows import checked_codes
 from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array

@@ -25,8 +25,7 @@ from vllm_tts_cache.families.fish_speech.codec_halves import (
     build_encoding_half,
 )
 from vllm_tts_cache.families.fish_speech.family import CODEC
-from vllm_tts_cache.families.networks.dac.file import read_codec_file
-from vllm_tts_cache.families.networks.dac.norms import fix_weight_norms
+from vllm_tts_cache.families.networks.dac.file import fix_weight_norms, read_codec_file
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.checkpoint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32

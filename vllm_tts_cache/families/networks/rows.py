@@ -1,7 +1,8 @@
 """Where a reference stands in a prompt: in rows, one position each.
 
 On Higgs Audio a row has a code of each codebook, each codebook's one row later than
-those of the one before; on Audio8 TTS and Fish Speech a row is a frame.
+those of the one before; on Audio8 TTS and Fish Speech a row is a frame. Codes are
+looked at before a talker looks anything up by them.
 """
 
 import zlib
@@ -10,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.store.encoding import Array
 
 FIELD = "tts_cache_reference_rows"  # in the host's additional_information
 
@@ -57,3 +60,23 @@ class ReferenceRows:
                 return cls(start=start, num_rows=num_rows, checksum=checksum)
             case other:
                 raise ValueError(f"{FIELD} is not of three counts: {other!r:.60}")
+
+
+def checked_codes(codes: Array, expected: tuple[int, int], codebook_size: int) -> Array:
+    """Return them if they are what a prompt was made for, each inside its codebook.
+
+    Args:
+        codes: ``(num_frames, num_codebooks)`` integers.
+        expected: That shape, as the prompt has room for it.
+        codebook_size: Codes of one codebook.
+
+    Raises: TTSCacheError; ValueError if there is none.
+    """
+    if codes.shape != expected:
+        raise TTSCacheError(
+            f"its codes are {codes.shape}, and its prompt was made for {expected}"
+        )
+    if codes.min() < 0 or codes.max() >= codebook_size:
+        # On a GPU an index out of range would end the process.
+        raise TTSCacheError("a code of it is outside of its codebook")
+    return codes

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from vllm_tts_cache.families.cosyvoice3.tiny import configs, sizes
-from vllm_tts_cache.families.cosyvoice3.tiny.flow_weights import add_flow
 from vllm_tts_cache.families.cosyvoice3.tiny.networks import (
     write_speaker_network,
     write_speech_tokenizer,
 )
 from vllm_tts_cache.families.cosyvoice3.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.families.cosyvoice3.tiny.talker_weights import add_talker
 from vllm_tts_cache.families.cosyvoice3.tiny.vocoder_weights import add_vocoder
+from vllm_tts_cache.families.cosyvoice3.tiny.weights import add_flow, add_talker
 from vllm_tts_cache.testing.qwen_tokenizer import (
     IM_END,
     save_text_tokenizer,

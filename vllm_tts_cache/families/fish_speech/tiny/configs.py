@@ -1,8 +1,29 @@
-"""The JSON files of a checkpoint; the field names are those of the released ones."""
+"""The JSON files of a checkpoint, and its tokenizer; field names as released."""
 
-from vllm_tts_cache.families.fish_speech.tiny import sizes, text_tokenizer
+from pathlib import Path
+
+from vllm_tts_cache.families.fish_speech.tiny import sizes
 from vllm_tts_cache.families.fish_speech.tiny.sizes import CodecSizes, TransformerSizes
-from vllm_tts_cache.families.fish_speech.tiny.text_tokenizer import CONTROL_IDS
+from vllm_tts_cache.testing.byte_tokenizer import save_byte_tokenizer
+
+END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+AUDIO_PAD = "<|audio_pad|>"
+FIRST_SEMANTIC_ID = 151_678
+LAST_SEMANTIC_ID = FIRST_SEMANTIC_ID + sizes.SEMANTIC_CODEBOOK_SIZE - 1
+# Where the released tokenizer has them.
+CONTROL_IDS: dict[str, int] = {
+    END_OF_TEXT: 151_643,
+    IM_START: 151_644,
+    IM_END: 151_645,
+    **{f"<|speaker:{i}|>": 151_650 + i for i in range(8)},
+    "<|phoneme_start|>": 151_671,
+    "<|phoneme_end|>": 151_672,
+    "<|voice|>": 151_673,
+    "<|text|>": 151_674,
+    "<|audio_start|>": 151_675,
+    "<|audio_end|>": 151_676,
+    AUDIO_PAD: 151_677,
+}
 
 Json = dict[str, object]
 
@@ -13,9 +34,9 @@ def model_config() -> Json:
         "architectures": ["FishSpeechSlowARForConditionalGeneration"],
         "model_type": "fish_qwen3_omni",
         "dtype": "bfloat16",
-        "semantic_start_token_id": text_tokenizer.FIRST_SEMANTIC_ID,
-        "semantic_end_token_id": text_tokenizer.LAST_SEMANTIC_ID,
-        "audio_pad_token_id": CONTROL_IDS[text_tokenizer.AUDIO_PAD],
+        "semantic_start_token_id": FIRST_SEMANTIC_ID,
+        "semantic_end_token_id": LAST_SEMANTIC_ID,
+        "audio_pad_token_id": CONTROL_IDS[AUDIO_PAD],
         **_end_ids(),
         "tie_word_embeddings": True,
         "text_config": _slow_ar_config(),
@@ -40,8 +61,8 @@ def codec_config(size: CodecSizes) -> Json:
 
 def _end_ids() -> Json:
     return {
-        "eos_token_id": CONTROL_IDS[text_tokenizer.IM_END],
-        "pad_token_id": CONTROL_IDS[text_tokenizer.END_OF_TEXT],
+        "eos_token_id": CONTROL_IDS[IM_END],
+        "pad_token_id": CONTROL_IDS[END_OF_TEXT],
     }
 
 
@@ -82,3 +103,14 @@ def _fast_ar_config() -> Json:
         "text_dim": sizes.SLOW_AR.hidden,
         "audio_hidden_dim": 2 * sizes.FAST_AR.hidden,
     }
+
+
+def save_text_tokenizer(out: Path) -> None:
+    """Write ``tokenizer.json`` and the two files that say which tokens are special."""
+    special = CONTROL_IDS | {
+        f"<|semantic:{code}|>": FIRST_SEMANTIC_ID + code
+        for code in range(sizes.SEMANTIC_CODEBOOK_SIZE)
+    }
+    save_byte_tokenizer(
+        out, special, end=IM_END, pad=END_OF_TEXT, vocab_size=sizes.VOCAB_SIZE
+    )

@@ -8,13 +8,16 @@ import torch
 
 from vllm_tts_cache.families.fish_speech.tiny import configs, sizes
 from vllm_tts_cache.families.fish_speech.tiny.codec_weights import add_codec
-from vllm_tts_cache.families.fish_speech.tiny.language_model_weights import (
-    add_fast_ar,
-    add_slow_ar,
+from vllm_tts_cache.families.fish_speech.tiny.configs import save_text_tokenizer
+from vllm_tts_cache.families.fish_speech.tiny.sizes import (
+    CheckpointOptions,
+    TransformerSizes,
 )
-from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.families.fish_speech.tiny.text_tokenizer import save_text_tokenizer
 from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+
+_PROJECTION_STD = 0.08
+_EMBEDDING_STD = 0.3
+_ATTENTION_SHARPNESS = 2.0
 
 
 def write(
@@ -56,3 +59,49 @@ def _write_codec(directory: Path, options: CheckpointOptions) -> None:
 
 def _write_json(path: Path, value: configs.Json) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def add_slow_ar(weights: WeightBuilder) -> None:
+    """Add everything below ``text_model.``."""
+    model = weights.under("text_model.model")
+    shape = (sizes.VOCAB_SIZE, sizes.SLOW_AR.hidden)
+    model.normal("embeddings.weight", shape, _EMBEDDING_STD)
+    _add_layers(model, sizes.SLOW_AR, qk_norm=True)
+
+
+def add_fast_ar(weights: WeightBuilder) -> None:
+    """Add everything below ``audio_decoder.``, the slow one's code embeddings too."""
+    decoder = weights.under("audio_decoder")
+    size, hidden = sizes.FAST_AR, sizes.FAST_AR.hidden
+    num_codes = sizes.SEMANTIC_CODEBOOK_SIZE
+    decoder.normal(
+        "codebook_embeddings.weight",
+        (num_codes * sizes.NUM_CODEBOOKS, sizes.SLOW_AR.hidden),
+        _EMBEDDING_STD,
+    )
+    decoder.normal("embeddings.weight", (num_codes, hidden), 1.0)
+    decoder.normal("output.weight", (num_codes, hidden), _PROJECTION_STD)
+    _add_layers(decoder, size, qk_norm=False)
+
+
+def _add_layers(model: WeightBuilder, size: TransformerSizes, *, qk_norm: bool) -> None:
+    """All layers and the last norm."""
+    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
+    shapes = {
+        "attention.wqkv": (heads + 2 * kv_heads, size.hidden),
+        "attention.wo": (size.hidden, heads),
+        "feed_forward.w1": (size.intermediate, size.hidden),
+        "feed_forward.w2": (size.hidden, size.intermediate),
+        "feed_forward.w3": (size.intermediate, size.hidden),
+    }
+    for index in range(size.num_layers):
+        layer = model.under(f"layers.{index}")
+        for name, shape in shapes.items():
+            layer.normal(f"{name}.weight", shape, _PROJECTION_STD)
+        for norm in ("q_norm", "k_norm") if qk_norm else ():
+            layer.fill(
+                f"attention.{norm}.weight", (size.head_dim,), _ATTENTION_SHARPNESS
+            )
+        for norm in ("attention_norm", "ffn_norm"):
+            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
+    model.fill("norm.weight", (size.hidden,), 1.0)

@@ -1,14 +1,28 @@
-"""The JSON files of a checkpoint; the field names are those of the released ones."""
+"""The JSON files of a checkpoint, and its tokenizer; field names as released."""
+
+from pathlib import Path
 
 from vllm_tts_cache.families.higgs_audio_v3.encoders import SIZES
 from vllm_tts_cache.families.higgs_audio_v3.family import MODEL_TYPE
 from vllm_tts_cache.families.higgs_audio_v3.tiny import sizes
-from vllm_tts_cache.families.higgs_audio_v3.tiny.text_tokenizer import (
-    CONTROL_IDS,
-    END_OF_TEXT,
-)
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import tokenizer_config
+from vllm_tts_cache.testing.byte_tokenizer import save_byte_tokenizer
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
+
+END_OF_TEXT = "<|endoftext|>"
+# The first and the last are where the released tokenizer has them: the host's pipeline
+# stops at their ids.
+CONTROL_IDS: dict[str, int] = {
+    END_OF_TEXT: 151_643,
+    "<|im_start|>": 151_644,
+    "<|im_end|>": 151_645,
+    "<|tts|>": 151_666,
+    "<|ref_text|>": 151_667,
+    "<|ref_audio|>": 151_668,
+    "<|text|>": 151_669,
+    "<|audio|>": 151_670,
+    "<|audio_end|>": 151_671,
+}
 
 Json = dict[str, object]
 
@@ -56,3 +70,8 @@ def _text_config() -> Json:
         "tie_word_embeddings": True,
         "eos_token_id": CONTROL_IDS[END_OF_TEXT],
     }
+
+
+def save_text_tokenizer(out: Path) -> None:
+    """Write the files of the checkpoint's own tokenizer."""
+    save_byte_tokenizer(out, CONTROL_IDS, end=END_OF_TEXT, pad=END_OF_TEXT)

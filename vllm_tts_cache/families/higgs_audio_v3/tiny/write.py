@@ -10,16 +10,20 @@ from torch import Tensor
 
 from vllm_tts_cache.families.higgs_audio_v3.encoders import CODEC_PREFIX
 from vllm_tts_cache.families.higgs_audio_v3.tiny import configs, sizes
-from vllm_tts_cache.families.higgs_audio_v3.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.families.higgs_audio_v3.tiny.talker_weights import add_talker
-from vllm_tts_cache.families.higgs_audio_v3.tiny.text_tokenizer import (
+from vllm_tts_cache.families.higgs_audio_v3.tiny.configs import (
     save_text_tokenizer,
 )
+from vllm_tts_cache.families.higgs_audio_v3.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import (
     add_tokenizer,
     tokenizer_config,
 )
 from vllm_tts_cache.testing.weights import WeightBuilder
+
+_PROJECTION_STD = 0.08
+_EMBEDDING_STD = 0.3
+_ATTENTION_SHARPNESS = 2.0
+_CODES = "tied.embedding.modality_embeddings.0.embedding.weight"
 
 # In float32 it would be most of the file, and nobody compares what it decodes.
 _DECODER = "acoustic_decoder."
@@ -53,3 +57,36 @@ def _tokenizer(options: CheckpointOptions) -> dict[str, Tensor]:
         else tensor
         for name, tensor in weights.tensors.items()
     }
+
+
+def add_talker(weights: WeightBuilder) -> None:
+    """Add all but the tokenizer, under the names that the released file has."""
+    hidden = sizes.TALKER.hidden
+    text = (sizes.VOCAB_SIZE, hidden)
+    weights.normal("tied.embedding.text_embedding.weight", text, _EMBEDDING_STD)
+    codes = (sizes.NUM_CODEBOOKS * sizes.CODEBOOK_SIZE, hidden)
+    weights.normal(_CODES, codes, _EMBEDDING_STD)
+    for index in range(sizes.TALKER.num_layers):
+        _add_layer(weights.under(f"body.layers.{index}"))
+    weights.fill("body.norm.weight", (hidden,), 1.0)
+
+
+def _add_layer(layer: WeightBuilder) -> None:
+    size = sizes.TALKER
+    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
+    shapes = {
+        "self_attn.q_proj": (heads, size.hidden),
+        "self_attn.k_proj": (kv_heads, size.hidden),
+        "self_attn.v_proj": (kv_heads, size.hidden),
+        "self_attn.o_proj": (size.hidden, heads),
+        "mlp.gate_proj": (size.intermediate, size.hidden),
+        "mlp.up_proj": (size.intermediate, size.hidden),
+        "mlp.down_proj": (size.hidden, size.intermediate),
+    }
+    for name, shape in shapes.items():
+        layer.normal(f"{name}.weight", shape, _PROJECTION_STD)
+    for norm in ("q_norm", "k_norm"):
+        name = f"self_attn.{norm}.weight"
+        layer.fill(name, (size.head_dim,), _ATTENTION_SHARPNESS)
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        layer.fill(f"{norm}.weight", (size.hidden,), 1.0)

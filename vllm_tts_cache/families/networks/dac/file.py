@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import remove_weight_norm
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from vllm_tts_cache.families.networks.torch_file import only_tensors, read_torch_file
 
@@ -54,3 +57,14 @@ def in_the_spelling_of(
         name if (own := renamed.get(name, name)) in tensors else own: tensor
         for name, tensor in tensors.items()
     }
+
+
+def fix_weight_norms(codec: nn.Module) -> None:
+    """Multiply them out once; on the device, because the host does it there."""
+    with torch.no_grad():
+        for module in codec.modules():
+            if is_parametrized(module, "weight"):
+                remove_parametrizations(module, "weight", leave_parametrized=True)
+            elif hasattr(module, "weight_g"):
+                remove_weight_norm(module)
+    codec.requires_grad_(False)

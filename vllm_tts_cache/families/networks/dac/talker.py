@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.networks.codes import checked_codes
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks.rows import ReferenceRows, checked_codes
 from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import torch
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.families.networks.codes import checked_codes
 from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import CODEC
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     CODEBOOK_SIZE,
     NUM_CODEBOOKS,
 )
-from vllm_tts_cache.families.networks.rows import ReferenceRows
+from vllm_tts_cache.families.networks.rows import ReferenceRows, checked_codes
 from vllm_tts_cache.model_executor.sampling_talker import SamplingTalker
 from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array

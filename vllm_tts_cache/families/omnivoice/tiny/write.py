@@ -8,11 +8,19 @@ import torch
 
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import write_tokenizer
 from vllm_tts_cache.families.omnivoice.family import TOKENIZER
-from vllm_tts_cache.families.omnivoice.tiny.configs import model_config
-from vllm_tts_cache.families.omnivoice.tiny.model_weights import add_model
+from vllm_tts_cache.families.omnivoice.tiny import sizes
+from vllm_tts_cache.families.omnivoice.tiny.configs import (
+    model_config,
+    save_text_tokenizer,
+)
 from vllm_tts_cache.families.omnivoice.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.families.omnivoice.tiny.text_tokenizer import save_text_tokenizer
 from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+
+# Of queries and keys, once they are normed: attention is to see some places more than
+# others, or every reference would be the same mean.
+_ATTENTION_GAIN = 1.5
+_LAYER_GAIN = 2.0
+_LOGIT_GAIN = 4.0
 
 
 def write(
@@ -35,3 +43,38 @@ def write(
     save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
     report("audio tokenizer")
     write_tokenizer(directory / TOKENIZER, encoders=options.encoders, seed=options.seed)
+
+
+def add_model(weights: WeightBuilder) -> None:
+    """Add all of it."""
+    size, num_audio = sizes.LM, sizes.NUM_CODEBOOKS * sizes.AUDIO_VOCAB_SIZE
+    llm = weights.under("llm")
+    llm.normal("embed_tokens.weight", (sizes.VOCAB_SIZE, size.hidden), 1.0)
+    for index in range(size.num_layers):
+        _add_layer(llm.under(f"layers.{index}"))
+    llm.fill("norm.weight", (size.hidden,), 1.0)
+    # A place is the sum of its codebooks, and as loud as a text's.
+    std = sizes.NUM_CODEBOOKS**-0.5
+    weights.normal("audio_embeddings.weight", (num_audio, size.hidden), std)
+    shape = (num_audio, size.hidden)
+    weights.projection("audio_heads.weight", shape, _LOGIT_GAIN)
+
+
+def _add_layer(layer: WeightBuilder) -> None:
+    size = sizes.LM
+    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
+    projections = {
+        "self_attn.q_proj": (heads, size.hidden),
+        "self_attn.k_proj": (kv_heads, size.hidden),
+        "self_attn.v_proj": (kv_heads, size.hidden),
+        "self_attn.o_proj": (size.hidden, heads),
+        "mlp.gate_proj": (size.intermediate, size.hidden),
+        "mlp.up_proj": (size.intermediate, size.hidden),
+        "mlp.down_proj": (size.hidden, size.intermediate),
+    }
+    for name, shape in projections.items():
+        layer.projection(f"{name}.weight", shape, _LAYER_GAIN)
+    for norm in ("q_norm", "k_norm"):
+        layer.fill(f"self_attn.{norm}.weight", (size.head_dim,), _ATTENTION_GAIN)
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        layer.fill(f"{norm}.weight", (size.hidden,), 1.0)

@@ -5,16 +5,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn.functional import silu
 
 from vllm_tts_cache.families.voxcpm2.tiny import configs, sizes
 from vllm_tts_cache.families.voxcpm2.tiny.audio_vae_weights import add_audio_vae
-from vllm_tts_cache.families.voxcpm2.tiny.model_weights import add_model
 from vllm_tts_cache.families.voxcpm2.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.voxcpm2.tiny.text_tokenizer import (
     save_text_tokenizer,
     text_vocab,
 )
+from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
 from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+
+_EMBEDDING_STD = 1.0
+_ATTENTION_GAIN = 2.0  # of queries and keys each
+# What the noise becomes is to hang on what it is made for.
+_DIFFUSION_LAYER_GAIN = 2.0
+_VELOCITY_GAIN = 3.0
+# The stop's logit less that of going on has a standard deviation of about 0.4 in one
+# speech; with this much less it is above zero after one patch in nine.
+_STOP_MARGIN = 0.5
 
 
 def write(
@@ -50,3 +61,86 @@ def _write_audio_vae(path: Path, options: CheckpointOptions) -> None:
     # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
     with path.open("wb") as file:
         torch.save({"state_dict": weights.tensors}, file)
+
+
+def add_model(weights: WeightBuilder, vocab_size: int) -> None:
+    """Add everything but the AudioVAE."""
+    lm = weights.under("base_lm")
+    lm.normal("embed_tokens.weight", (vocab_size, sizes.LM.hidden), _EMBEDDING_STD)
+    _add_layers(lm, sizes.LM)
+    _add_layers(weights.under("residual_lm"), sizes.RESIDUAL_LM)
+    _add_feature_encoder(weights.under("feat_encoder"))
+    _add_diffusion(weights.under("feat_decoder.estimator"))
+    _add_bridges(weights)
+    _add_stop(weights)
+
+
+def _add_feature_encoder(encoder: WeightBuilder) -> None:
+    hidden = sizes.FEATURE_ENCODER.hidden
+    encoder.normal("special_token", (1, 1, 1, hidden), 1.0)
+    _add_linear(encoder, "in_proj", sizes.LATENT_DIM, hidden)
+    _add_layers(encoder.under("encoder"), sizes.FEATURE_ENCODER)
+
+
+def _add_diffusion(estimator: WeightBuilder) -> None:
+    hidden = sizes.DIT.hidden
+    _add_linear(estimator, "in_proj", sizes.LATENT_DIM, hidden)
+    _add_linear(estimator, "cond_proj", sizes.LATENT_DIM, hidden)
+    _add_linear(estimator, "out_proj", hidden, sizes.LATENT_DIM, _VELOCITY_GAIN)
+    for time in ("time_mlp", "delta_time_mlp"):
+        for layer in ("linear_1", "linear_2"):
+            _add_linear(estimator.under(time), layer, hidden, hidden)
+    _add_layers(estimator.under("decoder"), sizes.DIT, _DIFFUSION_LAYER_GAIN)
+
+
+def _add_bridges(weights: WeightBuilder) -> None:
+    """What leads from one model to another."""
+    lm, dit = sizes.LM.hidden, sizes.DIT.hidden
+    _add_linear(weights, "enc_to_lm_proj", sizes.FEATURE_ENCODER.hidden, lm)
+    _add_linear(weights, "lm_to_dit_proj", lm, dit)
+    _add_linear(weights, "res_to_dit_proj", lm, dit)
+    _add_linear(weights, "fusion_concat_proj", 2 * lm, lm)
+    _add_linear(weights, "fsq_layer.in_proj", lm, sizes.QUANTIZER_DIM)
+    _add_linear(weights, "fsq_layer.out_proj", sizes.QUANTIZER_DIM, lm)
+
+
+def _add_stop(weights: WeightBuilder) -> None:
+    """One channel is always 1, and goes on."""
+    hidden = sizes.LM.hidden
+    weight, bias = _add_linear(weights, "stop_proj", hidden, hidden)
+    weight[0], bias[0] = 0.0, 1.0
+    head = weights.projection("stop_head.weight", (2, hidden))
+    head[:, 0] = torch.tensor([_STOP_MARGIN / silu(bias[0]).item(), 0.0])
+
+
+def _add_linear(
+    weights: WeightBuilder, name: str, inputs: int, outputs: int, gain: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias, the latter 0."""
+    return (
+        weights.projection(f"{name}.weight", (outputs, inputs), gain),
+        weights.fill(f"{name}.bias", (outputs,), 0.0),
+    )
+
+
+def _add_layers(
+    model: WeightBuilder, size: TransformerSizes, gain: float = 1.0
+) -> None:
+    """All layers and the last norm."""
+    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
+    projections = {
+        "self_attn.q_proj": (heads, size.hidden, _ATTENTION_GAIN),
+        "self_attn.k_proj": (kv_heads, size.hidden, _ATTENTION_GAIN),
+        "self_attn.v_proj": (kv_heads, size.hidden, gain),
+        "self_attn.o_proj": (size.hidden, heads, gain),
+        "mlp.gate_proj": (size.intermediate, size.hidden, gain),
+        "mlp.up_proj": (size.intermediate, size.hidden, gain),
+        "mlp.down_proj": (size.hidden, size.intermediate, gain),
+    }
+    for index in range(size.num_layers):
+        layer = model.under(f"layers.{index}")
+        for name, (outputs, inputs, gain) in projections.items():
+            layer.projection(f"{name}.weight", (outputs, inputs), gain)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
+    model.fill("norm.weight", (size.hidden,), 1.0)
