@@ -1,5 +1,6 @@
 """The catalogue's database: opened, migrated, and lent to those who read and write."""
 
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,10 +8,29 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select
 from sqlalchemy.exc import DBAPIError
 
-from vllm_tts_cache.catalogue import dialect, schema
+from vllm_tts_cache.catalogue import dialect, migrations
 from vllm_tts_cache.catalogue.backend import Backend
-from vllm_tts_cache.catalogue.clock import CatalogueClock
 from vllm_tts_cache.errors import NoCatalogueError, StorageError
+
+
+class CatalogueClock:
+    """Unix seconds of the catalogue's database, told without asking it.
+
+    The clocks of machines differ, by hours where nobody looks after them. Who asks the
+    database anyway says what time it is there; until then, and in a directory of our
+    own, it is this machine's.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_seconds = 0.0
+
+    def now(self) -> float:
+        """What time it is there."""
+        return time.time() + self._ahead_seconds
+
+    def set(self, now: float) -> None:
+        """It is so late there."""
+        self._ahead_seconds = now - time.time()
 
 
 class Database:
@@ -42,7 +62,7 @@ class Database:
                 version of this package.
         """
         with self.backend.opening(), self.write_long() as db:
-            schema.migrate(db, is_in_use)
+            migrations.migrate(db, is_in_use)
             self.clock.set(dialect.now(db))
 
     def check(self) -> None:
@@ -53,17 +73,17 @@ class Database:
             StorageError: It is of another version.
         """
         with self.read() as db:
-            version = schema.stored_version(db)
+            version = migrations.stored_version(db)
             self.clock.set(dialect.now(db))
         if version == 0:
             raise NoCatalogueError(
                 f"The voice catalogue {self.where} is empty: no server has stored "
                 "voices there. Start the server once, or correct the settings."
             )
-        if version != schema.VERSION:
+        if version != migrations.VERSION:
             raise StorageError(
                 f"The voice catalogue {self.where} has schema {version}, and this "
-                f"vllm-tts-cache knows {schema.VERSION}. Start the server once, or "
+                f"vllm-tts-cache knows {migrations.VERSION}. Start the server once, or "
                 "use the version that wrote it."
             )
 

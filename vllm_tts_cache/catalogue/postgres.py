@@ -12,7 +12,7 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, create_engine, exc, text
 
-from vllm_tts_cache.catalogue import forks
+from vllm_tts_cache.catalogue import pools
 from vllm_tts_cache.catalogue.backend import beginning
 from vllm_tts_cache.catalogue.pools import EndingPool
 from vllm_tts_cache.errors import (
@@ -220,7 +220,7 @@ class PostgresServer:
             hide_parameters=True,  # names and texts of voices, as in SQLite
             use_native_hstore=False,  # else each connection asks for the type
         )
-        return forks.guard(engine)
+        return pools.guard(engine)
 
     def _connect(
         self,

@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy import URL, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from vllm_tts_cache.catalogue import forks
+from vllm_tts_cache.catalogue import pools
 from vllm_tts_cache.catalogue.backend import beginning
 from vllm_tts_cache.catalogue.pools import EndingPool
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
@@ -153,7 +153,7 @@ def _open_engine(path: Path, busy_seconds: float) -> Engine:
         max_overflow=-1,
         hide_parameters=True,  # names and texts of voices, which end up in tracebacks
     )
-    return forks.guard(engine)
+    return pools.guard(engine)
 
 
 def _prepare_file(path: Path) -> None:

@@ -18,12 +18,38 @@ from sqlalchemy import (
     union_all,
 )
 
-from vllm_tts_cache.catalogue import tenant_sums
 from vllm_tts_cache.catalogue.schema import (
     consent,
     speaker,
     tenant_audio,
     tenant_usage,
+)
+
+_COUNTS = (
+    tenant_usage.c.num_voices,
+    tenant_usage.c.num_consents,
+    tenant_usage.c.num_pinned,
+    tenant_usage.c.audio_bytes,
+)
+_NAMES = tuple(column.name for column in _COUNTS)
+EMPTY = ("DELETE FROM tenant_usage", "DELETE FROM tenant_audio")
+# The sums of PostgreSQL are decimal numbers.
+FILL = (
+    """INSERT INTO tenant_audio (tenant, audio_sha256, num_owners, num_bytes)
+    SELECT o.tenant, o.audio_sha256, COUNT(*), COALESCE(MAX(f.num_bytes), 0)
+    FROM (SELECT tenant, audio_sha256 FROM speaker WHERE audio_sha256 IS NOT NULL
+        UNION ALL SELECT tenant, audio_sha256 FROM consent) o
+    LEFT JOIN stored_file f ON f.audio_sha256 = o.audio_sha256 AND f.kind = 'audio'
+    GROUP BY o.tenant, o.audio_sha256""",
+    """INSERT INTO tenant_usage
+    (tenant, num_voices, num_consents, num_pinned, audio_bytes)
+    SELECT t.tenant,
+    (SELECT COUNT(*) FROM speaker s WHERE s.tenant = t.tenant),
+    (SELECT COUNT(*) FROM consent c WHERE c.tenant = t.tenant),
+    (SELECT COUNT(*) FROM speaker s WHERE s.tenant = t.tenant AND s.is_pinned = 1),
+    CAST((SELECT COALESCE(SUM(a.num_bytes), 0) FROM tenant_audio a
+        WHERE a.tenant = t.tenant) AS BIGINT)
+    FROM (SELECT tenant FROM speaker UNION SELECT tenant FROM consent) t""",
 )
 
 # Of what differs, so much is named.
@@ -43,15 +69,6 @@ class TenantUsage:
     num_consents: int = 0
     num_pinned: int = 0
     audio_bytes: int = 0
-
-
-_COUNTS = (
-    tenant_usage.c.num_voices,
-    tenant_usage.c.num_consents,
-    tenant_usage.c.num_pinned,
-    tenant_usage.c.audio_bytes,
-)
-_NAMES = tuple(column.name for column in _COUNTS)
 
 
 def of_tenant(db: Connection, tenant: str) -> TenantUsage:
@@ -129,7 +146,7 @@ def problems(db: Connection) -> list[str]:
 
 def recount(db: Connection) -> None:
     """Make them say what the rows add up to."""
-    for statement in (*tenant_sums.EMPTY, *tenant_sums.FILL):
+    for statement in (*EMPTY, *FILL):
         db.execute(text(statement))
 
 

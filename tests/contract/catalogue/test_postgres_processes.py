@@ -15,7 +15,7 @@ from tests.store_samples import (
     traces,
     voice,
 )
-from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue import migrations, schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.postgres import PostgresServer
@@ -67,8 +67,10 @@ def test_processes_that_migrate_a_new_database_at_once_take_turns(postgres, atte
     assert in_processes(migrate, url, num_processes=4) == ["ok"] * 4
     database = Database(PostgresServer(url))
     with database.read() as db:
-        assert schema.stored_version(db) == schema.VERSION
-        assert db.execute(schema.schema_version.select()).all() == [(schema.VERSION,)]
+        assert migrations.stored_version(db) == migrations.VERSION
+        assert db.execute(schema.schema_version.select()).all() == [
+            (migrations.VERSION,)
+        ]
     database.close()
 
 

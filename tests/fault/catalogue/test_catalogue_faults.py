@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text
 
 from tests.store_samples import delete, opened, register, voice
-from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue import migrations, schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.sqlite import BUSY_SECONDS, SqliteFile
@@ -39,7 +39,9 @@ def on_connect(monkeypatch):
 def test_a_schema_newer_than_ours_is_refused_and_left_alone(tmp_path):
     store = opened(tmp_path)
     with store.catalogue.database.write() as db:
-        db.execute(schema.schema_version.update().values(version=schema.VERSION + 1))
+        db.execute(
+            schema.schema_version.update().values(version=migrations.VERSION + 1)
+        )
     store.close()
     before = (tmp_path / FILE).read_bytes()
     with pytest.raises(StorageError, match=r"newer vllm-tts-cache.*Upgrade"):

@@ -22,7 +22,7 @@ from tests.store_samples import (
     settings_of,
     voice,
 )
-from vllm_tts_cache.catalogue import leases, schema, stored_files
+from vllm_tts_cache.catalogue import leases, migrations, schema, stored_files
 from vllm_tts_cache.catalogue import postgres as backend
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.config import load_settings
@@ -270,13 +270,13 @@ def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
 
 def test_a_schema_newer_than_ours_is_refused_and_left_alone(tmp_path):
     store = opened(tmp_path)
-    newer = schema.VERSION + 1
+    newer = migrations.VERSION + 1
     with store.catalogue.database.write() as db:
         db.execute(schema.schema_version.update().values(version=newer))
     with pytest.raises(StorageError, match=r"newer vllm-tts-cache.*Upgrade"):
         opened(tmp_path)
     with store.catalogue.database.read() as db:
-        assert schema.stored_version(db) == newer
+        assert migrations.stored_version(db) == newer
     store.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import inspect
 
 from tests.store_samples import opened
-from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue import migrations
 from vllm_tts_cache.catalogue.catalogue import FILE_NAME
 from vllm_tts_cache.catalogue.ids import is_voice_id
 from vllm_tts_cache.catalogue.pages import Page
@@ -66,7 +66,7 @@ def test_a_migrated_catalogue_has_what_a_new_one_has(tmp_path):
     for directory in (tmp_path / "voices", tmp_path / "new"):
         store = opened(directory)
         with store.catalogue.database.read() as db:
-            assert schema.stored_version(db) == schema.VERSION
+            assert migrations.stored_version(db) == migrations.VERSION
             seen = inspect(db)
             shapes.append(
                 {
