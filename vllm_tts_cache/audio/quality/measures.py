@@ -1,16 +1,32 @@
 """What is measured of a clip."""
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyloudnorm
 import soxr
 
-from vllm_tts_cache.audio.quality.bandwidth import bandwidth_hz
-from vllm_tts_cache.audio.quality.levels import cut_off_share, loudness_lufs
+from vllm_tts_cache.audio.limits import FULL_SCALE, clipped_share
 from vllm_tts_cache.audio.quality.noise import noise_of
-from vllm_tts_cache.audio.quality.speech import SpeechDetector
+from vllm_tts_cache.audio.quality.speech import Speech, SpeechDetector
 from vllm_tts_cache.audio.reference import ReferenceAudio
+
+_BIN_HZ = 25
+_BAND_HZ = 250
+# Against the strongest band. Speech itself falls by 30 to 45 dB towards 16 kHz; what a
+# good resampler leaves above the old rate's half lies 80 dB below and more.
+_MIN_POWER = 1e-6  # -60 dB
+# pyloudnorm's own default only comes near the filters of ITU-R BS.1770; these are they.
+_FILTERS = "DeMan"
+_BLOCK_SECONDS = 0.4  # of the standard's gate
+# Of a clip that was made quieter after it had been cut off, the tops lie below full
+# scale; of one that peaks below this, steps of 16 bits would look like tops.
+_MIN_FLAT_PEAK = 0.1
+# pyloudnorm silences warnings while it computes, which it does for the whole process:
+# two threads at once could leave them silenced.
+_METER = threading.Lock()
 
 # What is above its half is heard by nobody and by no encoder.
 _MAX_RATE_HZ = 48_000
@@ -82,3 +98,55 @@ def _audible(
     lower = soxr.resample(samples, sample_rate_hz, _MAX_RATE_HZ, quality="HQ")
     # A few samples make none of the lower rate.
     return (lower, _MAX_RATE_HZ) if lower.size else (samples, sample_rate_hz)
+
+
+def bandwidth_hz(
+    samples: npt.NDArray[np.float32], sample_rate_hz: int, speech: Speech
+) -> int | None:
+    """The upper edge of the highest band of 250 Hz with energy, while somebody speaks.
+
+    None for audio that is silent, or shorter than 40 ms. Noise is energy as well.
+    """
+    size = sample_rate_hz // _BIN_HZ
+    frames = samples[: samples.size // size * size].reshape(-1, size)
+    centres = (np.arange(len(frames)) + 0.5) * size / sample_rate_hz
+    spoken = speech.covers(centres)
+    power = _mean_power(frames[spoken] if spoken.any() else frames)
+    per_band = _BAND_HZ // _BIN_HZ
+    bands = power[1 : 1 + (power.size - 1) // per_band * per_band]
+    # Not the mean, which one whistling tone would decide.
+    level = np.median(bands.reshape(-1, per_band), axis=1)
+    (held,) = np.nonzero((level > 0) & (level >= level.max(initial=0) * _MIN_POWER))
+    return int(held[-1] + 1) * _BAND_HZ if held.size else None
+
+
+def _mean_power(frames: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """``(num_bins,)``, the first of them at 0 Hz."""
+    num_frames, size = frames.shape
+    if num_frames == 0:
+        return np.zeros(1)
+    spectra = np.fft.rfft(frames * np.hanning(size).astype(np.float32), axis=1)
+    return np.mean(np.abs(spectra).astype(np.float64) ** 2, axis=0)
+
+
+def loudness_lufs(
+    samples: npt.NDArray[np.float64], sample_rate_hz: int
+) -> float | None:
+    """Integrated loudness by ITU-R BS.1770-4 of ``(num_samples,)`` mono audio.
+
+    What is shorter than the standard's block of 0.4 s is repeated until it fills one.
+    None if no block is above the standard's gate of -70 LUFS.
+    """
+    num_samples = max(samples.size, int(np.ceil(_BLOCK_SECONDS * sample_rate_hz)))
+    filled = np.resize(samples, num_samples)
+    with _METER:
+        meter = pyloudnorm.Meter(sample_rate_hz, filter_class=_FILTERS)
+        loudness = float(meter.integrated_loudness(filled))
+    return loudness if np.isfinite(loudness) else None
+
+
+def cut_off_share(samples: npt.NDArray[np.float32], peak: float) -> float:
+    """Share of samples in flat tops, at full scale or at the clip's own peak."""
+    if peak < _MIN_FLAT_PEAK:
+        return 0.0
+    return clipped_share(np.abs(samples) >= FULL_SCALE * min(peak, 1.0))
