@@ -52,21 +52,39 @@ def _after_upload(bench: Bench) -> list[Row]:
 
 
 def _after_restart(bench: Bench) -> list[Row]:
+    # Each side alone, and ours last: it stays up for what follows.
+    stock, _ = _restarted(bench, bench.sides.stock)
+    pairs, voices = _restarted(
+        bench, bench.sides.ours, SPEAKER_CACHE_MAX_ENTRIES=str(MAX_ENTRIES)
+    )
     side = bench.sides.ours
-    bench.step(f"{NAME}: restarting ours")
-    voices = [_upload(bench, side) for _ in range(3 * bench.num_rounds + NUM_WARM_UPS)]
-    side.restart(SPEAKER_CACHE_MAX_ENTRIES=str(MAX_ENTRIES))
-    # The server's own first requests are slow whoever speaks.
-    for voice in voices[:NUM_WARM_UPS]:
-        _pair(bench, side, voice)
-    bench.step(f"{NAME}: after restart")
-    pairs = [_pair(bench, side, voice) for voice in voices[NUM_WARM_UPS:]]
     first, warm = zip(*pairs, strict=True)
+    beside = Row(
+        f"after restart, {bench.fullest_mode}, {SECONDS} s reference",
+        "ms",
+        Summary.of(first),
+        Summary.of([once for once, _ in stock]),
+    )
     restart = _rows(bench, "after restart", first, warm, [_total_encodes(side)])
     if bench.model.shares_kv:
         # A worker reads no encoding for a voice whose prefix is still in the KV.
-        return restart
-    return restart + _after_eviction(bench, side, voices[-NUM_VOICES_IN_TURN:])
+        return [beside, *restart]
+    evicted = _after_eviction(bench, side, voices[-NUM_VOICES_IN_TURN:])
+    return [beside, *restart, *evicted]
+
+
+def _restarted(
+    bench: Bench, side: Side, **environ: str
+) -> tuple[list[tuple[float, float]], list[str]]:
+    """Each voice's first and second request after a restart, and the voices."""
+    bench.step(f"{NAME}: restarting {side.name}")
+    voices = [_upload(bench, side) for _ in range(3 * bench.num_rounds + NUM_WARM_UPS)]
+    side.restart(**environ)
+    # The server's own first requests are slow whoever speaks.
+    for voice in voices[:NUM_WARM_UPS]:
+        _pair(bench, side, voice)
+    bench.step(f"{NAME}: after restart, {side.name}")
+    return [_pair(bench, side, voice) for voice in voices[NUM_WARM_UPS:]], voices
 
 
 def _after_eviction(bench: Bench, side: Side, voices: Sequence[str]) -> list[Row]:
