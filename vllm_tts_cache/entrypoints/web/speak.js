@@ -3,10 +3,9 @@
 import { modelName, send, voicePath } from "./api.js";
 import { ClipPlayer, silence } from "./clip-player.js";
 import { button, el, icon, showError } from "./dom.js";
-import { duration, modeTitle, number } from "./format.js";
-import { StreamPlayer } from "./stream-player.js";
-import { WavStream, encodeWav, joined } from "./wav.js";
-import { draw, numBars, peaksOf, redrawn } from "./waveform.js";
+import { modeTitle } from "./format.js";
+import { Run } from "./speech-run.js";
+import { encodeWav } from "./wav.js";
 
 const EXAMPLE = "The tide is out, and the boats are resting on the sand.";
 
@@ -81,125 +80,6 @@ async function requestOf(voice, input, mode) {
     response_format: "wav", // its header says the rate, which bare PCM leaves open
     ...(mode ? { extra_params: { clone_mode: mode } } : {}),
   };
-}
-
-class Run {
-  #player = new StreamPlayer();
-  #abort = new AbortController();
-  #stream = new WavStream();
-  #pieces = [];
-  #numSamples = 0;
-  #begun = 0;
-  #facts = {};
-  #frame = 0;
-  #forget;
-
-  constructor({ results, canvas }) {
-    this.results = results;
-    this.canvas = canvas;
-    this.#player.onProgress = () => this.#count();
-    this.#forget = redrawn(canvas, () => this.#paint());
-  }
-
-  /** Send, and play what comes; the samples, or null if it was stopped. */
-  async speak(json) {
-    this.#begun = performance.now();
-    this.#show("Waiting for the first audio …");
-    try {
-      const { signal } = this.#abort;
-      const response = await send("audio/speech", { method: "POST", json, signal });
-      this.#facts.cache = response.headers.get("X-Speaker-Cache");
-      this.#follow();
-      for await (const piece of pieces(response.body)) this.#take(piece);
-      this.#facts.took = this.#passed();
-      this.#show();
-      return { samples: joined(this.#pieces), sampleRateHz: this.#stream.sampleRateHz };
-    } catch (error) {
-      if (error.name === "AbortError") return null;
-      this.#player.stop();
-      throw error;
-    }
-  }
-
-  stop() {
-    this.#abort.abort();
-    this.#player.stop();
-    cancelAnimationFrame(this.#frame);
-    this.#forget();
-    if (!this.#facts.took && this.results.isConnected) this.#show("Stopped.");
-  }
-
-  #take(piece) {
-    const samples = this.#stream.push(piece);
-    if (!samples.length) return;
-    this.#facts.first ??= this.#passed();
-    this.#pieces.push(samples);
-    this.#numSamples += samples.length;
-    this.#player.push(samples, this.#stream.sampleRateHz);
-    this.#count();
-    this.#show();
-  }
-
-  #passed() {
-    return (performance.now() - this.#begun) / 1000;
-  }
-
-  #count() {
-    const { numScheduled, numPlayed } = this.#player;
-    Object.assign(this.results.dataset, { samples: numScheduled, played: numPlayed });
-  }
-
-  #show(note = null) {
-    const { first, took, cache } = this.#facts;
-    const seconds = this.#numSamples / (this.#stream.sampleRateHz || 1);
-    const told = (label, value) => el("span", {}, `${label} `, el("b", {}, value));
-    this.results.replaceChildren(
-      ...[
-        note ? el("span", { class: "muted" }, note) : null,
-        first ? told("First audio after", duration(first)) : null,
-        cache ? el("span", { class: `pill ${cache}`, title: "X-Speaker-Cache" }, cacheText(cache)) : null,
-        seconds ? told(took ? "Speech of" : "So far", `${number(seconds, 1)} s`) : null,
-        took ? told("in", `${number(took, 1)} s`) : null,
-      ].filter(Boolean));
-  }
-
-  #follow() {
-    this.#paint();
-    this.#frame = requestAnimationFrame(() => this.#follow());
-    if (this.#facts.took && this.#player.isSilent) cancelAnimationFrame(this.#frame);
-  }
-
-  #paint() {
-    const count = numBars(this.canvas);
-    const heard = this.#player.position * (this.#stream.sampleRateHz || 1);
-    // Fewer bars than fit while little is there, so that sound comes in from the left.
-    const perBar = Math.max(480, this.#numSamples / count);
-    const bars = Math.min(count, Math.ceil(this.#numSamples / perBar));
-    if (this.#known !== this.#numSamples) {
-      this.#known = this.#numSamples;
-      this.#peaks = bars ? peaksOf(joined(this.#pieces), bars) : [];
-    }
-    draw(this.canvas, this.#peaks, this.#numSamples ? heard / this.#numSamples : 0);
-  }
-
-  #known = -1;
-  #peaks = [];
-}
-
-const cacheText = (cache) =>
-  ({ hit: "cache hit", miss: "cache miss: encoded first", none: "no reference audio" })[cache] ?? cache;
-
-async function* pieces(body) {
-  const reader = body.getReader();
-  try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      yield value;
-    }
-  } finally {
-    reader.releaseLock();
-  }
 }
 
 function offer(place, { samples, sampleRateHz }, voice) {
