@@ -304,6 +304,18 @@ async def test_a_clip_is_checked_without_being_registered(server):
     assert refused.status_code == 400
 
 
+@pytest.mark.parametrize("ref_text", ["x" * 2_001, "a\0b"])
+async def test_a_check_takes_the_transcripts_that_a_registration_takes(
+    server, ref_text
+):
+    form = {"name": "Ann", "consent": "y", "ref_text": ref_text}
+    file = {"audio_sample": ("c.wav", wav(), "audio/wav")}
+    for path in (VOICES, f"{VOICES}/check"):
+        answer = await server.client.post(path, data=form, files=file)
+        assert answer.status_code == 400, answer.text
+        assert "Invalid ref_text" in answer.json()["error"]["message"]
+
+
 async def test_an_operator_refuses_poor_clips(
     default_checkpoint, tmp_path, monkeypatch
 ):

@@ -6,6 +6,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, File, Form, Response, UploadFile
 from starlette.background import BackgroundTask
 
+from vllm_tts_cache.catalogue.record import check_text
 from vllm_tts_cache.entrypoints import voice_forms, voice_models
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.metrics.uploads import VoicesRoute
@@ -37,6 +38,8 @@ async def check_clip(
 ) -> Any:
     """Say what a clip is worth, before anything is registered; nothing is stored."""
     del tenant  # which an administrator is not
+    # Before any of it is looked through, as in a registration.
+    check_text("ref_text", ref_text)
     data = await voice_forms.read_clip(audio_sample)
     return (await handler.speakers.uploads.check(data, ref_text)).to_dict()
 
