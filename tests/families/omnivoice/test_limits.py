@@ -60,6 +60,16 @@ HOSTILE = (
     {"num_inference_steps": 0},
     {"num_inference_steps": 10**9},
     {"num_inference_steps": float("inf")},
+    {"guidance_scale": float("nan")},
+    {"guidance_scale": 1e308},
+    {"guidance_scale": -1},
+    {"guidance_scale": [2.0]},
+    {"flow_shift": "x"},
+    {"flow_shift": [1]},
+    {"flow_shift": {}},
+    {"flow_shift": float("nan")},
+    {"sample_solver": {"a": 1}},
+    {"sample_solver": "x" * 65},
 )
 
 

@@ -88,11 +88,12 @@ async def test_a_registered_voice_speaks_and_its_second_request_waits_for_nothin
 
 async def test_what_the_host_reads_of_a_request_stays_in_its_prompt(server):
     await ann(server)
+    read = {"num_inference_steps": 4, "guidance_scale": 3, "flow_shift": 1.5}
     fields = {
         "language": "English",
         "instructions": "female, whisper",
         "seed": 11,
-        "extra_params": {"num_inference_steps": 4, "clone_mode": "in_context"},
+        "extra_params": {**read, "clone_mode": "in_context"},
     }
     assert (await server.speak(voice="Ann", **fields)).status_code == 200
     assert (await server.speak(**fields | {"extra_params": None})).status_code == 200
@@ -104,8 +105,8 @@ async def test_what_the_host_reads_of_a_request_stays_in_its_prompt(server):
         "instruct": "female, whisper",
     }
     params = server.engine.params[0]
-    assert params.extra_args == {"num_inference_steps": 4, "seed": 11}
-    assert params.num_inference_steps == 4
+    assert params.extra_args == {**read, "seed": 11}
+    assert (params.num_inference_steps, params.guidance_scale) == (4, 3.0)
 
 
 async def test_inline_audio_goes_the_same_way_without_a_name(server):

@@ -15,6 +15,7 @@ from vllm_tts_cache.errors import InvalidSpeakerError
 
 MAX_SECONDS = 300.0
 MAX_STEPS = 128
+MAX_FACTOR = 100.0  # by far more than is of use
 MAX_CHARS = 2000  # of what is put in beside the text
 
 _MAX_COUNTED_CHARS = 20_000  # a longer text is not worth counting
@@ -22,9 +23,16 @@ _MAX_COUNTED_CHARS = 20_000  # a longer text is not worth counting
 _PACE_TEXT, _PACE_FRAMES, _FRAMES_PER_SECOND = "Nice to meet you.", 25, 25
 
 
+_Factor = Annotated[float, Meta(ge=0, le=MAX_FACTOR)]
+
+
 class _Params(msgspec.Struct):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     num_inference_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
+    guidance_scale: _Factor | None = None
+    # The model uses neither; the host's scheduler reads both, of every model's request.
+    flow_shift: _Factor | None = None
+    sample_solver: Annotated[str, Meta(max_length=64)] | None = None
 
 
 def check_request(request: Any) -> None:
