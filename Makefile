@@ -4,10 +4,10 @@ MODEL ?= qwen3
 PYTHON_ENV = .venv/bin/python
 RUN = .venv/bin/vllm-tts-cache
 
-.PHONY: setup browser postgres nginx demo serve test test-all lint bench docs help
+.PHONY: setup browser postgres nginx prometheus demo serve test test-all lint bench docs help
 
 help:  ## Show this list.
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup:  ## Build .venv from nothing; quick when it is up to date.
 	@scripts/setup.sh
@@ -20,6 +20,9 @@ postgres:  ## Install Debian's PostgreSQL, on which the tests keep catalogues.
 
 nginx:  ## Install Debian's nginx, which the tests put in front of two servers.
 	@scripts/setup_nginx.sh
+
+prometheus:  ## Install Debian's Prometheus, which the tests ask what it sees.
+	@scripts/setup_prometheus.sh
 
 demo: setup  ## Register a voice, precompute it, speak, restart, speak again.
 	@$(RUN) demo --family $(MODEL)
@@ -38,10 +41,10 @@ lint: setup  ## Lint, format check, types, import contracts.
 # that share a core wait for one another at the end of every small operation.
 PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
 
-test: lint postgres nginx  ## All checks, then all tests.
+test: lint postgres nginx prometheus  ## All checks, then all tests.
 	$(PYTEST)
 
-test-all: lint browser postgres nginx  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
+test-all: lint browser postgres nginx prometheus  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
 	TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST) -m "long or not long"
 
 bench: setup  ## Measure ours beside stock (over an hour); writes benchmarks/results/, docs/plots/.

@@ -1,6 +1,7 @@
 """A Prometheus of its own for one server on this machine."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,16 @@ SCRAPE_SECONDS = 2
 _STOP_SECONDS = 30
 
 
+def program(name: str) -> str:
+    """Where ``prometheus`` or ``promtool`` is.
+
+    Raises: RuntimeError if it is not there.
+    """
+    if (found := shutil.which(name)) is None:
+        raise RuntimeError(f"{name} is not there: run `make prometheus`.")
+    return found
+
+
 class Prometheus:
     """Debian's, scraping one server; a context manager that stops it.
 
@@ -22,6 +33,8 @@ class Prometheus:
         folder: For its configuration, its data and its log.
         target: ``host:port`` of the server.
         rules: Files of alert rules.
+
+    Raises: RuntimeError on entering if Prometheus is not there.
     """
 
     def __init__(self, folder: Path, target: str, rules: Sequence[Path] = ()):
@@ -33,7 +46,7 @@ class Prometheus:
         config = self._folder / "prometheus.yml"
         config.write_text(json.dumps(self._config()))  # JSON is YAML
         command = [
-            "prometheus",
+            program("prometheus"),
             f"--config.file={config}",
             f"--storage.tsdb.path={self._folder / 'data'}",
             f"--web.listen-address={self.url.removeprefix('http://')}",

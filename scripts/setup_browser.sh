@@ -6,7 +6,4 @@ set -euo pipefail
 if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then
   exit 0
 fi
-as_root=()
-[ "$(id -u)" = 0 ] || as_root=(sudo)
-"${as_root[@]}" apt-get update -qq
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core
+"$(dirname "$0")/apt_install.sh" chromium chromium-driver fonts-dejavu-core

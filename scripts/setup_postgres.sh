@@ -8,8 +8,7 @@ if compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb
 fi
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)
-"${as_root[@]}" apt-get update -qq
 # The tests need the programs, and no server that starts with the machine.
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends postgresql-common
+"$(dirname "$0")/apt_install.sh" postgresql-common
 "${as_root[@]}" sed -i 's/^#*create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends postgresql
+"$(dirname "$0")/apt_install.sh" postgresql

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from benchmarks.dashboard import filled_in
+from benchmarks.prometheus import program
 from tests.contract.test_speech import data_url, wav
 from tests.host_source import code_of
 from tests.speech_server import Server, running
@@ -114,10 +114,6 @@ def test_what_names_a_reason_names_an_error_of_ours():
                 assert hasattr(errors, reason), f"{where} asks for {reason}"
 
 
-@pytest.mark.skipif(
-    shutil.which("promtool") is None,
-    reason="promtool is no Python package: apt-get install prometheus",
-)
 def test_promtool_takes_the_rules_and_every_query(tmp_path):
     panels = [
         {"record": f"panel:{number}", "expr": filled_in(query)}
@@ -127,7 +123,7 @@ def test_promtool_takes_the_rules_and_every_query(tmp_path):
     drawn.write_text(json.dumps({"groups": [{"name": "panels", "rules": panels}]}))
     for path in (ALERTS, drawn):
         done = subprocess.run(
-            ["promtool", "check", "rules", str(path)],
+            [program("promtool"), "check", "rules", str(path)],
             capture_output=True,
             text=True,
             check=False,
