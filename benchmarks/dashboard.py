@@ -1,9 +1,10 @@
 """The shipped dashboard's panels, drawn from what a Prometheus saw of a benchmark."""
 
 import json
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks.prometheus import Prometheus
 _DASHBOARD = Path(__file__).parents[1] / "docs" / "monitoring" / "dashboard.json"
 _COLUMNS, _PANEL_INCHES = 3, (4.6, 2.3)
 _MAX_LABEL_CHARS = 34
+_LABEL = re.compile(r"{{\s*(\w+)\s*}}")
 
 
 @contextmanager
@@ -58,9 +60,17 @@ def _draw(prometheus: Prometheus, began: float, ended: float, picture: Path) -> 
 def _line(axis: Any, series: dict[str, Any], legend: str, began: float) -> None:
     at = [(float(when) - began) / 60 for when, _ in series["values"]]
     values = [float(value) for _, value in series["values"]]
-    for name, value in series["metric"].items():
-        legend = legend.replace(f"{{{{{name}}}}}", value)
-    axis.plot(at, values, linewidth=1, label=legend[:_MAX_LABEL_CHARS] or None)
+    axis.plot(at, values, linewidth=1, label=label_of(legend, series["metric"]) or None)
+
+
+def label_of(legend: str, labels: Mapping[str, str]) -> str:
+    """A panel's legend with a series' labels in it, as Grafana fills it in.
+
+    A series without one of them, as a sum of nothing is, has nothing in its place.
+    """
+    filled = _LABEL.sub(lambda match: labels.get(match[1], ""), legend)
+    # What stood around a label that is not there goes as well.
+    return " ".join(filled.replace("()", "").split()).strip(" :,")[:_MAX_LABEL_CHARS]
 
 
 def _finish(axis: Any, panel: dict[str, Any]) -> None:
