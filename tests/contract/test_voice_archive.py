@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import threading
 
 import httpx
 import numpy as np
@@ -11,12 +12,14 @@ from tests.audio_clips import sndfile_bytes
 from tests.contract.test_speech import wav
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints import archive_routes
+from vllm_tts_cache.entrypoints import archive_routes, sending
+from vllm_tts_cache.entrypoints.service import MAX_ARCHIVES, MAX_BUNDLES
 from vllm_tts_cache.errors import InvalidArchiveError, StorageUnavailableError
 from vllm_tts_cache.store.archive_format import ArchiveReader
 from vllm_tts_cache.store.bundle_format import read
 
 ARCHIVE, VOICES = "/v1/audio/voice_archive", "/v1/audio/voices"
+LARGE = bytes(40 * 1024 * 1024)  # more than sockets hold
 
 
 @pytest.fixture
@@ -163,24 +166,71 @@ async def test_one_more_than_may_be_sent_at_once_is_told_to_wait(server):
     assert await archive(server) == (["Ann"], [])
 
 
-async def test_a_client_that_reads_nothing_more_loses_its_place(server, monkeypatch):
-    monkeypatch.setattr(archive_routes, "SEND_SECONDS", 1.0)
-    clip = noise(seconds=25.0)
-    for number in range(40):
-        await server.register(f"voice {number:02}", clip, check="false")
-    archives = server.service.archives
+async def loses_its_place(server, path, places):
+    """A client that reads the first bytes and then nothing more."""
+    num_places = places._num_free
     async with (
         listening(server.app) as port,
         httpx.AsyncClient() as client,
-        client.stream("GET", f"http://127.0.0.1:{port}{ARCHIVE}") as answer,
+        client.stream("GET", f"http://127.0.0.1:{port}{path}") as answer,
     ):
         chunks = answer.aiter_raw(1024)
         await anext(chunks)
-        assert archives._num_free == 1
-        await soon(lambda: archives._num_free == 2)
+        assert places._num_free == num_places - 1
+        await soon(lambda: places._num_free == num_places)
         with pytest.raises(httpx.TransportError):
             async for _ in chunks:
                 pass
+
+
+async def test_a_client_that_reads_nothing_more_loses_its_place(server, monkeypatch):
+    monkeypatch.setattr(sending, "SEND_SECONDS", 1.0)
+    clip = noise(seconds=25.0)
+    for number in range(40):
+        await server.register(f"voice {number:02}", clip, check="false")
+    await loses_its_place(server, ARCHIVE, server.service.archives)
+
+
+async def test_so_does_one_that_reads_no_more_of_a_bundle(server, monkeypatch):
+    """And the server does not hold all of it in a buffer of the socket's."""
+    monkeypatch.setattr(sending, "SEND_SECONDS", 1.0)
+    await register(server, "Ann")
+    export = server.service.bundles.export
+    monkeypatch.setattr(
+        server.service.bundles, "export", lambda *which: (export(*which)[0], LARGE)
+    )
+    await loses_its_place(server, f"{VOICES}/Ann/bundle", server.service.exports)
+
+
+async def test_a_bundle_says_how_long_it_is(server):
+    await register(server, "Ann")
+    answer = await server.client.get(f"{VOICES}/Ann/bundle")
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert read(answer.content, b"").voice.name == "Ann"
+    assert server.service.exports._num_free == MAX_BUNDLES
+
+
+async def test_voices_are_looked_up_beside_the_event_loop_when_there_is_a_place(
+    server, monkeypatch
+):
+    await register(server, "Ann", "Bob")
+    find, threads = server.service.store.find, []
+    monkeypatch.setattr(
+        server.service.store,
+        "find",
+        lambda *which: threads.append(threading.current_thread()) or find(*which),
+    )
+    assert await archive(server, name=["Bob", "Ann"]) == (["Bob", "Ann"], [])
+    assert threads and threading.main_thread() not in threads
+    threads.clear()
+    nobody = {"name": ["Ann"] * 500 + ["nobody"]}
+    assert (await server.client.get(ARCHIVE, params=nobody)).status_code == 404
+    assert server.service.archives._num_free == MAX_ARCHIVES
+    for _ in range(MAX_ARCHIVES):
+        server.service.archives.enter()
+    threads.clear()
+    assert (await server.client.get(ARCHIVE, params=nobody)).status_code == 503
+    assert not threads
 
 
 def failing(server, monkeypatch, *, times):

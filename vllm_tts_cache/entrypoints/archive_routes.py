@@ -2,20 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
 
 from vllm_tts_cache.catalogue.pages import Page, cursor
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.routing import CHANGES_MAX_BYTES, guarded_route
+from vllm_tts_cache.entrypoints.sending import PlacedAnswer, in_pieces
 from vllm_tts_cache.entrypoints.service import SpeakerService
 from vllm_tts_cache.entrypoints.voice_forms import parse_label_filters
 from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS, file_answers
@@ -34,11 +32,9 @@ from vllm_tts_cache.store.archive_format import MEDIA_TYPE, ArchiveWriter
 router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
 
 MAX_NAMES = 1000
-# How long a catalogue that is down is waited for, and a client that does not read.
-PATIENCE_SECONDS, SEND_SECONDS = 60.0, 60.0
+# How long a catalogue that is down is waited for.
+PATIENCE_SECONDS = 60.0
 _PAGE = 100
-# So much is handed to a client that reads slowly before it has taken the last.
-_CHUNK_BYTES = 256 * 1024
 _HEADERS = {
     **FILE_HEADERS,
     "Content-Disposition": 'attachment; filename="voices.tar"',
@@ -81,40 +77,17 @@ async def export_voices(
         raise DownloadsOffError
     if name and (search or label):
         raise InvalidSpeakerError("name", "give names, or search and label, not both")
-    if name:
-        records = _named(
-            [(await speakers.lookups.get(tenant, each)).record for each in name]
-        )
-    else:
-        labels = parse_label_filters(label or [])
-        page = Page(limit=_PAGE, search=search or "", labels=labels, tenant=tenant.name)
+    labels = parse_label_filters(label or [])
+    page = Page(limit=_PAGE, search=search or "", labels=labels, tenant=tenant.name)
+    leave = speakers.archives.enter()
+    try:
         records = _found(speakers, page)
-    return _Stream(_archive(speakers, records), speakers.archives.enter())
-
-
-class _Stream(StreamingResponse):
-    """One that gives its place back however it ends, begun or not."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], leave: Callable[[], None]):
-        super().__init__(chunks, media_type=MEDIA_TYPE, headers=_HEADERS)
-        self._leave = leave
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-
-        async def in_time(message: Message) -> None:
-            try:
-                await asyncio.wait_for(send(message), SEND_SECONDS)
-            except asyncio.TimeoutError:
-                # As if it had left: others wait for its place.
-                raise OSError("the client does not read") from None
-
-        chunks: Any = self.body_iterator
-        try:
-            async with aclosing(chunks):
-                await super().__call__(scope, receive, in_time)
-        finally:
-            self._leave()
+        if name:
+            records = _named(await speakers.lookups.get_all(tenant, name))
+    except BaseException:
+        leave()
+        raise
+    return PlacedAnswer(_archive(speakers, records), leave, MEDIA_TYPE, _HEADERS)
 
 
 async def _archive(speakers: SpeakerService, records: Records) -> AsyncIterator[bytes]:
@@ -129,8 +102,8 @@ async def _archive(speakers: SpeakerService, records: Records) -> AsyncIterator[
             continue
         before, behind = writer.voice(record.name, len(data))
         yield before
-        for at in range(0, len(data), _CHUNK_BYTES):
-            yield data[at : at + _CHUNK_BYTES]
+        async for piece in in_pieces(data):
+            yield piece
         yield behind
     yield writer.end()
 
@@ -148,12 +121,9 @@ async def _bundle(speakers: SpeakerService, record: SpeakerRecord) -> bytes:
     return data
 
 
-async def _named(records: list[SpeakerRecord]) -> Records:
-    seen: set[str] = set()
-    for record in records:
-        if record.speaker_id not in seen:
-            seen.add(record.speaker_id)
-            yield record
+async def _named(records: Iterable[SpeakerRecord]) -> Records:
+    for record in {record.speaker_id: record for record in records}.values():
+        yield record
 
 
 async def _found(speakers: SpeakerService, page: Page) -> Records:

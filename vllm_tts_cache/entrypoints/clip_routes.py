@@ -4,13 +4,13 @@ from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, File, Form, Response, UploadFile
-from starlette.background import BackgroundTask
 
 from vllm_tts_cache.catalogue.record import check_text
 from vllm_tts_cache.entrypoints import voice_forms, voice_models
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.metrics.uploads import VoicesRoute
 from vllm_tts_cache.entrypoints.routing import VOICE_MAX_BYTES, guarded_route
+from vllm_tts_cache.entrypoints.sending import PlacedAnswer, in_pieces
 from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS, answers, file_answers
 from vllm_tts_cache.entrypoints.voices import Handler
 from vllm_tts_cache.errors import DownloadsOffError
@@ -77,10 +77,12 @@ async def export_voice(handler: Handler, tenant: CallingTenant, name: str) -> Re
         leave()
         raise
     shown = f"attachment; filename*=UTF-8''{quote(record.name, safe='')}.voice"
-    headers = {**FILE_HEADERS, "Content-Disposition": shown}
-    # It is in memory until the last byte has been sent, however slowly it is read.
-    sent = BackgroundTask(leave)
-    return Response(data, media_type=BUNDLE_TYPE, headers=headers, background=sent)
+    headers = {
+        **FILE_HEADERS,
+        "Content-Disposition": shown,
+        "Content-Length": str(len(data)),
+    }
+    return PlacedAnswer(in_pieces(data), leave, BUNDLE_TYPE, headers)
 
 
 @import_router.post(

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -83,6 +84,16 @@ class SpeakerLookups:
             raise SpeakerNotFoundError(name)
         return found
 
+    async def get_all(
+        self, tenant: Tenant, names: Iterable[str]
+    ) -> list[SpeakerRecord]:
+        """Return the tenant's speakers of all these names, read in a thread.
+
+        Raises: SpeakerNotFoundError of the first that there is not, ServerBusyError,
+            StorageError.
+        """
+        return await self.reads.run(self._all_now, tenant.name, names)
+
     def shown(self, record: SpeakerRecord) -> dict[str, Any]:
         """Show a voice as the routes do.
 
@@ -123,6 +134,14 @@ class SpeakerLookups:
     async def names(self, page: Page) -> list[str]:
         """Return the names of the same page, for less."""
         return await self.reads.run(self._store.catalogue.names, page)
+
+    def _all_now(self, tenant: str, names: Iterable[str]) -> list[SpeakerRecord]:
+        records: list[SpeakerRecord] = []
+        for name in names:
+            if (found := self.find_now(name, tenant)) is None:
+                raise SpeakerNotFoundError(name)
+            records.append(found.record)
+        return records
 
     def shutdown(self) -> None:
         """Stop the threads."""
