@@ -2,6 +2,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from tests.in_process_workers import (
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.decoders import Decoders
+from vllm_tts_cache.entrypoints.kv_warming import WarmingCounts
 from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
 from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
@@ -133,6 +135,17 @@ def test_a_request_is_counted_once_by_what_it_found():
     told = {"SpeakerNotFoundError": "client", "StorageFullError": "server"}
     for reason, fault in told.items():
         assert scrape("requests_failed_total", reason=reason, fault=fault) == 1
+
+
+def test_what_may_not_happen_for_long_is_shown_before_it_does():
+    """Prometheus sees no growth in a series that begins with its first event."""
+    registry = CollectorRegistry()
+    Metrics(registry)
+    scrape = Scrape(registry)
+    for field in fields(WarmingCounts):
+        assert scrape("kv_warmings_total", outcome=field.name) == 0
+    for outcome in ("fetched", "lost", "corrupt"):
+        assert scrape("bucket_objects_total", outcome=outcome) == 0
 
 
 def test_counts_of_another_process_become_a_histogram():

@@ -24,6 +24,8 @@ OUTCOMES = ("hit", "miss", "none", "failed")
 # The last two are FastAPI's, of a body that is no form or lacks a field.
 _CLIENTS_ERRORS = (SpeakerRequestError, RequestValidationError, HTTPException)
 FETCH_OUTCOMES = ("fetched", "failed", "refused")
+WARMING_OUTCOMES = ("warmed", "failed", "left_out")
+BUCKET_OUTCOMES = ("fetched", "lost", "corrupt")
 
 
 class AddedHistogram(Histogram):
@@ -199,6 +201,10 @@ class Metrics:
         # A series that begins with its first event hides it from `rate`.
         for outcome in FETCH_OUTCOMES:
             self.fetches.labels(outcome)
+        for outcome in WARMING_OUTCOMES:
+            self.kv_warmings.labels(outcome)
+        for outcome in BUCKET_OUTCOMES:
+            self.bucket_objects.labels(outcome)
         for tier in ("memory", "disk"):
             self.hits.labels(tier)
             for segment in ("registered", "inline"):
