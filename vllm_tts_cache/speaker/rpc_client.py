@@ -50,7 +50,7 @@ class ForeignStoreError(WorkerRPCError):
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[A]):
-    """One of ``model_executor.rpc``, and what it answers.
+    """One of ``model_executor.worker_methods``, and what it answers.
 
     Attributes:
         needs_all: Whether a replica that does not answer is an error although others
