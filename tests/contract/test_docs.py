@@ -137,3 +137,14 @@ def test_pages_name_only_settings_that_there_are():
         # SPEAKER_URL is the command line's.
         others = {"SPEAKER_CACHE", "SPEAKER_URL"}
         assert named <= known | others, (page, named - known)
+
+
+def test_pages_name_only_files_that_there_are():
+    """But for those of others, and what is of a revision that is named."""
+    named = re.compile(r"`([\w.-]+/[\w./-]+\.(?:py|sh))`(?! of revision)")
+    others = {DOCS / "comparison.md", *(DOCS / "upstream").iterdir()}
+    ours = {*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"} - others
+    for page in ours:
+        for path in named.findall(page.read_text()):
+            places = (ROOT, ROOT / "vllm_tts_cache")
+            assert any((place / path).exists() for place in places), (page, path)
