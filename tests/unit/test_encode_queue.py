@@ -167,12 +167,13 @@ def test_behind_200_abandoned_inline_jobs_a_registered_voice_waits_for_one(rig):
     assert rig.queue.stats()["dropped"] == 64
 
 
-def test_inline_jobs_that_are_still_wanted_are_encoded_after_the_voice(rig):
+def test_inline_jobs_are_encoded_after_a_voice_that_a_request_waits_for(rig):
     rig.hold("in hand")
     rig.want("inline", INLINE)
-    rig.want("voice")
+    rig.want("bulk")
+    rig.want("voice", urgent=True)
     rig.run()
-    assert rig.work.encoded == ["in hand", "voice", "inline"]
+    assert rig.work.encoded == ["in hand", "voice", "inline", "bulk"]
 
 
 def test_a_registered_voice_brings_forward_the_same_clip_that_waits_inline(rig):

@@ -29,7 +29,7 @@ def names(line, now=0.0):
     return popped
 
 
-def test_urgent_goes_before_registered_before_inline_and_first_come_first_served(line):
+def test_urgent_goes_before_inline_before_registered_and_first_come_first_served(line):
     for name, segment, urgent in (
         ("inline 1", INLINE, True),
         ("registered 1", REGISTERED, False),
@@ -41,19 +41,29 @@ def test_urgent_goes_before_registered_before_inline_and_first_come_first_served
         assert line.add(job(name, segment, urgent=urgent), now=0.0)
     assert names(line) == [
         f"{lane} {number}"
-        for lane in ("urgent", "registered", "inline")
+        for lane in ("urgent", "inline", "registered")
         for number in (1, 2)
     ]
 
 
 def test_a_key_waits_once_and_whoever_joins_can_only_bring_it_forward(line):
+    line.add(job("b", INLINE), now=0.0)
     line.add(job("a", INLINE), now=0.0)
-    line.add(job("b"), now=0.0)
     line.add(job("a", urgent=True), now=0.0)
     line.add(job("a", INLINE), now=0.0)
     assert len(line) == 2
     assert line.get(make_key("a")).segment is REGISTERED
     assert names(line) == ["a", "b"]
+
+
+def test_in_a_rest_only_that_is_begun_which_a_request_waits_for(line):
+    line.add(job("voice"), now=0.0)
+    assert line.pop(0.0, rest_seconds=3.0) is None
+    assert line.seconds_until_next(0.0, rest_seconds=3.0) == 3.0
+    line.add(job("clip", INLINE), now=0.0)
+    assert line.seconds_until_next(0.0, rest_seconds=3.0) == 0.0
+    assert line.pop(0.0, rest_seconds=3.0).encoder_name == "clip"
+    assert line.pop(0.0).encoder_name == "voice"
 
 
 def test_joining_keeps_the_place_renews_the_lease_and_adds_the_force(line):

@@ -13,7 +13,7 @@ TIMED = "codec", "inline", wire.Durations([0, 2], 0.5), wire.Durations([2, 0], 0
 MESSAGES = [
     wire.WantCall(wants=[WANT], lease_seconds=2.0),
     wire.WantCall(wants=[], lease_seconds=2.0),
-    wire.WantAnswer(rank=0, reports=[REPORT], num_finished=7, num_waiting_inline=1),
+    wire.WantAnswer(rank=0, reports=[REPORT], num_finished=7, is_resting=True),
     wire.Described(rank=1, fingerprints={"codec": "f" * 64}),
     wire.Described(rank=0, fingerprints={}, store_id="9", store_place="node-b:/voices"),
     wire.ForgetCall(audio_sha256s=[SHA]),
@@ -44,7 +44,7 @@ def test_a_message_arrives_as_it_was_sent(message):
 def test_every_state_arrives():
     for state in wire.JobState:
         report = wire.JobReport(SHA, "codec", state)
-        answer = wire.WantAnswer(0, [report], num_finished=0, num_waiting_inline=0)
+        answer = wire.WantAnswer(0, [report], num_finished=0)
         assert wire.decode(wire.WantAnswer, wire.encode(answer)) == answer
 
 

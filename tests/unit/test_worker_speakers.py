@@ -230,7 +230,7 @@ def test_inline_clips_beyond_the_bound_are_refused_and_registered_voices_are_not
     answers = [speakers.want(want_call(r, ["codec"]), 0) for r in inline]
     states = [answer.reports[0].state for answer in answers]
     assert states == [QUEUED, QUEUED, REFUSED, REFUSED]
-    assert answers[-1].num_waiting_inline == 2
+    assert speakers.stats()["waiting"]["inline"] == 2
     voice = speakers.want(want_call(ref_of(clip(9)), ["codec"]), 0)
     assert voice.reports[0].state is QUEUED
     assert speakers.stats()["refused"] == 2

@@ -22,8 +22,8 @@ class Lane(IntEnum):
     """What goes first; within a lane, who came first."""
 
     URGENT = 0  # a request waits for a registered voice
-    REGISTERED = 1
-    INLINE = 2  # never before a registered voice, whoever waits
+    INLINE = 1  # a request waits for a clip of its own
+    REGISTERED = 2  # no request waits: it may be one of thousands
 
     @classmethod
     def of(cls, segment: Segment, *, urgent: bool) -> "Lane":
@@ -110,10 +110,6 @@ class WaitingLine:
         num_inline = len(self._lanes[Lane.INLINE])
         return num_inline if segment is Segment.INLINE else len(self) - num_inline
 
-    def has_waiters(self) -> bool:
-        """Whether a request waits for some job."""
-        return any(self._lanes[lane] for lane in Lane if lane is not Lane.REGISTERED)
-
     def get(self, key: EncodingKey) -> EncodeJob | None:
         """Return the key's job, if it waits."""
         for lane in self._lanes.values():
@@ -147,20 +143,26 @@ class WaitingLine:
         lane[job.key] = job
         lane.move_to_end(job.key, last=False)
 
-    def pop(self, now: float) -> EncodeJob | None:
-        """Take the next job that may begin; drop those that nobody wants any more."""
+    def pop(self, now: float, rest_seconds: float = 0.0) -> EncodeJob | None:
+        """Take the next job that may begin; drop those that nobody wants any more.
+
+        Args:
+            now: On the queue's clock.
+            rest_seconds: How long no job may begin that no request waits for.
+        """
         self._drop_unwanted(now)
         for job in self._jobs():
-            if job.not_before <= now:
+            if self._begins_at(job, now, rest_seconds) <= now:
                 del self._lanes[job.lane][job.key]
                 return job
         return None
 
-    def seconds_until_next(self, now: float) -> float | None:
+    def seconds_until_next(self, now: float, rest_seconds: float = 0.0) -> float | None:
         """Seconds until `pop` may find what it does not find now; None if no job."""
         if not len(self):
             return None
-        return max(0.0, min(job.not_before for job in self._jobs()) - now)
+        begins = (self._begins_at(job, now, rest_seconds) for job in self._jobs())
+        return max(0.0, min(begins) - now)
 
     def audios(self) -> set[str]:
         """The audios of jobs that wait."""
@@ -172,6 +174,12 @@ class WaitingLine:
         for job in removed:
             del self._lanes[job.lane][job.key]
         return len(removed)
+
+    @staticmethod
+    def _begins_at(job: EncodeJob, now: float, rest_seconds: float) -> float:
+        if job.lane is not Lane.REGISTERED:
+            return job.not_before
+        return max(job.not_before, now + rest_seconds)
 
     def _is_full(self, now: float) -> bool:
         if len(self._lanes[Lane.INLINE]) >= self._max_inline:

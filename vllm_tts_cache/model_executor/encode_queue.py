@@ -73,8 +73,8 @@ class EncodeQueue:
         look_again_seconds: After which a job is looked at again that another process
             has in hand.
         clock: Monotonic seconds; leases are told on it.
-        rests: Says how long to rest after a job that no request waits for, unless one
-            waits for the next; None for never.
+        rests: Says how long to leave such jobs after one that no request waits for;
+            None for never.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class EncodeQueue:
         self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
         self._num_finished = 0
         self._num_refused = 0
+        self._is_resting = False
+        self._rested_seconds = 0.0
         self.times = EncodeClock()
 
     def want(self, job: EncodeJob) -> Report:
@@ -217,6 +219,11 @@ class EncodeQueue:
         """Jobs that ended, well or not, since the start; it never falls."""
         return self._num_finished
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether jobs wait for nothing but the end of a rest."""
+        return self._is_resting
+
     def stats(self) -> dict[str, object]:
         """Return counters as plain data."""
         with self._changed:
@@ -226,12 +233,8 @@ class EncodeQueue:
                 "waiting": waiting,
                 "dropped": self._line.num_dropped,
                 "refused": self._num_refused,
+                "rested_seconds": round(self._rested_seconds, 3),
             }
-
-    def num_waiting(self, segment: Segment) -> int:
-        """Jobs of the segment that wait."""
-        with self._changed:
-            return self._line.num_waiting(segment)
 
     def _joined_running(self, job: EncodeJob) -> EncodeJob | None:
         """Join the job in hand, unless it may end without the encode that is forced."""
@@ -283,15 +286,7 @@ class EncodeQueue:
         finally:
             self._land(job, report)
         if self._rests is not None and job.lane is Lane.REGISTERED:
-            self._rest(self._rests.seconds())
-
-    def _rest(self, seconds: float) -> None:
-        """Wait, for less if somebody begins to wait for the thread."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_closed or self._errands or self._line.has_waiters(),
-                seconds,
-            )
+            self._rests.rest()
 
     def _next(self) -> EncodeJob | Errand | None:
         with self._changed:
@@ -302,12 +297,23 @@ class EncodeQueue:
                     self._changed.wait()
                     continue
                 now = self._clock()
-                if (job := self._line.pop(now)) is not None:
+                rest_seconds = 0.0 if self._rests is None else self._rests.seconds()
+                if (job := self._line.pop(now, rest_seconds)) is not None:
                     job.began_at = now
                     self._running = job
                     return job
-                self._changed.wait(self._line.seconds_until_next(now))
+                seconds = self._line.seconds_until_next(now, rest_seconds)
+                self._wait(seconds, is_resting=rest_seconds > 0)
         return None
+
+    def _wait(self, seconds: float | None, *, is_resting: bool) -> None:
+        """Wait for news, or for so long; None if there is no job."""
+        began_at = time.monotonic()
+        self._is_resting = is_resting and seconds is not None
+        self._changed.wait(seconds)
+        if self._is_resting:
+            self._rested_seconds += time.monotonic() - began_at
+        self._is_resting = False
 
     def _result(self, job: EncodeJob) -> Report | None:
         """Do the job; returns None if another process is at it."""

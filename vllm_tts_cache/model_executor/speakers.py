@@ -189,7 +189,7 @@ class WorkerSpeakers:
             rank=rank,
             reports=reports,
             num_finished=self._queue.num_finished,
-            num_waiting_inline=self._queue.num_waiting(Segment.INLINE),
+            is_resting=self._queue.is_resting,
         )
 
     def failed(self, request_ids: Iterable[str]) -> dict[str, str]:

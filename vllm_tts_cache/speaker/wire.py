@@ -106,13 +106,14 @@ class WantAnswer(_Message, frozen=True):
         reports: One per want, in their order.
         num_finished: Jobs that ended since the worker's start; it only grows, so who
             waits sees by it that the queue moves.
-        num_waiting_inline: Inline clips in the queue.
+        is_resting: Whether what waits does so for the end of a rest, so that streams
+            get on; that is no standstill.
     """
 
     rank: int
     reports: list[JobReport]
     num_finished: int
-    num_waiting_inline: int
+    is_resting: bool = False
 
 
 class Described(_Message, frozen=True):
