@@ -17,9 +17,8 @@ from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer imp
 )
 
 from tests.audio_clips import voiced
-from tests.families.higgs_audio_v2.case import CASE
+from tests.families.higgs_audio_v2.steps import rows_of
 from tests.in_process_workers import prepare, ref_of, store_clip
-from tests.real_talker import loaded_talker
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.families.higgs_audio_v2.family import CODEC, FAMILY
@@ -39,21 +38,15 @@ ABSENT = "0" * 64
 CHUNKS = (1, 7, 16, 64)
 
 
-@pytest.fixture(scope="module")
-def talker(higgs_audio_v2_checkpoint, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("talker")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with loaded_talker(
-            CASE, higgs_audio_v2_checkpoint, directory, async_chunk=False
-        ) as model:
-            yield model
+@pytest.fixture(autouse=True)
+def nothing_failed_before(talker):
+    talker._failed_requests._ids.clear()
 
 
 @pytest.fixture(autouse=True)
-def nothing_happened_before(talker):
-    talker._failed_requests._ids.clear()
-    talker._audio_state = {}
+def every_step_is_over(talker):
+    yield
+    talker._suspect_prefixes.end_step()
 
 
 @pytest.fixture
@@ -84,37 +77,6 @@ class Voice:
 
     def info(self, **changed):
         return {**self._info, "generated_len": 0, **changed}
-
-
-def rows_of(talker, spans, begins, infos):
-    """The rows that the layers would be given in a step."""
-    ids = torch.cat(list(spans))
-    ends = np.cumsum([0, *map(len, spans)])
-    talker.update_decode_step_metadata(
-        input_ids=ids,
-        omni_query_start_loc=torch.tensor(ends, dtype=torch.int32),
-        req_ids=["one", "other", "third"][: len(spans)],
-    )
-    positions = torch.cat(
-        [torch.arange(b, b + len(s)) for b, s in zip(begins, spans, strict=True)]
-    )
-    computed = []
-
-    class Seen(Exception):
-        pass
-
-    def layer(_positions, rows, *_, **__):
-        computed.append(rows.clone())
-        raise Seen
-
-    forward, talker.layers[0].forward = talker.layers[0].forward, layer
-    try:
-        with torch.inference_mode(), pytest.raises(Seen):
-            talker.forward(ids, positions, model_intermediate_buffer=infos)
-    finally:
-        talker.layers[0].forward = forward
-    talker._suspect_prefixes.end_step()
-    return computed[0].split([len(span) for span in spans])
 
 
 def expected_rows(talker, voice):
@@ -173,18 +135,6 @@ def test_a_prefill_in_chunks_keeps_the_voice(talker, voice, chunk):
         span = voice.ids[begin : begin + chunk]
         parts += rows_of(talker, [span], [begin], [info])
     assert torch.equal(torch.cat(parts), expected_rows(talker, voice))
-
-
-def test_what_others_spoke_is_not_taken_for_a_reference(talker, voice):
-    """The host takes a chunk's first places for rows of the batch."""
-    frame = torch.full((8, 1), 7)
-    talker._audio_state = {row: {"audio_out_ids": frame} for row in range(64)}
-    where = ReferenceRows.from_info(voice.info())
-    begin = where.start + 3
-    info = voice.info()
-    (rows,) = rows_of(talker, [voice.ids[begin:]], [begin], [info])
-    expected = expected_rows(talker, voice)[begin:]
-    assert torch.equal(rows[: where.num_rows - 3], expected[: where.num_rows - 3])
 
 
 def test_requests_of_one_step_keep_their_voices(

@@ -5,7 +5,6 @@ adapter sends: the delayed codes, and where they stand.
 """
 
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from tests.audio_clips import voiced
 from tests.families.higgs_audio_v3.case import CASE
 from tests.in_process_workers import prepare, ref_of, store_clip
 from tests.real_talker import loaded_talker
+from tests.sampling import drawing, greedy
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.families.higgs_audio_v3 import worker
@@ -330,13 +330,8 @@ def drawn(talker, request_id, seed, *, neighbours=()):
         with torch.inference_mode():
             talker.set_batch_req_ids([request_id, *others])
             begin_step(talker, ids, [request_id, *others])
-            sampling = replace(
-                greedy(len(ids)),
-                temperature=torch.ones(len(ids)),
-                all_greedy=False,
-                generators=generators,
-            )
-            talker.sample(talker.compute_logits(rows), sampling)
+            logits = talker.compute_logits(rows)
+            talker.sample(logits, drawing(len(ids), generators))
             published, *_ = [talker.postprocess(rows) for _ in ids]
         codes.append(published["codes"]["audio"])
     return torch.cat(codes)
@@ -355,31 +350,6 @@ def test_what_was_published_stays_as_it_is(talker):
     first, second = drawn(talker, "speaks", seed=5)
     assert first[1:].unique().tolist() == [BOC]
     assert second[2:].unique().tolist() == [BOC] and second[1] != BOC
-
-
-def greedy(num_rows):
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-
-    nothing = torch.empty(0)
-    return SamplingMetadata(
-        temperature=None,
-        all_greedy=True,
-        all_random=False,
-        top_p=None,
-        top_k=None,
-        generators={},
-        max_num_logprobs=None,
-        no_penalties=True,
-        prompt_token_ids=None,
-        frequency_penalties=nothing,
-        presence_penalties=nothing,
-        repetition_penalties=nothing,
-        output_token_ids=[[] for _ in range(num_rows)],
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=LogitsProcessors(),
-    )
 
 
 def test_the_runner_hands_out_its_own_infos_and_says_whose_they_are():

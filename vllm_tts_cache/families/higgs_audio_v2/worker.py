@@ -1,6 +1,7 @@
 """The Higgs Audio v2 talker, taking its reference codes by content address."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer imp
 
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v2.prompt import NUM_ADDED_ROWS
+from vllm_tts_cache.families.higgs_audio_v2.spoken import SpokenStates, State
 from vllm_tts_cache.families.networks.higgs_tokenizer.talker import HiggsTalker
 from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.model_executor.talker import on_device
@@ -23,11 +25,12 @@ _CODES = "tts_cache_delayed_codes"
 class CachedHiggsAudioV2Talker(
     HiggsTalker, host.HiggsAudioV2TalkerForConditionalGeneration
 ):
-    """The host's talker; only the rows of a reference are ours.
+    """The host's talker; the rows of a reference are ours, and whose a row is.
 
     The host puts codes in where a step has all of a reference's placeholders, and
     leaves the voice out of a prefill in chunks. So the rows are put in by position
-    here, in any step.
+    here, in any step. What a request has spoken it keeps by rows of the batch, which
+    move; so they are moved with their requests here.
     """
 
     tts_cache_family = FAMILY
@@ -39,6 +42,23 @@ class CachedHiggsAudioV2Talker(
         self.vllm_config = vllm_config
         self._infos_of_step: Sequence[Mapping[str, Any]] = ()
         self._positions_of_step: torch.Tensor | None = None
+        self._spoken = SpokenStates()
+        # The host's, by rows of the batch; it makes them where they are not there yet.
+        self._audio_state: dict[int, State] = {}
+        self._slot_output_len: dict[int, int] = {}
+
+    def update_decode_step_metadata(
+        self, *, req_ids: Sequence[str] | None = None, **others: Any
+    ) -> None:
+        """Take in whose the rows of the next step are, and what those have spoken."""
+        super().update_decode_step_metadata(req_ids=req_ids, **others)
+        self._audio_state = self._spoken.move(self._audio_state, req_ids or ())
+        # By these the host would drop the state of a row that got a shorter request.
+        self._slot_output_len = dict.fromkeys(self._audio_state, 0)
+
+    def on_requests_finished(self, finished_req_ids: Collection[str]) -> None:
+        """Forget what they spoke; the runner calls it before their rows are others'."""
+        self._spoken.forget(finished_req_ids)
 
     def forward(
         self,
@@ -64,14 +84,32 @@ class CachedHiggsAudioV2Talker(
     ) -> torch.Tensor:
         """Put in what was spoken last as the host does, then the references' rows.
 
-        In this order: the host goes by places in the batch, and would take a chunk's
-        first placeholders for steps of requests that were there before.
+        In this order: a chunk of one token looks to the host like a step that speaks.
         """
-        rows = super()._maybe_apply_audio_feedback(hidden_states, input_ids)
+        of_rows = self._audio_state
+        self._audio_state = self._by_places(of_rows, len(hidden_states))
+        try:
+            rows = super()._maybe_apply_audio_feedback(hidden_states, input_ids)
+        finally:
+            self._audio_state = of_rows
         for index, info in enumerate(self._infos_of_step):
             if _CODES in info and not info.get("generated_len"):
                 rows = self._with_reference(rows, index, info)
         return rows
+
+    def _by_places(self, of_rows: dict[int, State], num_rows: int) -> dict[int, State]:
+        """The states by the places of their steps among the tokens of all requests.
+
+        The host takes the rows of the batch for these, which they are only where every
+        request of a step is given one token.
+        """
+        starts = self._starts_of_step
+        ends = [0, num_rows] if starts is None else starts.tolist()
+        return {
+            begin: of_rows[row]
+            for row, (begin, end) in enumerate(pairwise(ends))
+            if row in of_rows and end - begin == 1
+        }
 
     def _with_reference(
         self, rows: torch.Tensor, index: int, info: Mapping[str, Any]
