@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vllm_omni.diffusion import registry
 from vllm_omni.entrypoints.openai.tts_adapters.base import (
     PreparedRequest,
     SpeechServingContext,
@@ -20,6 +21,11 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
 )
 
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.entrypoints.other_models import (
+    OtherModel,
+    of_model,
+    without_voices,
+)
 from vllm_tts_cache.speaker.family import family_of_pipeline
 from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
 from vllm_tts_cache.speaker.ref import FIELD, REQUEST_FIELD
@@ -81,13 +87,28 @@ class DiffusionAdapter(CachedAdapter, _NoHostsAdapter):
 
 def adapter_of(server: Any, engine: Any) -> DiffusionAdapter | None:
     """Return the adapter of the model that is served; None if it is of no family."""
-    config = engine.get_diffusion_od_config()
-    family = family_of_pipeline(getattr(config, "model_class_name", None))
-    if family is None:
+    if (family := family_of_pipeline(_pipeline(engine))) is None:
         return None
     ctx = SpeechServingContext(server=server, diffusion_engine=engine)
     adapter: DiffusionAdapter = family.part("adapter")(ctx)
     return adapter
+
+
+def other_model_of(engine: Any) -> OtherModel:
+    """Return what there is to say of the model that is served, which is of no family.
+
+    None of the host's own pipelines but OmniVoice's looks at the reference of a speech
+    request; one that another plugin brought may.
+    """
+    if (name := _pipeline(engine)) in registry._DIFFUSION_MODELS:
+        _, module_in_host, _ = registry._DIFFUSION_MODELS[name]
+        if module_in_host:  # empty of what a plugin registered
+            return without_voices(name)
+    return of_model(None)
+
+
+def _pipeline(engine: Any) -> str | None:
+    return getattr(engine.get_diffusion_od_config(), "model_class_name", None)
 
 
 # A context variable, because the host's method builds the prompt between our two ends.

@@ -1,12 +1,14 @@
 """What the host's speech serving class knows of the model, and what that refuses."""
 
+from typing import Any
+
 from vllm.multimodal.media import MediaConnector
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.entrypoints.adapter import CachedAdapter
-from vllm_tts_cache.entrypoints.diffusion import DiffusionAdapter
+from vllm_tts_cache.entrypoints.diffusion import DiffusionAdapter, other_model_of
 from vllm_tts_cache.entrypoints.other_models import OtherModel, of_model
 from vllm_tts_cache.entrypoints.request_speaker import refuse_embedding
 from vllm_tts_cache.entrypoints.served_model import CannotCloneError
@@ -17,6 +19,7 @@ from vllm_tts_cache.speaker.family import Family
 class KnowsItsModel(OmniOpenAIServingSpeech):
     """The host's, which tells our routes and adapters of the model that it serves."""
 
+    _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
     _diffusion_adapter: DiffusionAdapter | None = None
 
     @property
@@ -53,6 +56,8 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
     @property
     def other_model(self) -> OtherModel:
         """What there is to say of a model that is of no family of ours."""
+        if self._diffusion_mode:  # the host calls each of them OmniVoice
+            return other_model_of(self._diffusion_engine)
         return of_model(self._tts_model_type)
 
     @property

@@ -76,3 +76,8 @@ _UNKNOWN = OtherModel(title="This model", takes_embeddings=True)
 def of_model(adapter_name: str | None) -> OtherModel:
     """Return what is known of the model whose adapter the host calls so."""
     return OTHER_MODELS.get(adapter_name or "", _UNKNOWN)
+
+
+def without_voices(title: str) -> OtherModel:
+    """Return what there is to say of a model that no registered voice can speak on."""
+    return OtherModel(title=title, takes_clips=_never)

@@ -5,7 +5,6 @@ The host has no adapter there: one method of its serving class does it all.
 
 import asyncio
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -283,20 +282,6 @@ async def test_the_voices_routes_know_the_model(server):
     assert listed["voices"] == ["Ann", "default"]
     assert (await server.client.delete("/v1/audio/voices/Ann")).status_code == 200
     assert "not registered" in message(await server.speak(voice="Ann"))
-
-
-async def test_another_diffusion_model_is_the_hosts_and_clones_nothing_through_us(
-    omnivoice_checkpoint, tmp_path, monkeypatch
-):
-    server = served(omnivoice_checkpoint, tmp_path, monkeypatch)
-    engine: Any = server.engine
-    engine.architecture = "WanPipeline"
-    async with running(server):
-        assert server.handler.served_family is None
-        assert (await server.speak()).status_code == 200
-        assert (await server.register("Ann", wav())).status_code == 200
-        answer = await server.client.post("/v1/audio/voices/Ann/cache")
-        assert "nothing to precompute" in message(answer)
 
 
 async def test_each_tenant_speaks_with_its_own_voice_of_a_name(
