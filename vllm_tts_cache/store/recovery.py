@@ -105,7 +105,7 @@ def _steps(
     for prefix in sorted(prefixes):
         yield partial(_reconcile, directory, blobs, database, prefix)
     yield partial(_empty_trash, directory)
-    yield partial(_trim_quarantine, directory, database)
+    yield partial(trim_quarantine, directory, database)
     yield partial(_put_rows_right, database)
 
 
@@ -116,7 +116,7 @@ def _steps_of_copies(
     for prefix in sorted(directory.prefixes()):
         yield partial(_forget_strays, directory, database, prefix)
     yield partial(_empty_trash, directory)
-    yield partial(_trim_quarantine, directory, database)
+    yield partial(trim_quarantine, directory, database)
 
 
 def _finish(
@@ -264,9 +264,14 @@ def _took_back(db: Connection, directory: StoreDirectory, sha: str) -> bool:
     return True
 
 
-def _trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]:
-    """Keep what a failing disk did to voices that exist, and not too much of it."""
-    addresses = directory.quarantined()
+def trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]:
+    """Keep what a failing disk did to voices that exist, and not too much of it.
+
+    Returns what was done, a line each. Where nothing was set aside it asks the disk
+    once. Raises: StorageError.
+    """
+    if not (addresses := directory.quarantined()):
+        return []
     with database.read() as db:
         stored = stored_files.kinds(db, addresses)
         owned = owners.owned(db, addresses)

@@ -141,7 +141,6 @@ class SpeakerStore:
         self.trim = self._writer.trim
         self.forget = blobs.forget
         self.forget_unstored = blobs.forget_unstored
-        self.sweep = blobs.sweep
         self.delete_expired = registrations.delete_expired
         self.join = self._participation.join
         self.leave = self._participation.leave
@@ -408,6 +407,19 @@ class SpeakerStore:
         self.blobs.check_still()
         self._participation.drop_all_dead()
         return recovery.recover(self.files, self.blobs, self._database)
+
+    def sweep(self) -> int:
+        """Remove objects that nobody has, and what is too much of what was set aside.
+
+        Returns how many objects there were. It is quick where there is nothing to be
+        done, for whoever calls it now and then.
+
+        Raises: StorageError.
+        """
+        num_objects = self.blobs.sweep()
+        # A disk that fails does so while servers run: they cannot wait for a recovery.
+        recovery.trim_quarantine(self.files, self._database)
+        return num_objects
 
     def recover_copies(self) -> list[str]:
         """Remove this machine's copies of what nobody has any more, as `recover` does.
