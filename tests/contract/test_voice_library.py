@@ -12,11 +12,13 @@ import soundfile
 from tests.contract.test_speech import wav
 from tests.speech_server import Server, running
 from tests.store_samples import voice
+from tests.two_tenants import two_tenants
 from tests.waiting import soon
 from vllm_tts_cache.audio.clips import decode_clips
-from vllm_tts_cache.entrypoints import voice_models
+from vllm_tts_cache.entrypoints import previews, voice_models
 
 VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
+HEADER = "x-speaker-preview"
 
 
 @pytest.fixture
@@ -380,6 +382,67 @@ async def test_previews_that_wait_are_bounded(server):
     assert statuses == [200] * 8 + [503] * 4
 
 
+async def test_tenants_take_turns_with_previews(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    """However many one asks for, the other's is the next."""
+    path = f"{VOICES}/Ann/preview"
+    done = []
+
+    async def ask(side, text):
+        answer = await side.client.post(path, json={"text": text})
+        done.append((side.tenant, answer.status_code))
+
+    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
+        for side in (host.us, host.them):
+            await side.register("Ann", side.clip())
+        for encoder in host.server.encoders:
+            encoder.gate.clear()
+        many = [asyncio.create_task(ask(host.us, f"{n}.")) for n in range(12)]
+        await soon(lambda: len(done) == 4)
+        assert {status for _, status in done} == {503}
+        done.clear()
+        one = asyncio.create_task(ask(host.them, "1."))
+        lines = host.server.service.previews._lines
+        await soon(lambda: host.them.tenant in lines)
+        for encoder in host.server.encoders:
+            encoder.gate.set()
+        await asyncio.gather(one, *many)
+        assert done[:2] == [(host.us.tenant, 200), (host.them.tenant, 200)]
+        assert len(done) == 9 and {status for _, status in done} == {200}
+        assert not lines
+
+
+async def test_an_engine_that_hangs_keeps_previews_for_a_time_only(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(previews, "SPEAK_SECONDS", 0.5)
+    monkeypatch.setenv("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "1")
+    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
+        await server.register("Ann", wav())
+        path = f"{VOICES}/Ann/preview"
+        assert (await server.client.post(path)).status_code == 200
+        speaking, ended = server.engine.generate, []
+
+        async def hanging(**_):
+            try:
+                await asyncio.Event().wait()
+                yield
+            finally:
+                ended.append(True)
+
+        monkeypatch.setattr(server.engine, "generate", hanging)
+        asked = [server.client.post(path, json={"text": f"{n}."}) for n in range(2)]
+        for answer in await asyncio.gather(*asked):
+            assert answer.status_code == 503 and "1.5 s" in answer.text
+            assert answer.headers["retry-after"] == "2"
+        assert ended == [True, True]  # nobody speaks for them any more
+        assert (await server.client.post(path)).headers[HEADER] == "kept"
+        monkeypatch.setattr(server.engine, "generate", speaking)
+        answer = await server.client.post(path, json={"text": "0."})
+        assert answer.headers[HEADER] == "made"
+
+
 async def test_several_clips_are_refused_and_none_is_taken_for_all(server):
     clips = [("audio_sample", ("c.wav", wav(), "audio/wav"))] * 2
     form = {"name": "Ann", "consent": "yes", "ref_text": "for both"}
@@ -451,9 +514,6 @@ async def test_what_another_clip_says_under_the_id_is_kept_by_nobody(server):
     for name in ("Ann", "Bea"):
         kept = await server.client.get(f"{VOICES}/{name}/preview")
         assert kept.status_code == 404
-
-
-HEADER = "x-speaker-preview"
 
 
 async def test_filters_are_few_and_of_different_keys(server):

@@ -1,19 +1,23 @@
 """Routes that let a voice say something short, and remember how it sounded."""
 
+import asyncio
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Message
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.callers import CallingTenant
+from vllm_tts_cache.entrypoints.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.entrypoints.previews import default_text
 from vllm_tts_cache.entrypoints.routing import CHANGES_MAX_BYTES, guarded_route
 from vllm_tts_cache.entrypoints.speech_routes import create_speech
 from vllm_tts_cache.entrypoints.voice_models import Error
 from vllm_tts_cache.entrypoints.voices import Handler
-from vllm_tts_cache.errors import PreviewNotFoundError
+from vllm_tts_cache.errors import PreviewNotFoundError, ServerBusyError
 
 router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
 
@@ -60,11 +64,15 @@ async def make_preview(
     async def look() -> SpeakerRecord:
         return (await handler.speakers.lookups.get(tenant, voice_id)).record
 
-    async def speak(record: SpeakerRecord, text: str) -> bytes | None:
+    async def speak(record: SpeakerRecord, text: str, seconds: float) -> bytes | None:
         request = OpenAICreateSpeechRequest(
             input=text, voice=record.speaker_id, response_format="wav"
         )
-        answer = await create_speech(request, raw_request)
+        patience = _Patience(raw_request, seconds)
+        answer = await create_speech(request, patience.request)
+        if patience.is_over:
+            what = f"a preview was not spoken within {seconds:g} s"
+            raise ServerBusyError(what, RETRY_AFTER_SECONDS)
         if answer.status_code == 200:
             return bytes(answer.body)
         failed.append(answer)
@@ -91,6 +99,28 @@ async def get_preview(
     if wav is None:
         raise PreviewNotFoundError(name)
     return _wav(wav, "kept")
+
+
+class _Patience:
+    """A request whose client has left once so much time is over, if not before.
+
+    The host ends its work, and the engine's, for a client that has left; whoever
+    cancels its handler ends neither.
+    """
+
+    def __init__(self, request: Request, seconds: float):
+        self._receive = request.receive
+        self._until = time.monotonic() + seconds
+        self.is_over = False
+        self.request = Request(request.scope, self._receive_in_time)
+
+    async def _receive_in_time(self) -> Message:
+        left = max(0.0, self._until - time.monotonic())
+        try:
+            return await asyncio.wait_for(self._receive(), left)
+        except asyncio.TimeoutError:
+            self.is_over = True
+            return {"type": "http.disconnect"}
 
 
 def _wav(data: bytes, outcome: str) -> Response:

@@ -6,7 +6,9 @@ one, evicted as one, and deleted with the voice. Tenants do not share them.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,8 +20,12 @@ from vllm_tts_cache.store.preview_kinds import preview_kind
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 Look = Callable[[], Awaitable[SpeakerRecord]]
+Make = Callable[[SpeakerRecord, str, float], Awaitable[bytes | None]]
 
+# Of each tenant, the one that is made among them.
 MAX_WAITING = 8
+# For a short text, once the voice is encoded.
+SPEAK_SECONDS = 60.0
 _ARRAY = "wav"
 _DOMAIN = "vllm-tts-cache/preview/v1"
 
@@ -42,18 +48,32 @@ def default_text(language: str | None) -> str:
     return _TEXTS.get((language or "en").split("-")[0].lower(), _TEXTS["en"])
 
 
+@dataclass(slots=True)
+class _Line:
+    """The previews of one tenant that wait, and whose turn it is among them."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_waiting: int = 0
+
+
 class Previews:
     """Keeps previews and has them made, one after another; for the event loop only.
 
+    Tenants take turns, however many previews one of them asks for.
+
     Args:
         reads: Runs what reads and writes files.
+        encode_seconds: How long an encode may take that a preview has to wait for.
     """
 
-    def __init__(self, store: SpeakerStore, reads: BoundedExecutor):
+    def __init__(
+        self, store: SpeakerStore, reads: BoundedExecutor, encode_seconds: float
+    ):
         self._store = store
         self._reads = reads
+        self._make_seconds = encode_seconds + SPEAK_SECONDS
         self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._lines: dict[str, _Line] = {}
 
     async def kept(self, record: SpeakerRecord, model: str, text: str) -> bytes | None:
         """Return the WAV file that was kept of this text; None if there is none.
@@ -69,11 +89,7 @@ class Previews:
         return None if found is None else found[_ARRAY].tobytes()
 
     async def kept_or_made(
-        self,
-        look: Look,
-        model: str,
-        text: str | None,
-        make: Callable[[SpeakerRecord, str], Awaitable[bytes | None]],
+        self, look: Look, model: str, text: str | None, make: Make
     ) -> tuple[bytes | None, bool]:
         """Return the WAV file, and whether it was there.
 
@@ -83,25 +99,38 @@ class Previews:
                 by it then is answered, and kept by nobody.
             model: Which model speaks.
             text: What it says; None for `default_text`.
-            make: Speaks; None if that failed.
+            make: Speaks, within so many seconds; None if that failed.
 
-        Raises: ServerBusyError if too many wait, StorageError, and what ``look`` does.
+        Raises: ServerBusyError if too many of the tenant's wait, StorageError, and
+            what ``look`` and ``make`` do.
         """
-        if self._num_waiting >= MAX_WAITING:
+        record = await look()
+        if (kept := await self.kept(record, model, _told(record, text))) is not None:
+            return kept, True  # it waits for nobody
+        async with self._in_turn(record.tenant):
+            record = await look()
+            told = _told(record, text)
+            if (kept := await self.kept(record, model, told)) is not None:
+                return kept, True
+            made = await make(record, told, self._make_seconds)
+            if made is not None and await look() == record:
+                await self._keep(record, model, told, made)
+            return made, False
+
+    @asynccontextmanager
+    async def _in_turn(self, tenant: str) -> AsyncIterator[None]:
+        line = self._lines.setdefault(tenant, _Line())
+        if line.num_waiting >= MAX_WAITING:
             raise ServerBusyError("too many previews wait", RETRY_AFTER_SECONDS)
-        self._num_waiting += 1
+        line.num_waiting += 1
         try:
-            async with self._turn:
-                record = await look()
-                told = text or default_text(record.language)
-                if (kept := await self.kept(record, model, told)) is not None:
-                    return kept, True
-                made = await make(record, told)
-                if made is not None and await look() == record:
-                    await self._keep(record, model, told, made)
-                return made, False
+            # Only the first of each line waits for the server's turn.
+            async with line.turn, self._turn:
+                yield
         finally:
-            self._num_waiting -= 1
+            line.num_waiting -= 1
+            if not line.num_waiting:
+                del self._lines[tenant]
 
     async def _keep(
         self, record: SpeakerRecord, model: str, text: str, wav: bytes
@@ -110,6 +139,10 @@ class Previews:
             encoding = Encoding({_ARRAY: np.frombuffer(wav, np.uint8)})
             publish = self._store.publish_preview
             await self._reads.run(publish, key, encoding, record.tenant)
+
+
+def _told(record: SpeakerRecord, text: str | None) -> str:
+    return text or default_text(record.language)
 
 
 def _key(record: SpeakerRecord, model: str, text: str) -> EncodingKey | None:

@@ -110,7 +110,9 @@ class SpeakerService:
         self.inline = InlineClips(store, indexed, max_fetches=settings.max_fetches)
         self.places = TenantPlaces()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
-        self.previews = Previews(store, self.lookups.reads)
+        self.previews = Previews(
+            store, self.lookups.reads, settings.encode_timeout_seconds
+        )
         self.bundles = Bundles(store, settings.bundle_key, self.lookups.find_now)
         self.bundling = BoundedExecutor(
             "too many bundles wait", num_threads=1, max_waiting=MAX_BUNDLES
