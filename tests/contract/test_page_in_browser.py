@@ -1,4 +1,4 @@
-"""What the page does with keys, strangers' words and errors, in a real browser.
+"""What the page does with strangers' words and errors, in a real browser.
 
 Over the host's application in this process: no test here needs a voice to be heard.
 """
@@ -39,36 +39,6 @@ async def visited(server, **how):
             yield using
         finally:
             await asyncio.to_thread(opened.driver.quit)
-
-
-async def test_the_key_is_asked_for_sent_and_kept_in_the_tab(server):
-    from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
-
-    server.app.add_middleware(AuthenticationMiddleware, tokens=["secret"])
-    server.client.headers["Authorization"] = "Bearer secret"
-    await server.register("Ann", wav())
-
-    def use(browser):
-        browser.see("dialog", "wants its API key")
-        browser.press("wrong", Keys.ENTER)
-        browser.see("dialog [role=alert]", "refused that key")
-        browser.press("secret", Keys.ENTER)
-        browser.see("[data-name=Ann]")
-        browser.open("cache")
-        browser.see(".worker")
-        browser.driver.refresh()
-        browser.see(".worker")
-        assert not browser.all("dialog")
-        browser.click("a[data-view=library]")
-        browser.click("[data-name=Ann] a")
-        browser.see("#reference .player")  # which a player could not have fetched
-        browser.click("#forget-key")
-        browser.see("dialog", "wants its API key")
-        browser.press(Keys.ESCAPE)
-        browser.see("[role=alert]", "Unauthorized")
-
-    async with visited(server) as using:
-        await using(use)
 
 
 async def test_words_of_strangers_stay_words(server):
@@ -172,6 +142,23 @@ async def test_errors_of_the_server_are_shown_as_they_are(server, tmp_path):
         browser.see("#detail [role=alert]", "voice_nobody")
 
     async with visited(server) as using:
+        await using(use)
+
+
+async def test_that_clips_are_kept_back_is_no_failure(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPEAKER_AUDIO_DOWNLOAD", "0")
+    closed = Server(default_checkpoint, tmp_path, monkeypatch)
+
+    def use(browser):
+        browser.click("[data-name=Ann] a")
+        browser.see("#reference .hint", "does not give reference audio back")
+        assert browser.all("#detail [role=alert]") == []
+
+    async with running(closed), visited(closed) as using:
+        await closed.register("Ann", wav())
+        await using(lambda browser: browser.driver.refresh())
         await using(use)
 
 

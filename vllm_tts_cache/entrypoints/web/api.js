@@ -21,8 +21,11 @@ export class ServerError extends Error {
 export const voicePath = (id, rest = "") =>
   `audio/voices/${encodeURIComponent(id)}${rest ? `/${rest}` : ""}`;
 
-/** Send, and return the answer; asks for the key where the server wants one. */
-export async function send(path, { json, headers = {}, ...options } = {}) {
+/**
+ * Send, and return the answer; asks for the key where the server wants one, but not for
+ * `isBackground`, what the page asks by itself.
+ */
+export async function send(path, { json, headers = {}, isBackground = false, ...options } = {}) {
   const body = json === undefined ? options.body : JSON.stringify(json);
   const given = json === undefined ? headers : { "Content-Type": "application/json", ...headers };
   let key = askForKey.current();
@@ -31,7 +34,7 @@ export async function send(path, { json, headers = {}, ...options } = {}) {
     const response = await reach(new URL(path, ROOT), { ...options, body, headers: authorized });
     if (response.ok) return response;
     if (response.status !== 401) throw await errorOf(response);
-    key = await askForKey(key);
+    key = await askForKey(key, { isBackground });
     if (!key) throw await errorOf(response);
   }
 }

@@ -11,22 +11,25 @@ let isShown = false;
 export function showCache(shouldShow) {
   isShown = shouldShow;
   clearTimeout(timer);
-  if (shouldShow) refresh();
+  if (shouldShow) refresh({ isBackground: false });
 }
 
 document.addEventListener("visibilitychange", () => {
-  if (isShown && !document.hidden) showCache(true);
+  if (isShown && !document.hidden) refresh();
 });
 
-async function refresh() {
+async function refresh({ isBackground = true } = {}) {
+  clearTimeout(timer);
   try {
-    render(await getJson("audio/speaker_cache"));
+    render(await getJson("audio/speaker_cache", { isBackground }));
     showError(byId("cache-error"), null);
   } catch (error) {
-    showError(byId("cache-error"), error);
+    const wantsKey = error.status === 401;
+    showError(byId("cache-error"), error, wantsKey ? () => showCache(true) : null);
+    if (wantsKey) return; // it stays wrong until somebody gives the key
   }
   clearTimeout(timer);
-  if (isShown && !document.hidden) timer = setTimeout(refresh, REFRESH_MS);
+  if (isShown && !document.hidden) timer = setTimeout(() => refresh(), REFRESH_MS);
 }
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);

@@ -6,13 +6,23 @@ import { openDialog } from "./dialog.js";
 
 const PLACE = "vllm-tts-cache.api-key";
 let asking = null;
+let isDeclined = false;
+
+// Whoever was asked and gave none is not asked again before doing something else.
+for (const type of ["click", "submit", "hashchange"]) {
+  addEventListener(type, () => { isDeclined = false; }, { capture: true });
+}
 
 askForKey.current = () => sessionStorage.getItem(PLACE);
 
-/** Ask for another key than the one that was refused; null if nobody gives one. */
-export function askForKey(refused) {
+/**
+ * Ask for another key than the one that was refused; null if nobody gives one.
+ * Nobody is asked for the sake of what the page does by itself.
+ */
+export function askForKey(refused, { isBackground = false } = {}) {
   const current = askForKey.current();
   if (current && current !== refused) return Promise.resolve(current); // by another request
+  if (!asking && (isBackground || isDeclined)) return Promise.resolve(null);
   asking ??= ask(Boolean(refused)).finally(() => { asking = null; });
   return asking;
 }
@@ -35,7 +45,8 @@ async function ask(wasRefused) {
     onSubmit: () => field.value.trim(),
     focus: field,
   });
-  if (!given) return null;
+  isDeclined = !given;
+  if (isDeclined) return null;
   sessionStorage.setItem(PLACE, given);
   byId("forget-key").hidden = false;
   return given;

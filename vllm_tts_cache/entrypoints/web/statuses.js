@@ -68,7 +68,7 @@ class Statuses extends EventTarget {
   async #ask(id) {
     this.#asking.add(id);
     try {
-      const { cache_status: status, error } = await getJson(voicePath(id, "cache"));
+      const { cache_status: status, error } = await getJson(voicePath(id, "cache"), { isBackground: true });
       this.learn(id, status, error);
     } catch {
       // Gone meanwhile, or the server is: the next action will say so.

@@ -128,7 +128,11 @@ function reference(voice) {
     const player = new ClipPlayer(blob, "the reference clip");
     mine.parts.push(player);
     place.replaceChildren(player.element);
-  }).catch((error) => showError(place, error));
+  }).catch((error) => {
+    // That the operator keeps clips back is no failure.
+    if (error.status === 403) place.replaceChildren(el("p", { class: "hint" }, error.message));
+    else showError(place, error);
+  });
   return place;
 }
 
