@@ -29,6 +29,15 @@ _OPTIONS = (
     "--use-fake-ui-for-media-stream",  # the microphone is allowed without asking
 )
 
+_INK = """
+const { width, height } = arguments[0];
+const { data } = arguments[0].getContext("2d").getImageData(0, 0, width, height);
+const ink = (x, y) => data[4 * (y * width + x) + 3] > 127;
+const column = (x) => Array.from({ length: height }, (_, y) => ink(x, y));
+const share = (x) => column(x).filter(Boolean).length / height;
+return Array.from({ length: width }, (_, x) => share(x));
+"""
+
 
 class Browser:
     """Chromium on one page; a context manager that closes it.
@@ -131,6 +140,19 @@ class Browser:
         """Give a file to a field, which may be one that people do not see."""
         self.driver.find_element(By.CSS_SELECTOR, css).send_keys(str(path))
 
+    def drop(self, css, *paths, until="drop"):
+        """Drag files from outside over what can be seen, and let go of them there.
+
+        With ``until="dragOver"`` they are still held.
+        """
+        box = self.see(css).rect
+        at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+        held = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
+        steps = ("dragEnter", "dragOver", "drop")
+        for step in steps[: steps.index(until) + 1]:
+            event = {"type": step, **at, "data": held}
+            self.driver.execute_cdp_cmd("Input.dispatchDragEvent", event)
+
     def press(self, *keys):
         """Press keys, one after another, wherever the focus is."""
         webdriver.ActionChains(self.driver).send_keys(*keys).perform()
@@ -156,6 +178,10 @@ class Browser:
             results.get_attribute(f"data-{name}") for name in ("samples", "played")
         )
         return tuple(int(count or 0) for count in given)
+
+    def drawn(self, css):
+        """What is on a canvas: of each column of pixels how much is ink, in [0, 1]."""
+        return self.driver.execute_script(_INK, self.see(css))
 
     def is_too_wide(self):
         """Tell whether people would have to scroll sideways."""

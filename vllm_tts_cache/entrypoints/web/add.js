@@ -38,10 +38,17 @@ export function startAdd() {
   });
 }
 
-/** A clip from elsewhere on the page. */
-export function takeClip(file) {
+/** Clips from elsewhere on the page. */
+export function takeClips(files) {
   again();
-  clip.take(file);
+  clip.takeFirst(files);
+}
+
+/** Another view is shown: the microphone does not stay on behind it. */
+export function leaveAdd() {
+  again();
+  clip.stop();
+  consent.stop();
 }
 
 /** Leave what was registered, for the next one. */
@@ -76,7 +83,7 @@ async function noteName() {
   if (!name || name === "." || name === ".." || name.includes("/")) return;
   // Searched for, and not asked for by its path: that there is none is no error.
   const asked = new URLSearchParams({ search: name, limit: 50 });
-  const found = await getJson(`audio/voices?${asked}`).catch(() => ({}));
+  const found = await getJson(`audio/voices?${asked}`, { isBackground: true }).catch(() => ({}));
   const fold = (text) => text.trim().normalize("NFC").toLowerCase();
   const same = (found.uploaded_voices ?? []).find((voice) => fold(voice.name) === fold(name));
   if (same) note.textContent = `There is a voice ${same.name}. Registering replaces it, if this server allows that.`;
@@ -118,6 +125,7 @@ function registered(answer) {
   labels.set({});
   clip.clear();
   byId("name-note").textContent = "";
+  consent.stop();
   byId("add-consent").replaceChildren((consent = new ConsentField()).element);
   watched = { ...answer, since: performance.now() };
   statuses.forget(answer.voice.id);

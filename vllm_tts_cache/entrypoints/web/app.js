@@ -1,8 +1,8 @@
 // The page: which view is shown, and what is dropped on it.
 
-import { again, startAdd, takeClip } from "./add.js";
+import { leaveAdd, startAdd, takeClips } from "./add.js";
 import { askForKey, forgetKey } from "./key.js";
-import { askImport } from "./bundles.js";
+import { askImport, isOfVoices } from "./bundles.js";
 import { modelName } from "./api.js";
 import { byId, toast } from "./dom.js";
 import { openDialogs } from "./dialog.js";
@@ -23,7 +23,7 @@ function route(isFirst) {
     else link.removeAttribute("aria-current");
   }
   document.title = TITLES[name];
-  if (name !== "add") again();
+  if (name !== "add") leaveAdd();
   showCache(name === "cache");
   showConsents(name === "consents");
   showVoice(name === "library" && view === "voices" ? decoded(id) : null, { focus: !isFirst });
@@ -69,11 +69,13 @@ function startDrops() {
     end();
     if (openDialogs().length) return;
     const files = [...event.dataTransfer.files];
-    const bundles = files.filter(({ name }) => /\.(voice|zip)$/i.test(name));
-    if (bundles.length) importBundles(bundles);
-    else if (files.length) {
+    const ofVoices = files.filter(isOfVoices);
+    if (ofVoices.length) {
+      importBundles(ofVoices);
+      if (ofVoices.length < files.length) toast("Only files of voices are taken. Drop clips by themselves.");
+    } else if (files.length) {
       location.hash = "#/add";
-      takeClip(files[0]);
+      takeClips(files);
     }
   }, { capture: false });
 }

@@ -1,7 +1,8 @@
 // One clip: dropped, chosen or recorded.
 
+import { isOfVoices } from "./bundles.js";
 import { ClipPlayer } from "./clip-player.js";
-import { bar, button, el, icon, newId, showError } from "./dom.js";
+import { bar, button, el, icon, newId, showError, toast } from "./dom.js";
 import { bytes, clock, seconds } from "./format.js";
 import { Recorder } from "./recorder.js";
 import { encodeWav } from "./wav.js";
@@ -21,6 +22,7 @@ export class ClipInput {
   #stage = el("div");
   #player = null;
   #recorder = null;
+  #asking = null; // for the microphone; aborted when nobody wants it any more
   #onChange;
   blob = null;
   readText = null;
@@ -52,12 +54,24 @@ export class ClipInput {
     this.#onChange(file);
   }
 
+  /** Take the first of several files, and say that the others stay. */
+  takeFirst([file, ...others]) {
+    this.take(file);
+    if (others.length) toast(`Only ${file.name} is taken: on this page a voice has one clip.`);
+  }
+
   clear({ focus = false } = {}) {
     this.#stopRecording();
     this.blob = null;
     this.#ask();
     this.#onChange(null);
     if (focus) this.focus();
+  }
+
+  /** End a recording that is under way, or asked for; nothing of it is kept. */
+  stop() {
+    if (this.#recorder) this.#ask();
+    this.#stopRecording();
   }
 
   focus() {
@@ -87,9 +101,11 @@ export class ClipInput {
     drop.addEventListener("dragleave", () => drop.classList.remove("over"));
     drop.addEventListener("drop", (event) => {
       event.preventDefault();
-      event.stopPropagation();
       drop.classList.remove("over");
-      if (event.dataTransfer.files[0]) this.take(event.dataTransfer.files[0]);
+      const files = [...event.dataTransfer.files];
+      if (!files.length || files.some(isOfVoices)) return; // no clip: the page's to take
+      event.stopPropagation();
+      this.takeFirst(files);
     });
     this.#stage.replaceChildren(drop);
   }
@@ -111,6 +127,9 @@ export class ClipInput {
   }
 
   async #record() {
+    if (this.#asking) return;
+    const asking = new AbortController();
+    this.#asking = asking;
     showError(this.#error, null);
     const readId = newId("read");
     const canvas = el("canvas", { "aria-hidden": "true" });
@@ -133,10 +152,12 @@ export class ClipInput {
       if (numSamples / sampleRateHz >= MAX_SECONDS - 0.1) this.#finish(read.checked);
     };
     try {
-      this.#recorder = await Recorder.start(onPiece);
+      this.#recorder = await Recorder.start(onPiece, asking.signal);
     } catch (error) {
       showError(this.#error, error);
       return;
+    } finally {
+      if (this.#asking === asking) this.#asking = null;
     }
     this.#stage.replaceChildren(el("div", { class: "recording" },
       el("div", { class: "read-aloud" }, el("p", { class: "hint" }, "Read this, or say something of your own:"),
@@ -161,6 +182,8 @@ export class ClipInput {
   }
 
   #stopRecording() {
+    this.#asking?.abort();
+    this.#asking = null;
     this.#recorder?.stop();
     this.#recorder = null;
   }

@@ -13,6 +13,7 @@ export class ConsentField {
   #recordings = el("div", { hidden: true });
   #inWords = el("label", { class: "field" }, "Reference to the consent", this.#text);
   #new = el("div");
+  #clip = null; // of a recording that is not kept yet
   #error = el("div");
   #kind = "text";
 
@@ -48,7 +49,13 @@ export class ConsentField {
     return null;
   }
 
+  /** End a recording of it that is under way. */
+  stop() {
+    this.#clip?.stop();
+  }
+
   #choose(kind) {
+    this.stop();
     this.#kind = kind;
     this.#inWords.hidden = kind !== "text";
     this.#recordings.hidden = kind !== "recording";
@@ -67,11 +74,13 @@ export class ConsentField {
 
   #offerNew() {
     if (this.#list.value) {
+      this.stop();
       this.#new.replaceChildren();
       return;
     }
     if (this.#new.childElementCount) return;
     const clip = new ClipInput({ what: "the consent recording", kind: "consent" });
+    this.#clip = clip;
     const name = el("input", { placeholder: "Ann's consent", autocomplete: "off", maxlength: 128, id: "consent-name" });
     const language = el("input", { list: "languages", value: "en-US", maxlength: 35, autocomplete: "off", id: "consent-language" });
     const keep = button("Keep this recording", () => busy(keep, this.#error, () => this.#keep(clip, name, language)), { id: "keep-consent" });

@@ -10,16 +10,21 @@ export class Recorder {
   #stream;
   #context;
 
-  /** Begin; `onPiece` gets samples as they come. Throws why it cannot. */
-  static async start(onPiece) {
+  /**
+   * Begin; `onPiece` gets samples as they come. Throws why it cannot, and an AbortError
+   * if `signal` was aborted before people had allowed it: the microphone is off then.
+   */
+  static async start(onPiece, signal) {
     if (!navigator.mediaDevices?.getUserMedia) {
       throw new Error("This browser gives a page the microphone only over https, or on localhost. Choose a file instead.");
     }
     const recorder = new Recorder();
     try {
       await recorder.#open(onPiece);
+      signal.throwIfAborted();
     } catch (error) {
       recorder.#close();
+      signal.throwIfAborted();
       throw new Error(REASONS[error.name] ?? `The microphone cannot be used: ${error.message}`);
     }
     return recorder;
