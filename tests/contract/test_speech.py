@@ -14,8 +14,9 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.in_process_workers import clip, new_speaker, store_clip
 from tests.speech_server import Server, running
-from tests.waiting import SOON_SECONDS
+from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.entrypoints import kv_warming
 from vllm_tts_cache.entrypoints.speech import MAX_SUBMITS
 from vllm_tts_cache.entrypoints.wants import GoneError
 from vllm_tts_cache.speaker.family import default_family
@@ -435,6 +436,52 @@ async def test_sampling_that_is_fine_reaches_the_engine(server):
     await registered(server)
     extra = {"temperature": 1, "top_k": 5, "tts_local_seed": 7}
     assert (await server.speak(voice="Ann", extra_params=extra)).status_code == 200
+
+
+# -------- what goes on without anybody's request
+
+
+@pytest.fixture
+def prefills(server, monkeypatch):
+    """What begins and ends in an engine whose prefills go on until they are ended."""
+    engine, seen = server.engine, []
+    monkeypatch.setattr(kv_warming, "LOOK_SECONDS", 0.001)
+    engine.engine._client_config = {}  # this process is alone
+    engine._paused = engine._sleeping_tags = engine.errored = False
+    engine.request_states = {}
+    generate = engine.generate
+
+    async def noted(*, request_id, **kwargs):
+        if not request_id.startswith("prefill-"):
+            seen.append("speech")
+            async for output in generate(request_id=request_id, **kwargs):
+                yield output
+            return
+        seen.append("prefill")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("ended")
+
+    monkeypatch.setattr(engine, "generate", noted)
+    return seen
+
+
+async def test_a_prefill_ends_before_a_request_and_begins_again_after_it(
+    server, prefills
+):
+    """Only its start waited for the engine to be idle."""
+    for name, pitch_hz in (("Ann", 220), ("Bob", 330)):
+        await server.register(name, wav(pitch_hz=pitch_hz), ref_text="words")
+    await server.client.post("/v1/audio/voices/Bob/cache")
+    await soon(lambda: prefills == ["prefill"])
+    assert (await server.speak(voice="Ann")).status_code == 200
+    # Ann was encoded first: a second one began meanwhile, and ended as well.
+    begun = prefills.index("speech")
+    assert prefills[:begun].count("ended") == prefills[:begun].count("prefill") >= 1
+    await soon(lambda: prefills[-1] == "prefill")
+    await server.client.delete("/v1/audio/voices/Bob")
+    assert prefills[-1] == "ended"
 
 
 # -------- how a request goes through

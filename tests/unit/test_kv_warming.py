@@ -17,8 +17,10 @@ class Engine:
 
     def __init__(self):
         self.is_possible = self.is_idle = True
-        self.prefilled = []
+        self.prefilled, self.cancelled = [], []
         self.error = None
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     def helps(self, record):
         return record.ref_text is not None
@@ -27,6 +29,11 @@ class Engine:
         self.prefilled.append(record.name)
         if self.error is not None:
             raise self.error
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(record.name)
+            raise
 
 
 @pytest.fixture
@@ -69,6 +76,28 @@ async def test_nothing_is_prefilled_beside_running_streams(engine, warming):
     await soon(lambda: engine.prefilled == ["voice-0"])
 
 
+async def test_a_request_that_begins_meanwhile_has_the_engine_for_itself(
+    engine, warming
+):
+    """Only the start of a prefill waited for the engine to be idle."""
+    engine.gate.clear()
+    for number in range(2):
+        warming.add(record(number))
+    await soon(lambda: engine.prefilled == ["voice-0"])
+    engine.is_idle = False
+    warming.give_way()
+    assert warming.stats()["waiting"] == 2
+    await soon(lambda: engine.cancelled == ["voice-0"])
+    await asyncio.sleep(0.05)
+    assert engine.prefilled == ["voice-0"]
+    engine.gate.set()
+    engine.is_idle = True
+    await soon(lambda: warming.stats()["warmed"] == 2)
+    assert engine.prefilled == ["voice-0", "voice-0", "voice-1"]
+    warming.give_way()  # with nothing in hand
+    assert warming.stats() == {"warmed": 2, "failed": 0, "left_out": 0, "waiting": 0}
+
+
 async def test_thousands_that_nobody_speaks_with_leave_the_kv_to_others(
     engine, warming, monkeypatch
 ):
@@ -103,6 +132,23 @@ async def test_what_is_deleted_while_it_waits_is_not_prefilled(engine, warming):
     engine.is_idle = True
     await asyncio.sleep(0.05)
     assert len(engine.prefilled) == 2
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+async def test_a_prefill_in_hand_of_what_is_deleted_is_ended(engine, warming, is_all):
+    engine.gate.clear()
+    warming.add(record(0))
+    await soon(lambda: engine.prefilled)
+    warming.forget(record(1).audio_sha256)  # which is another one
+    await asyncio.sleep(0.01)
+    assert engine.cancelled == []
+    warming.forget_all() if is_all else warming.forget(record(0).audio_sha256)
+    await soon(lambda: engine.cancelled == ["voice-0"])
+    engine.gate.set()
+    warming.add(record(1))
+    await soon(lambda: warming.stats()["warmed"] == 1)
+    assert engine.prefilled == ["voice-0", "voice-1"]
+    assert warming.stats()["failed"] == 0
 
 
 async def test_a_prefill_that_fails_or_hangs_is_given_up(engine, warming, monkeypatch):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from asyncio import Task
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -42,7 +43,10 @@ class Prefill(Protocol):
         ...
 
     async def prefill(self, record: SpeakerRecord) -> None:
-        """Return when the voice's part of a prompt has been prefilled."""
+        """Return when the voice's part of a prompt has been prefilled.
+
+        Cancelled, it ends in the engine as well.
+        """
         ...
 
 
@@ -74,7 +78,8 @@ class KVWarming:
         self._waiting: OrderedDict[str, SpeakerRecord] = OrderedDict()
         self._unspoken: OrderedDict[str, float] = OrderedDict()
         self._counts = WarmingCounts()
-        self._task: asyncio.Task[None] | None = None
+        self._task: Task[None] | None = None
+        self._in_hand: tuple[str, SpeakerRecord, Task[None]] | None = None
 
     def add(self, record: SpeakerRecord) -> None:
         """Take a voice whose encodings exist; it is prefilled soon, or left out."""
@@ -92,15 +97,36 @@ class KVWarming:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(engine))
 
+    def give_way(self) -> None:
+        """A request begins: whose prefill is in hand, that voice waits again."""
+        if (stopped := self._stop()) is not None:
+            sha, record = stopped
+            self._waiting[sha] = record
+            self._waiting.move_to_end(sha, last=False)
+
     def forget(self, audio_sha256: str) -> None:
         """It speaks by itself by now, or is deleted."""
+        if self._in_hand is not None and self._in_hand[0] == audio_sha256:
+            self._stop()
         self._waiting.pop(audio_sha256, None)
         self._unspoken.pop(audio_sha256, None)
 
     def forget_all(self) -> None:
         """As `forget`, of all."""
+        self._stop()
         self._waiting.clear()
         self._unspoken.clear()
+
+    def _stop(self) -> tuple[str, SpeakerRecord] | None:
+        """Take what is in hand out of the engine; returns whose it was."""
+        if self._in_hand is None:
+            return None
+        sha, record, task = self._in_hand
+        if not task.cancel():  # it has just ended
+            return None
+        self._in_hand = None
+        self._unspoken.pop(sha, None)
+        return sha, record
 
     def shutdown(self) -> None:
         """Begin nothing more."""
@@ -129,14 +155,21 @@ class KVWarming:
 
     async def _prefill(self, engine: Prefill, sha: str, record: SpeakerRecord) -> None:
         self._unspoken[sha] = time.monotonic()
-        try:
-            await asyncio.wait_for(engine.prefill(record), PREFILL_SECONDS)
-        except Exception as exc:  # noqa: BLE001  the first text prefills it then
+        task = asyncio.create_task(engine.prefill(record))
+        self._in_hand = sha, record, task
+        # No `wait_for`: it would begin to end the prefill only some steps later.
+        clock = asyncio.get_running_loop().call_later(PREFILL_SECONDS, task.cancel)
+        [error] = await asyncio.gather(task, return_exceptions=True)
+        clock.cancel()
+        if self._in_hand is None:  # it was stopped
+            return
+        self._in_hand = None
+        if error is None:
+            self._count("warmed")
+        else:  # the first text prefills it then
             self._unspoken.pop(sha, None)
             self._count("failed")
-            logger.debug("A voice was not prefilled: %r", exc)
-        else:
-            self._count("warmed")
+            logger.debug("A voice was not prefilled: %r", error)
 
     def _num_unspoken(self) -> int:
         oldest = time.monotonic() - UNSPOKEN_SECONDS

@@ -191,6 +191,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
 
         Raises: RefusedRequestError where a route of ours listens; else TTSCacheError.
         """
+        self.speakers.kv_warming.give_way()
         # The same id for both: it is how the client's request is aborted.
         prepare = functools.partial(
             super()._prepare_speech_generation,
@@ -265,11 +266,14 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
         again: Callable[[], Awaitable[AsyncIterator[Any]]],
     ) -> AsyncIterator[Any]:
         """Pass outputs on; without any, for want of the prompt, submit anew."""
-        # The first step hands the request to the engine, some milliseconds of the
-        # host's on the event loop, right after as many to prepare it: others go first.
-        await asyncio.sleep(0)
         for num_left in reversed(range(MAX_SUBMITS)):
             has_begun = False
+            # A prefill may have begun while this one's speaker was encoded.
+            self.speakers.kv_warming.give_way()
+            # The first step hands the request to the engine, some milliseconds of the
+            # host's on the event loop, right after as many to prepare it: others go
+            # first, and that prefill's end.
+            await asyncio.sleep(0)
             try:
                 async for output in outputs:
                     has_begun = True
