@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 
 from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints import routing
+from vllm_tts_cache.entrypoints.other_sites import OtherSiteError
 from vllm_tts_cache.entrypoints.routing import GuardedRoute
 from vllm_tts_cache.entrypoints.served_model import CannotCloneError
 from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError
@@ -41,6 +42,7 @@ ERRORS = [
     (errors.DownloadsOffError(), 403, "BadRequestError"),
     (errors.UnauthorizedError(), 401, "AuthenticationError"),
     (errors.AdminKeyError(), 403, "BadRequestError"),
+    (OtherSiteError(), 403, "BadRequestError"),
     (errors.NoTenantError(), 500, "InternalServerError"),
     (errors.RequestTooLargeError(2**20), 413, "BadRequestError"),
     (errors.ServerBusyError("64 clips wait", 2), 503, "InternalServerError"),

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
+from vllm_tts_cache.entrypoints.other_sites import refuse_other_sites
 from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
 from vllm_tts_cache.errors import AdminKeyError, NoTenantError
 from vllm_tts_cache.tenants import ALONE, Caller, Tenant
@@ -25,12 +26,13 @@ class KnowsTenants:
 def caller_of(connection: HTTPConnection) -> Caller:
     """Return who sent a request, or opened a WebSocket; before anything of it is read.
 
-    Raises: UnauthorizedError.
+    Raises: UnauthorizedError, OtherSiteError.
     """
     handler = getattr(connection.app.state, "openai_serving_speech", None)
-    if not isinstance(handler, KnowsTenants):
-        return Caller(tenant=ALONE)  # there are no voices, and the route says so
-    return handler.tenants.caller(connection.headers.get("authorization"))
+    if isinstance(handler, KnowsTenants) and handler.tenants.is_on:
+        return handler.tenants.caller(connection.headers.get("authorization"))
+    refuse_other_sites(connection)
+    return Caller(tenant=ALONE)
 
 
 def caller_found(request: Request) -> Caller:

@@ -19,6 +19,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import (
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.callers import caller_of
+from vllm_tts_cache.entrypoints.other_sites import OtherSiteError
 from vllm_tts_cache.errors import (
     AdminKeyError,
     AudioBudgetError,
@@ -184,6 +185,7 @@ class NoSpeechModelError(SpeakerRequestError):
 _ROUTE_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (UnauthorizedError, HTTPStatus.UNAUTHORIZED),
     (AdminKeyError, HTTPStatus.FORBIDDEN),
+    (OtherSiteError, HTTPStatus.FORBIDDEN),
     (NoSpeechModelError, HTTPStatus.NOT_FOUND),
     (SpeakerNotFoundError, HTTPStatus.NOT_FOUND),
     (PreviewNotFoundError, HTTPStatus.NOT_FOUND),
