@@ -58,6 +58,13 @@ def remember(db: Connection, file: ImportedFile) -> None:
     db.execute(imported_file.insert(), row)
 
 
+def has_files(db: Connection, name_key: str) -> bool:
+    """Whether a voice of this name, that was not deleted, is in files of stock's."""
+    columns = imported_file.c
+    query = select(1).where(columns.name_key == name_key, columns.deleted_at.is_(None))
+    return db.execute(query.limit(1)).first() is not None
+
+
 def mark_deleted(db: Connection, name_key: str, deletion_id: int) -> None:
     """Leave the files of a voice to its deletion, and keep its name no longer.
 

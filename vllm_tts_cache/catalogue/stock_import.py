@@ -2,7 +2,7 @@
 
 Each file is looked at once, so a start with nothing new opens none of them. The files
 stay where they are, because going back to stock must find them, until their voice is
-deleted.
+deleted, or registered anew with another clip.
 """
 
 import os

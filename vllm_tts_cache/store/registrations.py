@@ -53,8 +53,9 @@ class Registered:
     """The new record, and what its name took over.
 
     Attributes:
-        deletion: Of the replaced one, if it had audio and is not registered anew as
-            it was: still to be carried out by `SpeakerStore.remove_files`.
+        deletion: Of the replaced one, if it had audio or a file of stock's and is not
+            registered anew as it was: still to be carried out by
+            `SpeakerStore.remove_files`.
         change: Which all have to hear of, see `changed_speakers`; 0 if nobody has to.
     """
 
@@ -137,6 +138,7 @@ class Registrations:
             if replaced is None:
                 self._check_room(db, new.tenant, limits)
             done = _replace(db, new, replaced, self._consent_id(db, new))
+            done = _with_stock_files(db, done)
             self._check_pins(db, done.record, limits)
             return dataclasses.replace(done, change=done.change or change)
 
@@ -323,6 +325,25 @@ def _replace(
     return Registered(
         record=record, replaced=replaced, deletion=deletion, change=change
     )
+
+
+def _with_stock_files(db: Connection, done: Registered) -> Registered:
+    """Leave stock's files of whoever was replaced to the deletion.
+
+    Going back to stock is not to bring back a person who was replaced by another. Files
+    of the same clip stay. So do those that a file of stock's own replaced: a server
+    that merely starts removes nothing of stock's.
+    """
+    old, new = done.replaced, done.record
+    if old is None or new.tenant != DEFAULT_TENANT:
+        return done
+    if old.audio_sha256 is not None and old.audio_sha256 == new.audio_sha256:
+        return done
+    if not imports.has_files(db, new.name_key):
+        return done
+    deletion = done.deletion or deletions.add(db, None, tenant=new.tenant)
+    imports.mark_deleted(db, new.name_key, deletion.id)
+    return dataclasses.replace(done, deletion=deletion)
 
 
 def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:

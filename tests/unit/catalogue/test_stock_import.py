@@ -195,16 +195,48 @@ def test_what_stock_wrote_since_under_the_name_of_a_deleted_file_is_kept(
     assert take_over().imported == ["bob"]
 
 
-def test_deleting_a_voice_that_replaced_an_imported_one_removes_stocks_file(
-    write, take_over, store
+@pytest.mark.parametrize("is_embedding", [False, True])
+def test_a_voice_that_is_replaced_by_another_clip_takes_stocks_files_with_it(
+    write, take_over, get, store, is_embedding
+):
+    """Going back to stock found the person who had been replaced."""
+    tensors = {"speaker_embedding": np.ones((1, 3), np.float32)}
+    paths = [write("ana", 900), write("ana", 1000, tensors if is_embedding else None)]
+    other = write("bob")
+    kept = paths[1].read_bytes()
+    take_over()
+    done = register(store, "ana", 1)
+    assert paths[1].exists()
+    store.remove_files(done.deletion)
+    assert [path.exists() for path in [*paths, other]] == [False, False, True]
+    assert traces(store.directory, "ana_c_") == []
+    assert store.verify() == []
+    delete(store, "ana")
+    paths[1].write_bytes(kept)  # out of a backup
+    assert (take_over().imported, get("ana")) == ([], None)
+
+
+def test_stocks_file_stays_where_the_same_clip_is_registered_anew(
+    write, take_over, get, store
 ):
     path = write("ana", 1000)
     take_over()
-    done = register(store, "ana", 1)
+    audio = DecodedAudio(store.read_audio(get("ana").audio_sha256), ())
+    done = store.register(voice("ana", audio, ref_text="other words"), audio)
     store.remove_files(done.deletion)
     assert path.exists()  # going back to stock finds its voice
     delete(store, "ana")
     assert not path.exists()
+
+
+def test_a_file_of_stocks_that_replaces_another_removes_none(write, take_over, store):
+    paths = [write("ana", 1000)]
+    take_over()
+    paths.append(write("ana", 2000))
+    assert take_over().imported == ["ana"]
+    assert [path.exists() for path in paths] == [True, True]
+    delete(store, "ana")
+    assert [path.exists() for path in paths] == [False, False]
 
 
 def test_a_name_that_another_tenant_deletes_is_still_taken_over(
