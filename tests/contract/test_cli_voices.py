@@ -19,6 +19,7 @@ from tests.speech_server import Server, listening, running
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
+from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.archive_format import ArchiveReader, ArchiveWriter
 from vllm_tts_cache.store.opening import open_existing
 
@@ -303,6 +304,42 @@ async def test_all_voices_are_encoded_before_warm_ends(server):
     again = await run("voices", "warm", "voice 1", url=server.url)
     assert (again.status, again.out) == (0, "1 ready\n")
     assert server.encodes == made
+
+
+async def test_a_voice_that_is_renamed_meanwhile_is_encoded_all_the_same(server):
+    await server.register("ann", clip_bytes())
+    server.gate.is_open.clear()
+    warming = asyncio.create_task(
+        run("voices", "warm", "--all", "--json", url=server.url)
+    )
+    while not server.gate.num_posts:
+        await asyncio.sleep(0.01)
+    renamed = {"name": "bea"}
+    assert (await server.client.patch("/v1/audio/voices/ann", json=renamed)).is_success
+    server.gate.is_open.set()
+    done = await warming
+    assert done.json["voices"] == [{"name": "ann", "outcome": "ready"}], done.err
+
+
+async def test_voices_whose_names_make_one_file_have_a_file_each(server, tmp_path):
+    long = 70 * "\u6f6e"  # a file's name holds 66 of these
+    names = ["alone", "a", ".a", f"{long} 1", f"{long} 2", "b_c", "b\u00a0c"]
+    for name in names:
+        assert (await server.register(name, clip_bytes())).status_code == 200
+    listed = await run("voices", "ls", "--json", url=server.url)
+    ids = {voice["name"]: voice["id"] for voice in listed.json["voices"]}
+    # What the file of another is called, once it has its id in it.
+    names.append(f"a-{ids['a']}")
+    await server.register(names[-1], clip_bytes())
+    options = ["--out", tmp_path, "--force", "--json"]
+    for which in (["--all"], names):
+        saved = await run("voices", "export", *which, *options, url=server.url)
+        files = {each["name"]: each["file"] for each in saved.json["voices"]}
+        assert len({file.casefold() for file in files.values()}) == len(names)
+        assert files["alone"] == str(tmp_path / "alone.voice")
+        for name, file in files.items():
+            bundle = bundle_format.read(Path(file).read_bytes(), b"")
+            assert bundle.voice.name == name
 
 
 async def test_trying_writes_a_file_that_plays_and_says_hit_or_miss(

@@ -21,6 +21,7 @@ from vllm_tts_cache.entrypoints.cli.voices.bulk import (
     in_parallel,
     patiently,
 )
+from vllm_tts_cache.entrypoints.cli.voices.choosing import Chosen
 from vllm_tts_cache.entrypoints.cli.voices.saving import whole_file
 from vllm_tts_cache.entrypoints.cli.voices.source import Voices
 from vllm_tts_cache.errors import ConfigError, InvalidBundleError
@@ -40,7 +41,7 @@ _IN_MEMORY_BYTES = 8 * 1024 * 1024
 
 def save_archive(
     source: Voices,
-    names: list[str],
+    chosen: list[Chosen],
     path: Path,
     *,
     force: bool,
@@ -61,7 +62,11 @@ def save_archive(
             file = opened.enter_context(whole_file(path, force=force))
         adding = _Adding(source, file, path)
         many = in_parallel(
-            names, adding.add, name=str, title="exporting", num_jobs=jobs
+            chosen,
+            adding.add,
+            name=lambda voice: voice.name,
+            title="exporting",
+            num_jobs=jobs,
         )
         if many.stop.event.is_set():
             # Without an end it is no archive, and a file of this kind none to keep.
@@ -85,7 +90,7 @@ class _Adding:
         self._writer = ArchiveWriter()
         self._turn = threading.Lock()
 
-    def add(self, name: str, stop: Stop) -> Outcome:
+    def add(self, voice: Chosen, stop: Stop) -> Outcome:
         """Fetch a voice's bundle whole, then write it.
 
         Raises: StoppedError, and as `Voices.save_bundle`.
@@ -95,7 +100,7 @@ class _Adding:
             def fetch() -> int:
                 bundle.seek(0)
                 bundle.truncate()
-                return self._source.save_bundle(name, bundle)
+                return self._source.save_bundle(voice.ref, bundle)
 
             num_bytes = patiently(fetch, stop)
             bundle.seek(0)
@@ -103,12 +108,14 @@ class _Adding:
                 if stop.event.is_set():
                     raise StoppedError
                 try:
-                    self._append(name, num_bytes, bundle)
+                    self._append(voice.name, num_bytes, bundle)
                 except OSError as exc:
                     # Half of a voice is in it: it can only be thrown away.
                     stop.give_up(storage_error(self._path, exc))
                     raise StoppedError from exc
-        return Outcome(name=name, outcome="exported", details={"bytes": num_bytes})
+        return Outcome(
+            name=voice.name, outcome="exported", details={"bytes": num_bytes}
+        )
 
     def end(self, outcomes: Any) -> None:
         """Write what there is to say of it.

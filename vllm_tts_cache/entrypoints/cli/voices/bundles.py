@@ -7,7 +7,13 @@ import typer
 
 from vllm_tts_cache.entrypoints.cli import style
 from vllm_tts_cache.entrypoints.cli.style import examples
-from vllm_tts_cache.entrypoints.cli.voices.changing import All, Names, names_of
+from vllm_tts_cache.entrypoints.cli.voices.choosing import (
+    All,
+    Chosen,
+    Names,
+    chosen_of,
+    file_names,
+)
 from vllm_tts_cache.entrypoints.cli.voices.saving import whole_file
 from vllm_tts_cache.entrypoints.cli.voices.source import (
     DEFAULT_URL,
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
     from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
 
 _SUFFIX = ".voice"
-_MAX_NAME_BYTES = 200
 _RESUME = "Run the same command again to go on: what the server has is left alone."
 
 
@@ -73,7 +78,7 @@ def export(
     if archive is not None and out is not None:
         raise ConfigError("give --out or --archive, not both")
     with voices_of(url, api_key, directory, tenant) as source:
-        chosen = names_of(source, names, all_, {"search": search, "label": label})
+        chosen = chosen_of(source, names, all_, {"search": search, "label": label})
         if archive is not None:
             save_archive(
                 source, chosen, archive, force=force, jobs=jobs, as_json=as_json
@@ -83,22 +88,32 @@ def export(
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-        def one(name: str, stop: "Stop") -> "Outcome":
-            return patiently(lambda: _save(source, name, folder, force=force), stop)
+        paths = {
+            voice: folder / f"{name}{_SUFFIX}"
+            for voice, name in file_names(chosen).items()
+        }
 
-        many = in_parallel(chosen, one, name=str, title="exporting", num_jobs=jobs)
+        def one(voice: Chosen, stop: "Stop") -> "Outcome":
+            path = paths[voice]
+            return patiently(lambda: _save(source, voice, path, force=force), stop)
+
+        many = in_parallel(
+            chosen,
+            one,
+            name=lambda voice: voice.name,
+            title="exporting",
+            num_jobs=jobs,
+        )
     many.report("voices", as_json=as_json, hint="Run it again with --force.")
 
 
-def _save(source: Voices, name: str, folder: Path, *, force: bool) -> "Outcome":
+def _save(source: Voices, voice: Chosen, path: Path, *, force: bool) -> "Outcome":
     from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome
-    from vllm_tts_cache.store.archive_format import safe_name
 
-    path = folder / f"{safe_name(name, _MAX_NAME_BYTES)}{_SUFFIX}"
     with whole_file(path, force=force) as file:
-        num_bytes = source.save_bundle(name, file)
+        num_bytes = source.save_bundle(voice.ref, file)
     details = {"file": str(path), "bytes": num_bytes}
-    return Outcome(name=name, outcome="exported", details=details)
+    return Outcome(name=voice.name, outcome="exported", details=details)
 
 
 def import_(

@@ -1,12 +1,18 @@
 """``voices warm``, ``voices edit`` and ``voices rm``."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vllm_tts_cache.entrypoints.cli import style
 from vllm_tts_cache.entrypoints.cli.style import examples
+from vllm_tts_cache.entrypoints.cli.voices.choosing import (
+    All,
+    Chosen,
+    Names,
+    chosen_of,
+)
 from vllm_tts_cache.entrypoints.cli.voices.listing import print_fields
 from vllm_tts_cache.entrypoints.cli.voices.source import (
     DEFAULT_URL,
@@ -34,10 +40,6 @@ if TYPE_CHECKING:
 
 _NOT_FOUND = 404
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="or ids")]
-All = Annotated[
-    bool, typer.Option("--all", help="all voices, or all that --search finds")
-]
 _FIELDS = {
     "description": "speaker_description",
     "language": "language",
@@ -52,21 +54,6 @@ def _clearable(fields: list[str] | None) -> list[str] | None:
         if field not in _FIELDS:
             raise typer.BadParameter(f"{field!r} is none of {', '.join(_FIELDS)}")
     return fields
-
-
-def names_of(
-    source: Voices, names: list[str] | None, all_: bool, query: dict[str, Any]
-) -> list[str]:
-    """Return the voices that a command is about.
-
-    Raises: ConfigError, RemoteError.
-    """
-    asks = all_ or any(query.values())
-    if bool(names) == asks:
-        raise ConfigError("give names, or --all, --search or --label")
-    if names:
-        return list(dict.fromkeys(names))
-    return [voice["name"] for voice in source.voices(**query)]
 
 
 def warm(
@@ -94,13 +81,19 @@ def warm(
         patiently,
     )
 
-    def one(name: str, stop: Stop) -> Outcome:
-        patiently(lambda: client.precompute(name, force=force), stop)
-        return Outcome(name=name, outcome="ready")
+    def one(voice: Chosen, stop: Stop) -> Outcome:
+        patiently(lambda: client.precompute(voice.ref, force=force), stop)
+        return Outcome(name=voice.name, outcome="ready")
 
     with client_of(url, api_key) as client:
-        chosen = names_of(client, names, all_, {"search": search, "label": label})
-        many = in_parallel(chosen, one, name=str, title="encoding", num_jobs=jobs)
+        chosen = chosen_of(client, names, all_, {"search": search, "label": label})
+        many = in_parallel(
+            chosen,
+            one,
+            name=lambda voice: voice.name,
+            title="encoding",
+            num_jobs=jobs,
+        )
     many.report("voices", as_json=as_json, hint="Run it again to go on.")
 
 
