@@ -4,11 +4,13 @@ import asyncio
 import base64
 import json
 import threading
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 from vllm_omni.model_executor.models.cosyvoice3 import cosyvoice3 as host
+from vllm_omni.model_executor.models.cosyvoice3.tokenizer import CosyVoice3Tokenizer
 from vllm_omni.model_executor.models.cosyvoice3.utils import (
     concat_text_with_prompt_ids,
     extract_text_token,
@@ -25,7 +27,7 @@ from vllm_tts_cache.families.cosyvoice3.positions import (
     num_tokens,
     num_used_tokens,
 )
-from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS, PromptBuilder
+from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
 from vllm_tts_cache.speaker.ref import FIELD
 from vllm_tts_cache.store.encoding import Encoding
@@ -108,7 +110,7 @@ async def test_a_zero_shot_prompt_is_as_long_as_the_hosts_and_holds_no_audio(
     num_codes = num_used_tokens(num_samples, clip["sample_rate"])
     info = prompt["additional_information"]
     assert set(info) == {FIELD, MODE, TEXT_IDS}
-    assert info[TEXT_IDS] == [hosts.flatten().tolist()]
+    assert [*chain(*info[TEXT_IDS])] == hosts.flatten().tolist()
     expected_length = 2 + num_codes + hosts.shape[1]
     assert prompt["prompt_token_ids"] == [1] * expected_length
     assert not {"multi_modal_data", "mm_processor_kwargs", "prompt"} & set(prompt)
@@ -129,7 +131,7 @@ async def test_each_mode_says_what_the_official_examples_say(server, tokenizer):
         assert answer.status_code == 200, answer.text
     assert modes(server) == list(cases)
     for info, (_, texts) in zip(told(server), cases.values(), strict=True):
-        assert info[TEXT_IDS] == [ids_of(tokenizer, *texts)]
+        assert [*chain(*info[TEXT_IDS])] == ids_of(tokenizer, *texts)
     longest, *others = (len(p["prompt_token_ids"]) for p in server.engine.prompts)
     assert all(longest > length for length in others), "codes are told in one mode"
 
@@ -144,7 +146,7 @@ async def test_a_text_that_has_the_mark_is_taken_as_it_is(server, tokenizer):
     ):
         answer = await server.speak(voice="Ann", **fields)
         assert answer.status_code == 200, answer.text
-        assert told(server)[-1][TEXT_IDS] == [ids_of(tokenizer, *texts)]
+        assert [*chain(*told(server)[-1][TEXT_IDS])] == ids_of(tokenizer, *texts)
 
 
 async def test_a_transcript_or_instructions_or_the_mode_itself_choose_it(server):
@@ -321,16 +323,19 @@ async def test_a_voice_of_another_model_that_is_no_clip_of_this_one_says_why(ser
     assert "16000 Hz or more" in message(await server.speak(voice="low"))
 
 
-async def test_a_long_text_is_cut_into_tokens_off_the_event_loop(server, monkeypatch):
+async def test_a_long_text_is_cut_into_tokens_once_and_off_the_event_loop(
+    server, monkeypatch
+):
+    """The host cuts it once more, to say how long its speech may be."""
     await ann(server, ref_text=SPOKEN)
-    here, is_here = threading.get_ident(), []
-    clone = PromptBuilder.clone
+    here, cut_here = threading.get_ident(), {}
+    encode = CosyVoice3Tokenizer.encode
 
-    def seen(self, *args, **kwargs):
-        is_here.append(threading.get_ident() == here)
-        return clone(self, *args, **kwargs)
+    def seen(self, text, **kwargs):
+        cut_here.setdefault(text, []).append(threading.get_ident() == here)
+        return encode(self, text, **kwargs)
 
-    monkeypatch.setattr(PromptBuilder, "clone", seen)
+    monkeypatch.setattr(CosyVoice3Tokenizer, "encode", seen)
     for text in ("short", "long " * 1000):
         await asyncio.wait_for(server.speak(voice="Ann", input=text), 20)
-    assert is_here == [True, False]
+    assert cut_here["short"] == [True] and cut_here["long " * 1000] == [False]

@@ -24,7 +24,7 @@ from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS
 from vllm_tts_cache.families.cosyvoice3.worker import CachedCosyVoice3Model
 from vllm_tts_cache.speaker.ref import FIELD
 
-PROMPT = {FIELD: ["0" * 64, "registered"], MODE: "zero_shot", TEXT_IDS: [[1, 2]]}
+PROMPT = {FIELD: ["0" * 64, "registered"], MODE: "zero_shot", TEXT_IDS: [[1], [2]]}
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ Both sides run on the real talker of a tiny checkpoint. The host's side is what 
 of a batch of one; the other modes, which it lacks, are compared with the official code.
 """
 
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_a_zero_shot_prefill_is_the_hosts_by_waveform(talker, ours, seconds):
     voice = Voice(talker, seconds, pitch_hz=300.0)
     prompt = ours(voice, ZERO_SHOT)
     rows, _ = prefill(talker, prompt)
-    (ids,) = prompt["additional_information"][prompts.TEXT_IDS]
+    ids = [*chain(*prompt["additional_information"][prompts.TEXT_IDS])]
     assert torch.equal(rows, hosts_rows(talker, ids, voice.used()["speech_token"]))
 
 
@@ -126,7 +127,7 @@ def test_a_resumed_code_is_not_looked_up_among_the_texts_as_by_the_host(
     span = torch.cat([torch.ones(request.num_tokens, dtype=torch.int32), code])
     again = Request("resumed", prompt).step(talker, ids=span)
     assert torch.equal(again, torch.cat([whole, said]))
-    (texts,) = prompt["additional_information"][prompts.TEXT_IDS]
+    texts = [*chain(*prompt["additional_information"][prompts.TEXT_IDS])]
     tokens = voice.used()["speech_token"]
     hosts = hosts_rows(talker, [*texts, *code.tolist()], tokens)
     as_text = talker.talker.llm.model.embed_tokens(code)
@@ -270,11 +271,12 @@ SPOILED = {
     "other-mode": {prompts.MODE: "x_vector"},
     "the-mode-of-another-length": {prompts.MODE: CROSS_LINGUAL.name},
     "no-text": {prompts.TEXT_IDS: None},
-    "empty-text": {prompts.TEXT_IDS: [[]]},
-    "other-text": {prompts.TEXT_IDS: [[200, 201]]},
-    "no-ids": {prompts.TEXT_IDS: [["a", {}]]},
-    "ids-of-another-model": {prompts.TEXT_IDS: [[151_646] * 30]},
-    "negative-ids": {prompts.TEXT_IDS: [[-1] * 30]},
+    "one-text": {prompts.TEXT_IDS: [[200, 201]]},
+    "empty-texts": {prompts.TEXT_IDS: [[], []]},
+    "other-texts": {prompts.TEXT_IDS: [[200, 201], [202]]},
+    "no-ids": {prompts.TEXT_IDS: [["a", {}], []]},
+    "ids-of-another-model": {prompts.TEXT_IDS: [[], [151_646] * 30]},
+    "negative-ids": {prompts.TEXT_IDS: [[-1] * 15, [-1] * 15]},
 }
 
 

@@ -1,6 +1,7 @@
 """A clone request on CosyVoice3 becomes token ids and a content address."""
 
 import asyncio
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,10 +14,9 @@ from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
 from vllm_tts_cache.families.cosyvoice3.prompt import (
+    TEXT_IDS,
     PromptBuilder,
-    mode_of_request,
     needed_instructions,
-    spoken_text,
     texts_of,
 )
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
@@ -28,7 +28,7 @@ class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
     """The host's adapter; a clone's prompt names its encodings."""
 
     tts_cache_family = FAMILY
-    _tokenizer: Any  # the host makes it at the first request otherwise
+    _tokenizer: Any  # the host counts by it, and makes it at the first request
 
     async def warmup(self) -> None:
         """Load the tokenizer, so that the first request does not."""
@@ -89,18 +89,30 @@ class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
         prompt: dict[str, Any] | None = None,
         request_id: str | None = None,
     ) -> list[Any]:
-        """As the host, which counts a text's tokens; here those of all that is said."""
-        told = (prompt or {}).get("additional_information", {})
-        said = spoken_text(mode_of_request(told), request.input)
-        counted = request.model_copy(update={"input": said})
+        """As the host, by the ids of all that is said.
+
+        The host makes them anew of the request's text, on the event loop.
+        """
+        _, spoken = (prompt or {})["additional_information"][TEXT_IDS]
+        self._tokenizer = _Known(spoken)
         host: Any = super()
         return host.apply_sampling_overrides(
-            sampling_params_list, counted, prompt, request_id
+            sampling_params_list, request, prompt, request_id
         )
 
     @cached_property
     def _builder(self) -> PromptBuilder:
         engine_client: Any = self.ctx.engine_client
         model = engine_client.model_config
-        self._tokenizer = load_tokenizer(model.model, model.revision, model.hf_config)
-        return PromptBuilder(self._tokenizer)
+        tokenizer = load_tokenizer(model.model, model.revision, model.hf_config)
+        return PromptBuilder(tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Stands for the tokenizer where the host would count the ids of a text."""
+
+    ids: list[int]
+
+    def encode(self, _text: str, **_: Any) -> list[int]:
+        return self.ids

@@ -3,8 +3,8 @@
 The talker reads ``[start] [texts] [turn] [codes]``: the prompt's text and what is to be
 said, then, in a zero-shot clone, the reference's speech tokens. Ids of texts and codes
 are numbers of two tables and mean nothing beside one another, so the placeholders stand
-for both. What they are made of travels beside them: the texts' ids, the name of the
-mode, and whose reference it is.
+for both. What they are made of travels beside them: the ids of either text, the name
+of the mode, and whose reference it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def texts_of(
     Source: ``example.py`` of the official code, and ``frontend_*`` of its front end.
     """
     if mode is CROSS_LINGUAL:
-        return Texts("", spoken_text(mode, text))
+        return Texts("", _marked(text, f"{SYSTEM}{END_OF_PROMPT}{{}}"))
     if mode is ZERO_SHOT:
         return Texts(_marked(transcript or "", f"{SYSTEM}{END_OF_PROMPT}{{}}"), text)
     told = needed_instructions(instructions)
@@ -79,13 +79,6 @@ def needed_instructions(instructions: str | None) -> str:
         reason = "say how to speak, as this mode does; or leave the mode out"
         raise InvalidSpeakerError("instructions", reason)
     return instructions
-
-
-def spoken_text(mode: Mode, text: str) -> str:
-    """Return what counts as said: a speech is at least and at most so much longer."""
-    if mode is CROSS_LINGUAL:
-        return _marked(text, f"{SYSTEM}{END_OF_PROMPT}{{}}")
-    return text
 
 
 def _marked(text: str, template: str) -> str:
@@ -109,15 +102,16 @@ class PromptBuilder:
             ref: Whose voice.
             num_tokens: Of the reference that are used, see `positions`.
         """
-        ids = [*self._ids(texts.prompt), *self._ids(texts.spoken)]
-        length = count_positions(mode, num_ids=len(ids), num_tokens=num_tokens)
+        ids = self._ids(texts.prompt), self._ids(texts.spoken)
+        num_ids = sum(map(len, ids))
+        length = count_positions(mode, num_ids=num_ids, num_tokens=num_tokens)
         prompt: dict[str, Any] = {
             **tokens_input(prompt_token_ids=[_PLACEHOLDER] * length)
         }
         prompt["additional_information"] = {
             FIELD: ref.to_wire(),
             MODE: mode.name,
-            TEXT_IDS: [ids],
+            TEXT_IDS: [*ids],
         }
         return prompt
 
@@ -154,16 +148,16 @@ def mode_of_request(info: Mapping[str, Any]) -> Mode:
 
 
 def ids_of_request(info: Mapping[str, Any], vocab_size: int) -> Sequence[int]:
-    """Read the texts' ids out of a request's additional information.
+    """Read both texts' ids out of a request's additional information, in their order.
 
     Raises: TTSCacheError if they are not there, or are none of the model's.
     """
     match info.get(TEXT_IDS):
-        case [[*ids]] if ids and all(isinstance(i, int) for i in ids):
-            pass
+        case [[*prompt], [*spoken]] if all(isinstance(i, int) for i in prompt + spoken):
+            ids = prompt + spoken
         case other:
             raise TTSCacheError(f"{TEXT_IDS} holds no ids but {other!r:.60}")
-    if min(ids) < 0 or max(ids) >= vocab_size:
+    if not ids or min(ids) < 0 or max(ids) >= vocab_size:
         # On a GPU an index out of range would end the process.
         raise TTSCacheError("an id of its texts is none of the model's")
     return ids
