@@ -6,9 +6,10 @@ import { draw, numBars, peaksOf, redrawn } from "./waveform.js";
 
 let playing = null;
 
-/** Stop whatever plays, because something else is to be heard. */
-export function silence() {
-  playing?.pause();
+/** Let this be heard, and nothing else; whatever plays is paused. */
+export function hear(sound) {
+  if (playing !== sound) playing?.pause();
+  playing = sound;
 }
 
 /** Decode a file to mono samples; null for what this browser cannot decode. */
@@ -54,8 +55,7 @@ export class ClipPlayer {
 
   toggle() {
     if (!this.#audio.paused) return this.#audio.pause();
-    if (playing !== this.#audio) silence();
-    playing = this.#audio;
+    hear(this.#audio);
     return this.#audio.play().catch(() => {}); // paused again before it began
   }
 

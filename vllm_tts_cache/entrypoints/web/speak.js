@@ -1,7 +1,7 @@
 // "Try it": a text, spoken while it arrives.
 
 import { modelName, send, voicePath } from "./api.js";
-import { ClipPlayer, silence } from "./clip-player.js";
+import { ClipPlayer, hear } from "./clip-player.js";
 import { button, el, icon, showError } from "./dom.js";
 import { modeTitle } from "./format.js";
 import { Run } from "./speech-run.js";
@@ -15,7 +15,7 @@ export function tryIt(voice, modes) {
   text.value = EXAMPLE;
   const mode = modeField(modes);
   const say = el("button", { type: "submit", class: "primary", id: "speak" }, icon("play"), "Speak");
-  const stop = button("Stop", () => run?.stop(), { iconName: "stop", id: "stop-speaking" });
+  const stop = button("Stop", () => run?.pause(), { iconName: "stop", id: "stop-speaking" });
   stop.disabled = true;
   const canvas = el("canvas", { class: "live", "aria-hidden": "true", hidden: true });
   const results = el("div", { class: "results", id: "try-results", role: "status" });
@@ -26,27 +26,33 @@ export function tryIt(voice, modes) {
   let run = null;
   let kept = null;
 
+  function ended(one) {
+    if (run !== one) return;
+    const hadFocus = document.activeElement === stop;
+    stop.disabled = true;
+    if (hadFocus) say.focus();
+  }
+
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    run?.stop();
+    run?.dispose();
     kept?.dispose();
-    silence();
     replay.replaceChildren();
     showError(error, null);
     stop.disabled = false;
     canvas.hidden = false;
-    const mine = new Run({ results, canvas });
+    const mine = new Run({ results, canvas, onEnd: () => ended(mine) });
     run = mine;
+    hear(mine);
     try {
       const done = await mine.speak(await requestOf(voice, text.value, mode?.value()));
       if (run === mine && done) kept = offer(replay, done, voice);
     } catch (failure) {
+      mine.pause();
       if (run !== mine) return;
       showError(error, failure);
       results.replaceChildren();
       canvas.hidden = true;
-    } finally {
-      if (run === mine) stop.disabled = true;
     }
   });
   text.addEventListener("keydown", (event) => {
@@ -55,7 +61,7 @@ export function tryIt(voice, modes) {
   return {
     element: form,
     dispose() {
-      run?.stop();
+      run?.dispose();
       kept?.dispose();
       run = null;
     },

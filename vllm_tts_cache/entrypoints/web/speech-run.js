@@ -16,17 +16,22 @@ export class Run {
   #begun = 0;
   #facts = {};
   #frame = 0;
+  #isOver = false;
+  #onEnd;
   #forget;
 
-  constructor({ results, canvas }) {
+  /** `onEnd` is called once nothing more of it will be heard. */
+  constructor({ results, canvas, onEnd }) {
     this.results = results;
     this.canvas = canvas;
+    this.#onEnd = onEnd;
     this.#player.onProgress = () => this.#count();
     this.#forget = redrawn(canvas, () => this.#paint());
   }
 
   /** Send, and play what comes; the samples, or null if it was stopped. */
   async speak(json) {
+    if (this.#isOver) return null;
     this.#begun = performance.now();
     this.#show("Waiting for the first audio …");
     try {
@@ -37,20 +42,33 @@ export class Run {
       for await (const piece of pieces(response.body)) this.#take(piece);
       this.#facts.took = this.#passed();
       this.#show();
+      this.#count(); // what is short may have been heard already
       return { samples: joined(this.#pieces), sampleRateHz: this.#stream.sampleRateHz };
     } catch (error) {
       if (error.name === "AbortError") return null;
-      this.#player.stop();
       throw error;
     }
   }
 
-  stop() {
+  /** Let nothing more of it be heard, nor arrive. */
+  pause() {
+    if (this.#isOver) return;
     this.#abort.abort();
-    this.#player.stop();
-    cancelAnimationFrame(this.#frame);
+    if (!this.#facts.took) this.#show("Stopped.");
+    this.#end();
+  }
+
+  dispose() {
+    this.pause();
     this.#forget();
-    if (!this.#facts.took && this.results.isConnected) this.#show("Stopped.");
+  }
+
+  #end() {
+    this.#isOver = true;
+    cancelAnimationFrame(this.#frame);
+    this.#player.stop();
+    this.#paint();
+    this.#onEnd();
   }
 
   #take(piece) {
@@ -71,6 +89,7 @@ export class Run {
   #count() {
     const { numScheduled, numPlayed } = this.#player;
     Object.assign(this.results.dataset, { samples: numScheduled, played: numPlayed });
+    if (this.#facts.took && this.#player.isSilent && !this.#isOver) this.#end();
   }
 
   #show(note = null) {
@@ -90,7 +109,6 @@ export class Run {
   #follow() {
     this.#paint();
     this.#frame = requestAnimationFrame(() => this.#follow());
-    if (this.#facts.took && this.#player.isSilent) cancelAnimationFrame(this.#frame);
   }
 
   #paint() {
@@ -121,6 +139,9 @@ async function* pieces(body) {
       if (done) return;
       yield value;
     }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The stream broke off. Is the server still running?");
   } finally {
     reader.releaseLock();
   }
