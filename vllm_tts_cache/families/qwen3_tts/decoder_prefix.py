@@ -6,8 +6,8 @@ same for every request of a voice. The host computes them anew in each request, 
 frames of samples that nobody hears.
 """
 
-import copy
 import hashlib
+import logging
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,18 @@ from vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz import (
     modeling_qwen3_tts_tokenizer_v2 as host,
 )
 
+from vllm_tts_cache.families.qwen3_tts.first_chunks import (
+    TAILS,
+    FirstChunks,
+    State,
+    attention_mask,
+    samples_of,
+)
 from vllm_tts_cache.families.qwen3_tts.streamed_convs import StreamedConvs
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
+from vllm_tts_cache.throttled_log import ThrottledLog
 
-# As the host calls what its decoder remembers of a request, and a name of ours.
-State = dict[str, Any]
-_TAILS = "tts_cache_tails"
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 
 class DecoderPrefixes:
@@ -38,41 +44,27 @@ class DecoderPrefixes:
         self._decoder = decoder
         self._states = states
         self._convs = StreamedConvs(decoder)
-        decoder.decode_suffix = partial(self._decode, decoder.decode_suffix)
+        FirstChunks(decoder, self._convs)
 
-    def begin(self, codes: Tensor, audio_sha256: str | None) -> State:
+    def begin(self, codes: Tensor, audio_sha256: str | None) -> State | None:
         """A request's state behind a reference.
 
         Args:
-            codes: ``(num_codebooks, num_frames)`` of the reference, integers.
+            codes: ``(num_codebooks, num_frames)`` of the reference, integers, on any
+                device.
             audio_sha256: Of a registered voice, whose state is kept.
+
+        Returns None, and drops all that is kept, where the device has no memory for
+        one: the host's own first chunk needs no state.
         """
         make = partial(self._make, codes)
-        return dict(self._states.get(audio_sha256, _digest(codes), make))
-
-    def _decode(self, later: Any, codes: Tensor, state: State, length: int) -> Tensor:
-        """Decode frames; the host's own function does all but the first ones."""
-        if (tails := state.pop(_TAILS, None)) is None:
-            return later(codes, state, length)
-        decoder, num_frames = self._decoder, codes.shape[-1]
-        quantized = decoder.quantizer.decode(codes)
-        context = state["ref_hidden"][:, :, -host._CONV_CONTEXT_FRAME :]
-        convolved = decoder.pre_conv(torch.cat([context, quantized], dim=-1))
-        convolved = convolved[:, :, -num_frames:].transpose(1, 2)
-        mask = _mask(length + num_frames, state["prefix_pad_frames"], codes.device)
-        hidden = decoder.pre_transformer(
-            inputs_embeds=convolved,
-            attention_mask=mask,
-            past_key_values=copy.deepcopy(state["past_key_values"]),
-            use_cache=True,
-        ).last_hidden_state
-        with self._convs.behind(tails):
-            samples = self._samples(hidden)
-        window = int(decoder.config.sliding_window)
-        state["suffix_quantized"] = quantized[:, :, -window:]
-        state["suffix_conv"] = convolved[:, -(window - host._CONV_CONTEXT_FRAME) :]
-        state["suffix_frames"] = num_frames
-        return samples
+        try:
+            return dict(self._states.get(audio_sha256, _digest(codes), make))
+        except torch.OutOfMemoryError as exc:
+            num_dropped = self._states.drop_all()
+            message = "No memory for a voice's state in the decoder; dropped %d: %s"
+            throttled.warn_of("making a decoder's state", message, num_dropped, exc)
+            return None
 
     @torch.no_grad()
     def _make(self, codes: Tensor) -> DecoderState:
@@ -84,8 +76,10 @@ class DecoderPrefixes:
         decoder, num_frames = self._decoder, codes.shape[-1]
         length = max(int(decoder.config.sliding_window), num_frames)
         padding = length - num_frames
-        mask = _mask(length, padding, codes.device)
-        padded = functional.pad(codes.to(torch.long).unsqueeze(0), (padding, 0))
+        device = decoder.device  # the codes may come in main memory
+        mask = attention_mask(length, [padding], device)
+        frames = codes.to(device=device, dtype=torch.long).unsqueeze(0)
+        padded = functional.pad(frames, (padding, 0))
         quantized = decoder.quantizer.decode(padded)
         quantized = quantized * mask.unsqueeze(1).to(quantized.dtype)
         convolved = decoder.pre_conv(quantized).transpose(1, 2)
@@ -95,7 +89,7 @@ class DecoderPrefixes:
         hidden = after.last_hidden_state * mask.unsqueeze(-1)
         with self._convs.recorded() as tails:
             # As many as the host gives them with every later chunk.
-            self._samples(hidden[:, -host._DOWNSTREAM_CONTEXT_FRAME :])
+            samples_of(decoder, hidden[:, -host._DOWNSTREAM_CONTEXT_FRAME :])
         state = {
             "prefix_frames": num_frames,
             "decoder_prefix_frames": length,
@@ -108,25 +102,9 @@ class DecoderPrefixes:
             "suffix_quantized": quantized[:, :, :0],
             "suffix_conv": convolved[:, :0],
             "suffix_frames": 0,
-            _TAILS: tails,
+            TAILS: tails,
         }
         return DecoderState(state, _num_bytes(state))
-
-    def _samples(self, hidden: Tensor) -> Tensor:
-        """``(1, num_frames, hidden)`` to ``(1, 1, num_samples)``, as the host does."""
-        columns = hidden.permute(0, 2, 1)
-        for blocks in self._decoder.upsample:
-            for block in blocks:
-                columns = block(columns)
-        for block in self._decoder.decoder:
-            columns = block(columns)
-        return columns.clamp(min=-1, max=1)
-
-
-def _mask(length: int, padding: int, device: torch.device) -> Tensor:
-    mask = torch.ones((1, length), dtype=torch.bool, device=device)
-    mask[:, :padding] = False
-    return mask
 
 
 def _digest(codes: Tensor) -> str:
@@ -138,5 +116,5 @@ def _num_bytes(state: State) -> int:
     tensors = [value for value in state.values() if isinstance(value, Tensor)]
     for layer in state["past_key_values"].layers:
         tensors += [layer.keys, layer.values]
-    tensors += state[_TAILS]
+    tensors += state[TAILS]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
