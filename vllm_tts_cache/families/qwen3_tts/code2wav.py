@@ -1,11 +1,12 @@
 """Qwen3-TTS's second stage, in which no request decodes its voice's reference."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code2wav import (
+    _DUMMY_REQUEST_ID,
     Qwen3TTSCode2Wav,
     _codec_ids_from_payload_or_input,
 )
@@ -33,7 +34,7 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
         loaded = super().load_weights(weights)
         max_bytes = load_settings().decoder_max_bytes
         if self.tts_cache_decoder_states is not None:
-            self.tts_cache_decoder_states.forget_all()
+            self.tts_cache_decoder_states.drop_all()
         elif max_bytes and self._async_chunk and not self.decoder._cudagraph_enabled:
             self.tts_cache_decoder_states = DecoderStates(max_bytes)
             states = self.tts_cache_decoder_states
@@ -52,14 +53,8 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
     ) -> OmniOutput:
         """Decode as the host; a request's first chunk without its reference."""
         infos = runtime_additional_information or model_intermediate_buffer or []
-        if self._prefixes is not None and input_ids is not None and infos:
-            ids = [str(name) for name in kwargs.get("request_ids") or ()]
-            counts = kwargs.get("seq_token_counts")
-            spans = self._split_request_ids(input_ids.reshape(-1), counts)
-            infos = [
-                self._begun(*each, self._prefixes)
-                for each in zip(ids, infos, spans, strict=False)
-            ]
+        if self._prefixes is not None and input_ids is not None and input_ids.numel():
+            infos = self._all_begun(self._prefixes, input_ids, infos, kwargs)
         return super().forward(
             input_ids,
             positions,
@@ -69,16 +64,31 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
             **kwargs,
         )
 
+    def _all_begun(
+        self,
+        prefixes: DecoderPrefixes,
+        input_ids: Tensor,
+        infos: list[Any],
+        given: dict[str, Any],
+    ) -> list[Any]:
+        counts, ids = given.get("seq_token_counts"), given.get("request_ids") or ()
+        spans = self._split_request_ids(input_ids.reshape(-1), counts)
+        begun = [
+            self._begun(prefixes, _state_id(ids, number, info), info, span)
+            for number, (info, span) in enumerate(zip(infos, spans, strict=False))
+        ]
+        return [*begun, *infos[len(begun) :]]  # a dummy run brings more
+
     def _begun(
-        self, request_id: str, info: Info, span: Tensor, prefixes: DecoderPrefixes
-    ) -> Info:
+        self, prefixes: DecoderPrefixes, request_id: str | None, info: Any, span: Tensor
+    ) -> Any:
         """What a request brings, without a reference behind which it has begun.
 
         Its codes are its ids, unless they are beside them; so these are ours then.
         """
-        meta = info.get("meta") or {}
-        if request_id in self._decoder_state_cache:
+        if request_id is None or request_id in self._decoder_state_cache:
             return info
+        meta = info.get("meta") or {}
         num_reference = _number(meta.get("ref_context_size"))
         if not (num_reference and _number(meta.get("ref_context_included"))):
             return info
@@ -89,9 +99,27 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
         if frames.shape[1] <= num_reference:
             return info
         state = prefixes.begin(frames[:, :num_reference], _registered(info))
+        if state is None:
+            return info
         self._decoder_state_cache[request_id] = state
         spoken = frames[:, num_reference:].reshape(-1)
-        return {**info, "codes": {**(info.get("codes") or {}), "audio": spoken}}
+        return {**info, "codes": {"audio": spoken}}
+
+
+def _state_id(given: Sequence[Any], number: int, info: Any) -> str | None:
+    """Whose state it is, as the host finds it; None of what begins none.
+
+    Its own dummy runs bring ids, and its second runner's steps, in what comes with a
+    request alone.
+    """
+    if not isinstance(info, dict):
+        return None
+    name = _only((info.get("meta") or {}).get("request_id"))
+    if number < len(given):
+        name = given[number]
+    if name is None or str(name).startswith(_DUMMY_REQUEST_ID):
+        return None
+    return str(name)
 
 
 def _number(value: Any) -> int:
@@ -105,7 +133,9 @@ def _registered(info: Info) -> str | None:
 
 
 def _only(value: Any) -> Any:
-    """What the host hands on alone, or in a list."""
+    """What the host hands on alone, in a list or in a tensor."""
     if isinstance(value, list):
-        return value[0] if value else None
+        value = value[0] if value else None
+    if isinstance(value, Tensor):
+        value = value.reshape(-1)[0].item() if value.numel() else None
     return value
