@@ -18,7 +18,7 @@ from tests.in_process_workers import (
 from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints import poller
+from vllm_tts_cache.entrypoints import ensure, poller
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import Lookups
 from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError, Wants
@@ -29,6 +29,8 @@ from vllm_tts_cache.errors import (
     StorageError,
     WorkerRPCError,
 )
+from vllm_tts_cache.model_executor import encode_rests, load_speakers
+from vllm_tts_cache.model_executor.encode_rests import EncodeRests
 from vllm_tts_cache.speaker.rpc_client import (
     WANT,
     AsyncWorkers,
@@ -243,6 +245,86 @@ async def test_a_registered_voice_is_told_of_before_inline_clips_that_came_first
     assert not any(task.done() for task in before)
     rig.encoders[0].gate.set()
     await asyncio.gather(registered, *before)
+
+
+async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
+    """The worker was told of 64 voices at a time, and never of the clip."""
+    needs = [
+        EncodingNeed(ref=ref_of(clip(seed, seconds=0.1)), encoder_names=("speaker",))
+        for seed in range(200)
+    ]
+    needs[0], needs[150] = (rig.need(seed, ("speaker",)) for seed in (0, 150))
+    rig.encoders[0].gate.clear()
+    precomputing = [
+        asyncio.create_task(rig.ensurer.ensure(need, urgent=False)) for need in needs
+    ]
+    await rig.entered()
+    await asyncio.sleep(0.5)
+    inline = asyncio.create_task(
+        rig.ensurer.ensure(rig.need(999, ("speaker",), Segment.INLINE))
+    )
+    await soon(lambda: rig.speakers.stats()["waiting"]["inline"] == 1)
+    registered = asyncio.create_task(rig.ensurer.ensure(needs[150]))
+    num_calls = len(rig.engine.calls)
+    await soon(lambda: len(rig.engine.calls) >= num_calls + 2)
+    order, encode = [], rig.encoders[0].encode
+
+    def noted(audio):
+        order.append(audio.audio_sha256)
+        return encode(audio)
+
+    rig.encoders[0].encode = noted
+    rig.encoders[0].gate.set()
+    await asyncio.gather(inline, registered)
+    assert order[:2] == [needs[150].ref.audio_sha256, clip(999).audio_sha256]
+    for task in precomputing:
+        task.cancel()
+    await asyncio.wait(precomputing)
+
+
+async def test_a_request_does_not_stand_in_line_for_ever(tmp_path, monkeypatch):
+    """Others were always before it, and that they got on was all it was told."""
+    monkeypatch.setattr(ensure, "MAX_TIMEOUTS_IN_LINE", 0.1)
+    rig = Rig(tmp_path, timeout_seconds=10.0)
+    rig.encoders[0].gate.clear()
+    try:
+        held = asyncio.create_task(
+            rig.ensurer.ensure(rig.need(0, ("speaker",)), urgent=False)
+        )
+        await rig.entered()
+        inline = rig.need(1, ("speaker",), Segment.INLINE)
+        with pytest.raises(ServerBusyError) as caught:
+            await rig.ensurer.ensure(inline)
+        assert caught.value.retry_after_seconds > 0
+        assert rig.ensurer.num_flights == 1  # that of no request, which waits on
+        rig.encoders[0].gate.set()
+        assert await held is False
+    finally:
+        rig.close()
+
+
+async def test_a_worker_that_rests_has_not_stopped(tmp_path, monkeypatch):
+    """With a timeout below a rest, voices that nobody waited for failed in it."""
+
+    def beside_streams():  # which take one core
+        return EncodeRests(process=time.monotonic, thread=lambda: 0.0)
+
+    monkeypatch.setattr(load_speakers, "EncodeRests", beside_streams)
+    monkeypatch.setattr(encode_rests, "FACTOR", 10.0)
+    rig = Rig(tmp_path, timeout_seconds=2.0)
+
+    def slowly(audio, encode=rig.encoders[0].encode):
+        time.sleep(0.5)
+        return encode(audio)
+
+    rig.encoders[0].encode = slowly
+    try:
+        needs = [rig.need(seed, ("speaker",)) for seed in range(2)]
+        ensured = (rig.ensurer.ensure(need, urgent=False) for need in needs)
+        assert await asyncio.gather(*ensured) == [False, False]
+        assert rig.speakers.stats()["rested_seconds"] > 4.5
+    finally:
+        rig.close()
 
 
 async def test_too_many_inline_clips_are_refused_with_a_time_to_come_back(tmp_path):
@@ -658,10 +740,10 @@ async def test_an_answer_for_one_that_left_ends_nobody_elses_wait():
     """Its caller waited for ever: nobody asked for the want any more."""
     wants = Wants(max_inline=4)
     key = EncodingKey(audio_sha256="a" * 64, encoder_fingerprint="b" * 64)
-    left = wants.of(key, "codec", Segment.INLINE)
-    left.join(Segment.INLINE, urgent=True, force=False, is_doubted=False)
+    how = {"urgent": True, "force": False, "is_doubted": False}
+    left = wants.join(key, "codec", Segment.INLINE, **how)
     wants.leave(left, urgent=True)
-    stays = wants.of(key, "codec", Segment.INLINE)
+    stays = wants.join(key, "codec", Segment.INLINE, **how)
     wants.land(left)
     wants.fail(left, EncodeError("of the one that left"))
     assert wants.get(key) is stays and not stays.landed.done()

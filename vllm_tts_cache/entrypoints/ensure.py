@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_tts_cache.entrypoints.executors import Lookups
 from vllm_tts_cache.entrypoints.poller import EncodePoller
 from vllm_tts_cache.entrypoints.status import CacheStatus, StatusLooks, status_of
-from vllm_tts_cache.entrypoints.wants import GoneError, Want
+from vllm_tts_cache.entrypoints.wants import GoneError, Want, too_long_in_line
 from vllm_tts_cache.errors import EncodeError, StorageError, WorkerRPCError
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.ref import SpeakerRef
@@ -32,6 +32,9 @@ throttled = ThrottledLog(logger)
 
 # Of those that are forgotten the worker is asked once more.
 MAX_FETCHED = 100_000
+# Times the timeout, which is that of one encode: a request that others are always
+# encoded before is to hear of it while its client still listens.
+MAX_TIMEOUTS_IN_LINE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Ensurer:
 
     Args:
         timeout_seconds: Longest encode, and longest time without any progress of the
-            worker, that a caller waits for.
+            worker, that a caller waits for. A request waits five times as long in all.
         max_waiting_inline: Inline encodings that callers of this process may wait for
             at once.
     """
@@ -73,6 +76,7 @@ class Ensurer:
             timeout_seconds=timeout_seconds,
             max_waiting_inline=max_waiting_inline,
         )
+        self._max_wait_seconds = MAX_TIMEOUTS_IN_LINE * timeout_seconds
         self._fingerprints: dict[str, str] | None = None
         self._has_complained = False
         self._looks = StatusLooks(workers)
@@ -84,6 +88,11 @@ class Ensurer:
     def num_flights(self) -> int:
         """Encodings that callers of this process wait for."""
         return len(self._poller)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more inline reference would be refused."""
+        return self._poller.is_full
 
     async def fingerprints(self) -> dict[str, str]:
         """Encoder name -> fingerprint, asked of the workers once.
@@ -149,7 +158,8 @@ class Ensurer:
             AudioGoneError: The audio is not stored (any more).
             EncodeError: An encoder failed; the next call tries again.
             EncodeTimeoutError: It took too long; it may still be under way.
-            ServerBusyError: Too many inline references wait.
+            ServerBusyError: Too many inline references wait, or a request has waited
+                for too long although others are encoded.
             WorkerRPCError: The workers could not be asked.
         """
         keys = dict(zip(await self.keys(need), need.encoder_names, strict=True))
@@ -291,8 +301,19 @@ class Ensurer:
                     or ref.audio_sha256 in self._doubted,
                 )
                 wants.append(want)
-            # Shielded: others wait for them too.
-            await asyncio.gather(*(asyncio.shield(want.landed) for want in wants))
+            await self._landed(wants, self._max_wait_seconds if urgent else None)
         finally:
             for want in wants:
                 self._poller.leave(want, urgent=urgent)
+
+    @staticmethod
+    async def _landed(wants: Sequence[Want], max_seconds: float | None) -> None:
+        # It cancels none of them: others wait for them too.
+        landings = [want.landed for want in wants]
+        first = asyncio.FIRST_EXCEPTION
+        await asyncio.wait(landings, timeout=max_seconds, return_when=first)
+        done = [landed for landed in landings if landed.done()]
+        for landed in done:
+            landed.result()
+        if max_seconds is not None and len(done) < len(landings):
+            raise too_long_in_line(max_seconds)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.entrypoints.executors import Lookups
@@ -74,6 +74,7 @@ class EncodePoller:
         self._has_news = False  # likewise: somebody came, or came forward
         self._num_finished = -1
         self._progress_at = 0.0
+        self._in_hand: list[Want] = []  # of the encode threads, when asked last
 
     def __len__(self) -> int:
         """Encodings that are waited for."""
@@ -82,6 +83,11 @@ class EncodePoller:
     def __contains__(self, key: EncodingKey) -> bool:
         """Tell whether anybody waits for this encoding."""
         return key in self._wants
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more inline want would be refused."""
+        return self._wants.is_full
 
     def join(
         self,
@@ -107,8 +113,8 @@ class EncodePoller:
         """
         if self._is_shut_down:
             raise shutting_down()
-        want = self._wants.of(key, encoder, segment)
-        want.join(segment, urgent=urgent, force=force, is_doubted=is_doubted)
+        how = {"urgent": urgent, "force": force, "is_doubted": is_doubted}
+        want = self._wants.join(key, encoder, segment, **how)
         self._has_news |= not want.is_told
         self._wake()
         return want
@@ -165,7 +171,7 @@ class EncodePoller:
         self._num_stored_since += len(keys)
         for want in filter(None, map(self._wants.get, keys)):
             self._land_stored(want)
-        await self._look_up([w for w in self._wants if not w.is_looked_up])
+        await self._look_up(self._wants.take_new())
 
     async def _look_up(self, new: list[Want]) -> None:
         """Land what was stored before the first number that we asked for."""
@@ -174,7 +180,6 @@ class EncodePoller:
         shas = sorted({want.key.audio_sha256 for want in new})
         kinds = await self._lookups.run(self._store.stored_kinds, shas)
         for want in new:
-            want.is_looked_up = True
             if want.key.encoder_fingerprint in kinds[want.key.audio_sha256]:
                 self._land_stored(want)
 
@@ -243,16 +248,21 @@ class EncodePoller:
             self._asked_at = time.monotonic()
             self._answer_seconds = self._asked_at - began_at
         self._note_progress(answers)
+        for want in self._in_hand:  # of one that others came before nothing is known
+            want.is_encoding = False
         reports = reports_of(answers)
         for want, as_told in told:
             if want.force_id == as_told.force_id:
                 key = as_told.audio_sha256, as_told.encoder
                 self._take_in(want, reports.get(key, []))
+        self._in_hand = [want for want, _ in told if want.is_encoding]
         self._expire()
 
-    def _note_progress(self, answers: Iterable[WantAnswer]) -> None:
+    def _note_progress(self, answers: Sequence[WantAnswer]) -> None:
         num_finished = sum(answer.num_finished for answer in answers)
-        if num_finished != self._num_finished:
+        # A worker that rests lets streams get on, and goes on after that.
+        is_resting = any(answer.is_resting for answer in answers)
+        if num_finished != self._num_finished or is_resting:
             self._num_finished = num_finished
             self._progress_at = time.monotonic()
 
@@ -273,13 +283,14 @@ class EncodePoller:
             want.since = time.monotonic() - seconds
 
     def _expire(self) -> None:
-        now = time.monotonic()
-        for want in list(self._wants):
-            since = want.since
-            if not want.is_encoding:  # others are before it, and they get on
-                since = max(since, self._progress_at)
-            if now - since > self._timeout_seconds:
-                self._wants.fail(want, timed_out(self._timeout_seconds))
+        limit = time.monotonic() - self._timeout_seconds
+        overdue = [want for want in self._in_hand if want.since < limit]
+        # Else others are before those that wait, and they get on.
+        if self._progress_at < limit:
+            waiting = (want for want in self._wants if not want.is_encoding)
+            overdue += [want for want in waiting if want.since < limit]
+        for want in overdue:
+            self._wants.fail(want, timed_out(self._timeout_seconds))
 
 
 def reports_of(answers: Iterable[WantAnswer]) -> dict[tuple[str, str], list[JobReport]]:

@@ -1,12 +1,13 @@
 """What callers of one process wait for: who wants which encoding, and how that ends."""
 
 import asyncio
-import heapq
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain, islice
 
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.entrypoints.executors import RETRY_AFTER_SECONDS
@@ -34,8 +35,8 @@ class AudioGoneError(GoneError):
 
 class _Rank(IntEnum):
     URGENT = 0  # a request waits for a registered voice
-    REGISTERED = 1
-    INLINE = 2  # never before a registered voice, whoever waits
+    INLINE = 1  # a request waits for a clip of its own
+    REGISTERED = 2  # no request waits: it may be one of thousands
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -45,18 +46,15 @@ class Want:
     Attributes:
         landed: Done when the encoding exists, or cannot be had.
         force_id: Names an encode that is done although the encoding exists.
-        number: Who came first.
         since: When its deadline began to run, in monotonic seconds.
         is_told: Whether a worker knows of it as it is now.
         is_doubted: Whether only a worker's word counts: the catalogue may be wrong.
-        is_looked_up: Whether the catalogue was asked for it by name.
         is_encoding: Whether the encode thread had it in hand, when asked last.
     """
 
     key: EncodingKey
     encoder: str
     segment: Segment
-    number: int
     since: float
     landed: "asyncio.Future[None]"
     force_id: str = ""
@@ -64,16 +62,10 @@ class Want:
     num_urgent: int = 0
     is_told: bool = False
     is_doubted: bool = False
-    is_looked_up: bool = False
     is_encoding: bool = False
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who goes first."""
-        return self.rank, self.number
-
-    @property
-    def rank(self) -> int:
+    def rank(self) -> _Rank:
         """The lane that it waits in."""
         if self.segment is Segment.INLINE:
             return _Rank.INLINE
@@ -107,6 +99,9 @@ class Want:
 class Wants:
     """All wants of a process, one a key. For the event loop only.
 
+    There may be very many, and they are looked at very often: nothing but `__iter__`
+    and `fail_all` goes through all of them.
+
     Args:
         max_inline: Inline wants at once; one more is refused.
     """
@@ -114,7 +109,10 @@ class Wants:
     def __init__(self, max_inline: int):
         self._max_inline = max_inline
         self._wants: dict[EncodingKey, Want] = {}
-        self._num_made = 0
+        self._lanes: dict[_Rank, OrderedDict[EncodingKey, Want]] = {
+            rank: OrderedDict() for rank in _Rank
+        }
+        self._new: list[Want] = []
 
     def __len__(self) -> int:
         """Encodings that are waited for."""
@@ -127,37 +125,44 @@ class Wants:
         """Tell whether anybody waits for this encoding."""
         return key in self._wants
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many inline ones wait as may."""
+        return len(self._lanes[_Rank.INLINE]) >= self._max_inline
+
     def get(self, key: EncodingKey) -> Want | None:
         """Return the key's want, if anybody waits for it."""
         return self._wants.get(key)
 
-    def of(self, key: EncodingKey, encoder: str, segment: Segment) -> Want:
-        """Return the key's want, a new one if nobody waits for it yet.
+    def join(
+        self,
+        key: EncodingKey,
+        encoder: str,
+        segment: Segment,
+        *,
+        urgent: bool,
+        force: bool,
+        is_doubted: bool,
+    ) -> Want:
+        """Return the key's want with one more who waits, if need be a new one.
 
         Raises: ServerBusyError.
         """
-        if (want := self._wants.get(key)) is not None:
-            return want
-        if segment is Segment.INLINE:
-            waiting = [w for w in self._wants.values() if w.segment is segment]
-            if len(waiting) >= self._max_inline:
-                raise too_many_inline()
-        self._num_made += 1
-        want = Want(
-            key=key,
-            encoder=encoder,
-            segment=segment,
-            number=self._num_made,
-            since=time.monotonic(),
-            landed=asyncio.get_running_loop().create_future(),
-        )
-        self._wants[key] = want
+        if (want := self._wants.get(key)) is None:
+            want = self._new_one(key, encoder, segment)
+        want.join(segment, urgent=urgent, force=force, is_doubted=is_doubted)
+        self._place(want)
         return want
+
+    def take_new(self) -> list[Want]:
+        """Return those that came since the last call."""
+        new, self._new = self._new, []
+        return new
 
     def first(self, num: int) -> list[Want]:
         """Return so many of those that go first, in their order."""
-        wants = self._wants.values()
-        return heapq.nsmallest(num, wants, key=lambda want: want.order)
+        lanes = (lane.values() for lane in self._lanes.values())
+        return list(islice(chain.from_iterable(lanes), num))
 
     def leave(self, want: Want, *, urgent: bool) -> None:
         """Count one less who waits; with the last one the want ends."""
@@ -165,6 +170,8 @@ class Wants:
         want.num_urgent -= urgent
         if want.num_waiting == 0:
             self._drop(want)
+        elif self._wants.get(want.key) is want:
+            self._place(want)
 
     def land(self, want: Want) -> None:
         """End a want whose encoding exists."""
@@ -188,6 +195,32 @@ class Wants:
         # Others may want the same by now, after all who waited for this one left.
         if self._wants.get(want.key) is want:
             del self._wants[want.key]
+            self._take_out(want.key)
+
+    def _new_one(self, key: EncodingKey, encoder: str, segment: Segment) -> Want:
+        if segment is Segment.INLINE and self.is_full:
+            raise too_many_inline()
+        want = Want(
+            key=key,
+            encoder=encoder,
+            segment=segment,
+            since=time.monotonic(),
+            landed=asyncio.get_running_loop().create_future(),
+        )
+        self._wants[key] = want
+        self._new.append(want)
+        return want
+
+    def _place(self, want: Want) -> None:
+        """Put a want at the end of its lane, if it is not in it yet."""
+        lane = self._lanes[want.rank]
+        if want.key not in lane:
+            self._take_out(want.key)
+            lane[want.key] = want
+
+    def _take_out(self, key: EncodingKey) -> None:
+        for lane in self._lanes.values():
+            lane.pop(key, None)
 
 
 def too_many_inline() -> ServerBusyError:
@@ -200,6 +233,12 @@ def too_many_inline() -> ServerBusyError:
 def shutting_down() -> ServerBusyError:
     """Why wants end when the server does."""
     return ServerBusyError("it is shutting down", RETRY_AFTER_SECONDS)
+
+
+def too_long_in_line(seconds: float) -> ServerBusyError:
+    """Why a request waits no longer although the workers get on."""
+    what = f"others were encoded for {seconds:g} s before this reference audio"
+    return ServerBusyError(what, RETRY_AFTER_SECONDS)
 
 
 def timed_out(seconds: float) -> EncodeTimeoutError:
