@@ -13,7 +13,7 @@ from typing import Any
 from vllm_tts_cache.entrypoints.cli import main
 
 MAIN = "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"
-OURS = ("VLLM_API_KEY", "OPENAI_API_KEY", "SPEAKER_URL")
+OURS = ("VLLM_API_KEY", "SPEAKER_URL")
 
 
 @dataclass(frozen=True)

@@ -353,7 +353,10 @@ async def test_trying_writes_a_file_that_plays_and_says_hit_or_miss(
     assert first.json["cache"] == "miss"
     with wave.open(str(out)) as file:
         assert file.getnframes() == 4_800  # what the test's engine speaks
-    second = await run(*arguments, "--out", "-", url=server.url)
+    refused = await run(*arguments, "--out", "-", url=server.url)
+    assert (refused.status, refused.out) == (2, "")
+    assert "--json" in refused.err
+    second = await run(*arguments[:-1], "--out", "-", url=server.url)
     assert second.out.startswith("RIFF")
     assert "cache: hit" in second.err
 
@@ -535,7 +538,13 @@ async def test_url_and_key_of_the_environment_are_used(server):
     environ = {"SPEAKER_URL": f"{server.url}/v1/", "VLLM_API_KEY": "secret"}
     done = await ended(await begun("voices", "ls", **environ))
     assert (done.status, done.out, done.err) == (0, "", "no voices\n")
-    assert b"Bearer secret" in server.gate.keys
+    assert server.gate.keys == {b"Bearer secret"}
+
+
+async def test_the_key_of_another_service_is_not_sent(server):
+    environ = {"SPEAKER_URL": server.url, "OPENAI_API_KEY": "secret"}
+    done = await ended(await begun("voices", "ls", **environ))
+    assert (done.status, server.gate.keys) == (0, {None})
 
 
 async def test_a_directory_is_read_beside_its_server_and_written_only_without_it(

@@ -24,7 +24,9 @@ ApiKey = Annotated[
     typer.Option(
         "--api-key",
         metavar="KEY",
-        envvar=["VLLM_API_KEY", "OPENAI_API_KEY"],
+        # Not OPENAI_API_KEY: it is OpenAI's on most machines, and would be sent to
+        # whatever server is named.
+        envvar="VLLM_API_KEY",
         help="as of `vllm serve --api-key`, or a tenant's",
         show_default=False,
     ),

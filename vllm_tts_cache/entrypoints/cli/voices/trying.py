@@ -16,11 +16,13 @@ from vllm_tts_cache.entrypoints.cli.voices.source import (
     Url,
     client_of,
 )
+from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
 
+_STANDARD = Path("-")
 DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
 _SIZE_AT_END = 8  # of the header's "RIFF", its size, and "WAVE"
@@ -48,6 +50,9 @@ def try_(
 
     JSON: {"voice", "cache", "bytes", "seconds_to_first_audio", "seconds", "file"}.
     """
+    is_audio_out = out == _STANDARD
+    if is_audio_out and as_json:
+        raise ConfigError("--json: the standard output is the audio's")
     with client_of(url, api_key) as client:
         body = {
             "model": model or client.model(),
@@ -58,15 +63,12 @@ def try_(
             "stream_format": "audio",
             **({} if seed is None else {"seed": seed}),
         }
-        if out == Path("-"):
-            found = _speak(client, body, sys.stdout.buffer)
-        elif out is None:
-            found = _speak(client, body, None)
+        if out is None or is_audio_out:
+            found = _speak(client, body, sys.stdout.buffer if is_audio_out else None)
         else:
             found = _speak_to_file(client, body, out)
     found["voice"] = name
-    is_audio_out = out == Path("-")
-    if as_json and not is_audio_out:
+    if as_json:
         style.print_json(found)
         return
     tell = style.note if is_audio_out else style.say
