@@ -3,21 +3,27 @@
     python -m benchmarks.decoder_prefix [--rounds 5] [--threads 2] [--bfloat16]
 
 In this process, with the host's decoder of the released size and random weights, in
-turns. The first chunk has one frame, as shipped, and 72 of a reference before it.
+turns; writes a JSON file. The first chunk has one frame, as shipped, and 72 of a
+reference before it. With ``--small`` a decoder that says nothing about times.
 """
 
 import argparse
+import sys
 import time
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks import machine
+from benchmarks import machine, report
+from benchmarks.measure import Row, Summary
 from tests.families.qwen3_tts.decoders import (
     CHUNK,
     RELEASED,
+    SMALL,
     WINDOW,
     codes_of,
     decoded,
@@ -28,92 +34,152 @@ from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 
 VOICE = "a" * 64
 THREE_SECONDS = 38  # frames
+NUM_TOGETHER = 4
 STOCK, MISS, HIT, X_VECTOR = "stock", "ours, made", "ours, kept", "x-vector"
+_SCENARIO: dict[str, Any] = {"scenario": "decoder_prefix", "model": "qwen3-tts"}
+_RESULTS = Path(__file__).parent / "results"
 
 
 class Requests:
     """Begins requests in each of the ways, and speaks three seconds with them."""
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, sizes: dict[str, Any], dtype: torch.dtype):
         # A decoder that ours has touched computes all else as the host's does.
-        self._decoder = decoder_of(RELEASED).to(dtype)
+        self._decoder = decoder_of(sizes).to(dtype)
         self.states = DecoderStates(max_bytes=1 << 30)
         self._prefixes = DecoderPrefixes(self._decoder, self.states)
-        self._reference = codes_of(WINDOW, 1, 2048)
-        self._codes = codes_of(THREE_SECONDS, 2, 2048)
-        self.first: dict[str, Callable[[], tuple[Tensor, State]]] = {
-            STOCK: self._stock,
+        num_codes = self._decoder.config.codebook_size
+        self._reference = codes_of(WINDOW, 1, num_codes)
+        self._codes = codes_of(THREE_SECONDS, 2, num_codes)
+        self._begun = torch.cat([self._reference, self._codes[:, :1]], dim=1)
+        self.states_of: dict[str, Callable[[], State]] = {
+            STOCK: lambda: {"prefix_frames": WINDOW},
             MISS: lambda: self._ours(None),
             HIT: lambda: self._ours(VOICE),
-            X_VECTOR: lambda: self._begin({"prefix_frames": 0}, self._codes[:, :1]),
+            X_VECTOR: lambda: {"prefix_frames": 0},
         }
         self._ours(VOICE)
 
     def speak(self, how: str) -> tuple[float, float, Tensor]:
         """Seconds until the first chunk and until the end, and the samples."""
         began = time.perf_counter()
-        samples, state = self.first[how]()
+        state = self.states_of[how]()
+        chunks = [decoded(self._decoder, self._first(how), state)]
         first = time.perf_counter() - began
-        chunks = [samples]
         for begin in range(1, THREE_SECONDS, CHUNK):
             codes = self._codes[:, begin : begin + CHUNK]
             chunks.append(decoded(self._decoder, codes, state))
         return first, time.perf_counter() - began, torch.cat(chunks)
 
-    def _stock(self) -> tuple[Tensor, State]:
-        begun = torch.cat([self._reference, self._codes[:, :1]], dim=1)
-        return self._begin({"prefix_frames": WINDOW}, begun)
+    def begin_together(self, how: str) -> float:
+        """Seconds until the first chunks of several requests of one step."""
+        began = time.perf_counter()
+        states = [self.states_of[how]() for _ in range(NUM_TOGETHER)]
+        codes = self._first(how).expand(NUM_TOGETHER, -1, -1)
+        lengths = [codes.shape[-1]] * NUM_TOGETHER
+        self._decoder.batched_chunked_decode(codes, lengths, caches=states)
+        return time.perf_counter() - began
 
-    def _ours(self, voice: str | None) -> tuple[Tensor, State]:
+    def _first(self, how: str) -> Tensor:
+        return self._begun if how == STOCK else self._codes[:, :1]
+
+    def _ours(self, voice: str | None) -> State:
         state = self._prefixes.begin(self._reference, voice)
-        return self._begin(state, self._codes[:, :1])
-
-    def _begin(self, state: State, codes: Tensor) -> tuple[Tensor, State]:
-        return decoded(self._decoder, codes, state), state
+        assert state is not None, "there is no memory for it"
+        return state
 
 
-def main() -> None:
-    """Measure, and print a table."""
-    arguments = argparse.ArgumentParser(
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print a table and write it."""
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--bfloat16", action="store_true")
-    given = arguments.parse_args()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bfloat16", action="store_true")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path, default=_RESULTS)
+    given = parser.parse_args(arguments)
+    began, load = datetime.now(timezone.utc), machine.load()
+    before = torch.get_num_threads()
     torch.set_num_threads(given.threads)
-    requests = Requests(torch.bfloat16 if given.bfloat16 else torch.float32)
-    print(f"{machine.describe()}, {machine.revision()[0]}, {given}", flush=True)
-    seen: dict[str, list[tuple[float, float]]] = {how: [] for how in requests.first}
+    try:
+        rows = _measured(given)
+    finally:
+        torch.set_num_threads(before)
+    sys.stdout.write(report.markdown(rows))
+    print(report.save(_run(given, began, load, rows), given.out), file=sys.stderr)
+
+
+def _measured(given: argparse.Namespace) -> list[Row]:
+    dtype = torch.bfloat16 if given.bfloat16 else torch.float32
+    requests = Requests(SMALL if given.small else RELEASED, dtype)
+    seen: dict[str, list[tuple[float, ...]]] = {how: [] for how in requests.states_of}
     heard: dict[str, Tensor] = {}
     for number in range(given.rounds):
         for how in list(seen)[:: 1 if number % 2 == 0 else -1]:
             first, whole, heard[how] = requests.speak(how)
-            seen[how].append((first, whole))
-            print(f"  {number} {how}: {first:.2f} {whole:.2f} s", flush=True)
-    _tell(seen, heard, requests.states.stats()["bytes"])
+            seen[how].append((first, whole, requests.begin_together(how)))
+            times = ", ".join(f"{seconds:.2f}" for seconds in seen[how][-1])
+            print(f"  {number} {how}: {times} s", file=sys.stderr, flush=True)
+    return [*_times(seen), *_samples(heard, requests.states.stats(0).bytes)]
 
 
-def _tell(
-    seen: dict[str, list[tuple[float, float]]], heard: dict[str, Tensor], num_bytes: int
-) -> None:
-    times = {
-        how: tuple(median(column) for column in zip(*rows, strict=True))
-        for how, rows in seen.items()
-    }
-    print("| | first chunk | against x-vector | 3 s of speech | against stock |")
-    print("| --- | --- | --- | --- | --- |")
-    for how, (first, whole) in times.items():
-        against = first / times[X_VECTOR][0], whole / times[STOCK][1]
-        print(
-            f"| {how} | {1e3 * first:.0f} ms | {against[0]:.2f}x | {whole:.2f} s |"
-            f" {against[1]:.2f}x |"
-        )
+def _times(seen: dict[str, list[tuple[float, ...]]]) -> list[Row]:
+    """Each way beside an x-vector's first chunk, and beside stock's whole speech."""
+    first, whole, together = (
+        {how: Summary.of([row[column] for row in rows]) for how, rows in seen.items()}
+        for column in range(3)
+    )
+    return [
+        *_beside(first, "first chunk", X_VECTOR),
+        *_beside(whole, "3 s of speech", STOCK),
+        *_beside(together, f"first chunks of {NUM_TOGETHER} at once", X_VECTOR),
+    ]
+
+
+def _beside(times: dict[str, Summary], what: str, versus: str) -> list[Row]:
+    return [
+        Row(f"{what}, {how}", "s", ours, times[versus], versus=versus, **_SCENARIO)
+        for how, ours in times.items()
+    ]
+
+
+def _samples(heard: dict[str, Tensor], num_bytes: int) -> list[Row]:
     differs = (heard[HIT].float() - heard[STOCK].float()).abs().max()
-    print(f"largest difference of a sample: {differs:.1e}, of {heard[STOCK].std():.2f}")
-    print(f"a hit is a miss to the bit: {torch.equal(heard[HIT], heard[MISS])}")
-    print(f"{num_bytes / 2**20:.2f} MiB for a voice")
+    num_other = (heard[HIT] != heard[MISS]).sum()
+    figures = [
+        ("largest difference of a sample from stock's", "", float(differs)),
+        ("standard deviation of stock's samples", "", float(heard[STOCK].std())),
+        ("samples of a hit that are not the miss's", "", float(num_other)),
+        ("a voice's state", "MiB", num_bytes / 2**20),
+    ]
+    return [
+        Row(what, unit, Summary.of([value]), **_SCENARIO)
+        for what, unit, value in figures
+    ]
+
+
+def _run(
+    given: argparse.Namespace, began: datetime, load: list[float], rows: list[Row]
+) -> report.Run:
+    revision, is_dirty = machine.revision()
+    return report.Run(
+        began=began,
+        revision=revision,
+        is_dirty=is_dirty,
+        machine=machine.describe()
+        | {"load_before": load, "load_after": machine.load()},
+        versions=machine.versions(),
+        settings={
+            "rounds": given.rounds,
+            "threads": given.threads,
+            "dtype": "bfloat16" if given.bfloat16 else "float32",
+            "decoder": "small" if given.small else "released size, random weights",
+        },
+        rows=rows,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
