@@ -80,7 +80,7 @@ FAMILY = Family(
     failure_id=3071,  # a text id: the talker samples <|AUDIO_OUT|> and the end only
     # The second does not say whose the rows of a step are, and has its own sampler.
     needs_first_runner=True,
-    # It does not resume: what was spoken is kept by a row of the batch.
+    # It does not resume: the host feeds a prefill no frames that were spoken.
     official="the tokenizer of transformers 5.14, behind librosa 0.11",
-    never_run="a whole server (the host samples without a seed), a GPU",
+    never_run="a whole server (there is no tiny checkpoint yet), a GPU",
 )

@@ -12,12 +12,18 @@ from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer imp
     _build_delay_pattern,
 )
 
+from vllm_tts_cache.families.higgs_audio_v2.draws import (
+    DrawnByRequests,
+    Draws,
+    SpeakingRow,
+)
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v2.prompt import NUM_ADDED_ROWS
 from vllm_tts_cache.families.higgs_audio_v2.spoken import SpokenStates, State
 from vllm_tts_cache.families.networks.higgs_tokenizer.talker import HiggsTalker
 from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.model_executor.talker import on_device
+from vllm_tts_cache.speaker.ref import FIELD
 
 _CODES = "tts_cache_delayed_codes"
 
@@ -46,6 +52,8 @@ class CachedHiggsAudioV2Talker(
         # The host's, by rows of the batch; it makes them where they are not there yet.
         self._audio_state: dict[int, State] = {}
         self._slot_output_len: dict[int, int] = {}
+        self._generators: Mapping[int, torch.Generator] = {}
+        self._drawing = DrawnByRequests()
 
     def update_decode_step_metadata(
         self, *, req_ids: Sequence[str] | None = None, **others: Any
@@ -79,6 +87,32 @@ class CachedHiggsAudioV2Talker(
             input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
         )
 
+    def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """Sample as the host does, but for the generators that codes are drawn by."""
+        self._generators = sampling_metadata.generators
+        self._drawing.draws = None
+        if not self._generators:
+            return super().sample(logits, sampling_metadata)
+        with self._drawing:
+            return super().sample(logits, sampling_metadata)
+
+    def audio_codebook_logits(
+        self, hidden_states: torch.Tensor, audio_token_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute them as the host does, and take in whose codes it draws next."""
+        rows = audio_token_mask.reshape(-1).nonzero().flatten().tolist()
+        self._drawing.draws = Draws([self._speaking_row(row) for row in rows])
+        return super().audio_codebook_logits(hidden_states, audio_token_mask)
+
+    def _speaking_row(self, row: int) -> SpeakingRow:
+        spoken = self._audio_state.get(row, {}).get("audio_out_ids")
+        generator = self._generators.get(row)
+        # Behind a chunk that ends in its reference: the runner takes back what it has
+        # drawn of an id there, and knows of no codes.
+        if row < len(self._infos_of_step) and _is_in_prefill(self._infos_of_step[row]):
+            generator = None
+        return SpeakingRow(generator, spoken)
+
     def _maybe_apply_audio_feedback(
         self, hidden_states: torch.Tensor, input_ids: torch.Tensor
     ) -> torch.Tensor:
@@ -93,7 +127,7 @@ class CachedHiggsAudioV2Talker(
         finally:
             self._audio_state = of_rows
         for index, info in enumerate(self._infos_of_step):
-            if _CODES in info and not info.get("generated_len"):
+            if _CODES in info and _is_in_prefill(info):
                 rows = self._with_reference(rows, index, info)
         return rows
 
@@ -142,3 +176,8 @@ class CachedHiggsAudioV2Talker(
         delayed = _build_delay_pattern(codes.T).T.contiguous()
         device = self.audio_codebook_embeddings.weight.device
         return {_CODES: on_device(delayed.numpy(), device)}
+
+
+def _is_in_prefill(info: Mapping[str, Any]) -> bool:
+    """Tell it of a request with a reference; the runner says nothing of others."""
+    return FIELD in info and not info.get("generated_len")
