@@ -17,6 +17,7 @@ from vllm_omni.model_executor.stage_input_processors.breeze_tts_2 import (
 from tests.contract.test_speech import data_url, lose_files, registered, wav
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
+from tests.two_tenants import two_tenants
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.families.breeze_tts_2.family import FAMILY, IN_CONTEXT
 from vllm_tts_cache.families.breeze_tts_2.offline import BreezePrompts
@@ -37,18 +38,16 @@ class CodesEncoder(SpectrumEncoder):
         return Encoding({"codes": np.zeros((number, 16), np.int16)})
 
 
-@pytest.fixture
-async def server(breeze_checkpoint, tokenizer, tmp_path, monkeypatch):
-    server = Server(
-        breeze_checkpoint,
-        tmp_path,
-        monkeypatch,
-        encoders=[CodesEncoder("codec")],
-        family=FAMILY,
-    )
+def make(*args):
+    server = Server(*args, encoders=[CodesEncoder("codec")], family=FAMILY)
     config: Any = server.engine.model_config
     config.max_model_len = 2048
-    async with running(server) as server:
+    return server
+
+
+@pytest.fixture
+async def server(breeze_checkpoint, tokenizer, tmp_path, monkeypatch):
+    async with running(make(breeze_checkpoint, tmp_path, monkeypatch)) as server:
         server.handler._get_tts_adapter().tokenizer = tokenizer
         yield server
 
@@ -176,6 +175,32 @@ async def test_what_the_host_refuses_of_a_clone_is_refused(server, wrong):
     await server.register("Ann", wav(), ref_text=SPOKEN)
     (field,) = wrong
     assert field in message(await server.speak(voice="Ann", **wrong))
+
+
+async def warmed_up(server, tokenizer):
+    """The prompts that the host warms up with, and what is stored behind it."""
+    server.handler._get_tts_adapter().tokenizer = tokenizer
+    await server.handler.warmup()
+    made = [prompt["additional_information"] for prompt in server.engine.prompts]
+    assert len(made) == 5
+    assert not any(FIELD in told or "reference_waveform" in told for told in made)
+    assert server.encodes == {"codec": 0}
+    assert list(server.directory.glob("store/**/*.safetensors")) == []
+
+
+async def test_a_warm_up_clones_nobody(server, tokenizer):
+    """The host clones its own speech, for a reference encoder that is not used here."""
+    await warmed_up(server, tokenizer)
+    assert (await server.speak(ref_audio=data_url(), ref_text=SPOKEN)).is_success
+    assert FIELD in server.engine.prompts[-1]["additional_information"]
+
+
+async def test_a_server_of_tenants_warms_up(
+    breeze_checkpoint, tokenizer, tmp_path, monkeypatch
+):
+    """Nobody calls yet, so there is no tenant whose clone it could be."""
+    async with two_tenants(breeze_checkpoint, tmp_path, monkeypatch, make) as host:
+        await warmed_up(host.server, tokenizer)
 
 
 def test_an_offline_prompt_is_the_hosts_too(tokenizer, monkeypatch):

@@ -31,6 +31,7 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
     """
 
     tts_cache_family = FAMILY
+    _is_warming_up = False
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would read as something else.
@@ -54,7 +55,26 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
     async def warmup(self) -> None:
         """Load the tokenizer before the first request, then as the host."""
         await asyncio.to_thread(lambda: self._control_tokens)
-        await super().warmup()
+        self._is_warming_up = True  # no client is served before it is over
+        try:
+            await super().warmup()
+        finally:
+            self._is_warming_up = False
+
+    async def build(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """As of every adapter, but for the clone that the host warms up with.
+
+        That is for its own reference encoder, which no prompt of ours comes to. It is
+        nobody's, so there would be no tenant to keep it for.
+
+        Raises: SpeakerRequestError, ServerFaultError.
+        """
+        if self._is_warming_up:
+            nobody = {"ref_audio": None, "ref_text": None}
+            request, has_inline_ref_audio = request.model_copy(update=nobody), False
+        return await super().build(request, sampling_params_list, has_inline_ref_audio)
 
     async def clone(self, speaker: Speaker) -> PreparedRequest:
         """Build the host's prompt for a clip of this length."""
