@@ -21,6 +21,7 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.model_executor import worker_methods
+from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.opening import open_store
 
@@ -122,6 +123,22 @@ def test_the_hosts_own_way_to_sleep_goes_by_the_same_method(executor):
     source = inspect.getsource(OmniGPUWorkerBase.handle_wake_task)
     assert "self.wake_up(tags=" in source
     assert GPUARWorker.sleep is not OmniGPUWorkerBase.sleep
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_decoder_that_sleeps_keeps_no_state_and_makes_it_anew(
+    executor, allocator, level
+):
+    states = DecoderStates(max_bytes=100)
+    decoder = SimpleNamespace(tts_cache_decoder_states=states)
+    executor.worker.model_runner = SimpleNamespace(model=decoder)
+    states.get("a" * 64, "d", lambda: DecoderState("state", 40))
+    executor.sleep(level)
+    assert (states.stats(0).states, states.stats(0).bytes) == (0, 0)
+    executor.wake_up()
+    states.get("a" * 64, "d", lambda: DecoderState("state", 40))
+    assert states.stats(0).states == 1
+    assert [name for name, _ in allocator.calls] == ["sleep", "wake_up"]
 
 
 def test_a_worker_of_another_model_sleeps_as_it_did(executor, allocator):

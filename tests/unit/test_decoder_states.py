@@ -88,6 +88,15 @@ def test_where_all_is_forgotten_nothing_is_kept_for_a_while(states, clock):
     assert [get(states, B), get(states, B)] == [False, True]
 
 
+def test_what_is_dropped_may_be_kept_again_but_what_is_forgotten_may_not(states):
+    get(states, A)
+    states.forget([B])
+    assert states.drop_all() == 1
+    assert (states.stats(0).states, states.stats(0).bytes) == (0, 0)
+    assert [get(states, A), get(states, A)] == [False, True]
+    assert [get(states, B), get(states, B)] == [False, False]
+
+
 def test_a_voice_that_is_registered_again_is_kept_after_a_while(states, clock):
     states.forget([A])
     clock.seconds += FORGETFUL_SECONDS - 1

@@ -203,7 +203,12 @@ def _install_on(workers: Any) -> None:
         )
 
     def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Go to sleep as the host does, once nothing is encoded."""
+        """Go to sleep as the host does, once nothing is encoded.
+
+        States of voices in a decoder are none of what sleep mode takes, so they go.
+        """
+        if (states := _states_of(self)) is not None:
+            states.drop_all()
         if (speakers := speakers_of(self)) is None:
             return host(self, "sleep")(*args, **kwargs)
         speakers.sleep()
