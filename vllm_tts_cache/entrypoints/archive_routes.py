@@ -11,13 +11,14 @@ from fastapi import APIRouter, Query, Response
 
 from vllm_tts_cache.catalogue.pages import Page, cursor
 from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.entrypoints.answer_documents import file_answers
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.routing import CHANGES_MAX_BYTES, guarded_route
 from vllm_tts_cache.entrypoints.sending import PlacedAnswer, in_pieces
 from vllm_tts_cache.entrypoints.service import SpeakerService
 from vllm_tts_cache.entrypoints.voice_forms import parse_label_filters
-from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS, file_answers
-from vllm_tts_cache.entrypoints.voices import Handler
+from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS
+from vllm_tts_cache.entrypoints.voices import Handler, Labels, Search
 from vllm_tts_cache.errors import (
     DownloadsOffError,
     InvalidSpeakerError,
@@ -47,7 +48,7 @@ Records = AsyncIterator[SpeakerRecord]
 # Not below `/v1/audio/voices/`, where any word may be the name of a voice.
 @router.get(
     "/v1/audio/voice_archive",
-    responses=file_answers(MEDIA_TYPE),
+    responses=file_answers((MEDIA_TYPE,), 404),
     response_class=Response,
 )
 async def export_voices(
@@ -55,15 +56,14 @@ async def export_voices(
     tenant: CallingTenant,
     name: Annotated[
         list[str] | None,
-        Query(description="a name or an id; may be repeated", max_length=MAX_NAMES),
+        Query(
+            description="a name or an id; may be repeated",
+            max_length=MAX_NAMES,
+            examples=[["keeper"]],
+        ),
     ] = None,
-    search: Annotated[
-        str | None, Query(description="in names, descriptions and labels' values")
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        Query(description="`key:value`; may be repeated, and all must fit"),
-    ] = None,
+    search: Search = None,
+    label: Labels = None,
 ) -> Response:
     """Give voices as one stream: a tar file of their bundles.
 

@@ -7,11 +7,16 @@ from fastapi import APIRouter, File, Form, Response, UploadFile
 
 from vllm_tts_cache.catalogue.record import check_text
 from vllm_tts_cache.entrypoints import voice_forms, voice_models
+from vllm_tts_cache.entrypoints.answer_documents import (
+    VoiceName,
+    answers,
+    file_answers,
+)
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.metrics.uploads import VoicesRoute
 from vllm_tts_cache.entrypoints.routing import VOICE_MAX_BYTES, guarded_route
 from vllm_tts_cache.entrypoints.sending import PlacedAnswer, in_pieces
-from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS, answers, file_answers
+from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS
 from vllm_tts_cache.entrypoints.voices import Handler
 from vllm_tts_cache.errors import DownloadsOffError
 from vllm_tts_cache.store import bundle_format
@@ -33,8 +38,14 @@ BUNDLE_TYPE = "application/vnd.vllm-tts-cache.bundle+zip"
 async def check_clip(
     handler: Handler,
     tenant: CallingTenant,
-    audio_sample: Annotated[UploadFile, File()],
-    ref_text: Annotated[str | None, Form()] = None,
+    audio_sample: Annotated[UploadFile, File(description="the clip")],
+    ref_text: Annotated[
+        str | None,
+        Form(
+            description="what is said in it, if that is known",
+            examples=["The keeper counts the ships at dusk."],
+        ),
+    ] = None,
 ) -> Any:
     """Say what a clip is worth, before anything is registered; nothing is stored."""
     del tenant  # which an administrator is not
@@ -46,10 +57,12 @@ async def check_clip(
 
 @router.get(
     "/v1/audio/voices/{name}/audio",
-    responses=file_answers("audio/flac", "audio/wav"),
+    responses=file_answers(("audio/flac", "audio/wav"), 404),
     response_class=Response,
 )
-async def get_audio(handler: Handler, tenant: CallingTenant, name: str) -> Response:
+async def get_audio(
+    handler: Handler, tenant: CallingTenant, name: VoiceName
+) -> Response:
     """Give the reference audio back: the same samples, as FLAC or WAV."""
     speakers = handler.speakers
     if not speakers.may_download:
@@ -61,10 +74,12 @@ async def get_audio(handler: Handler, tenant: CallingTenant, name: str) -> Respo
 
 @router.get(
     "/v1/audio/voices/{name}/bundle",
-    responses=file_answers(BUNDLE_TYPE),
+    responses=file_answers((BUNDLE_TYPE,), 404),
     response_class=Response,
 )
-async def export_voice(handler: Handler, tenant: CallingTenant, name: str) -> Response:
+async def export_voice(
+    handler: Handler, tenant: CallingTenant, name: VoiceName
+) -> Response:
     """Give one file that holds the voice, its consent recording and its encodings."""
     speakers = handler.speakers
     if not speakers.may_download:
@@ -91,11 +106,18 @@ async def export_voice(handler: Handler, tenant: CallingTenant, name: str) -> Re
 async def import_voice(
     handler: Handler,
     tenant: CallingTenant,
-    bundle: Annotated[UploadFile, File()],
+    bundle: Annotated[UploadFile, File(description="the bundle")],
     name: Annotated[
-        str | None, Form(description="what to call it; the bundle's name without")
+        str | None,
+        Form(
+            description="what to call it; the bundle's name without",
+            examples=["keeper"],
+        ),
     ] = None,
-    on_conflict: Annotated[Literal["fail", "replace", "rename"], Form()] = "fail",
+    on_conflict: Annotated[
+        Literal["fail", "replace", "rename"],
+        Form(description="what to do where the name is taken", examples=["rename"]),
+    ] = "fail",
 ) -> Any:
     """Register the voice of a bundle, whole or not at all.
 

@@ -3,16 +3,17 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Query, UploadFile
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from vllm_tts_cache.entrypoints import routing, voice_forms, voice_models
+from vllm_tts_cache.entrypoints.answer_documents import ConsentId, answers
+from vllm_tts_cache.entrypoints.answer_examples import CONSENT_ID
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.routing import (
     CHANGES_MAX_BYTES,
     VOICE_MAX_BYTES,
     guarded_route,
 )
-from vllm_tts_cache.entrypoints.voice_models import answers
 from vllm_tts_cache.entrypoints.voices import Handler
 from vllm_tts_cache.errors import ConsentInUseError, DeletionPendingError
 
@@ -25,7 +26,7 @@ MAX_PAGE = 100
 class ConsentChanges(BaseModel):
     """What may be changed of a recording."""
 
-    name: str
+    name: str = Field(examples=["Ann's consent"])
 
 
 @router.post(
@@ -35,9 +36,11 @@ class ConsentChanges(BaseModel):
 async def create_consent(
     handler: Handler,
     tenant: CallingTenant,
-    name: Annotated[str, Form(description="a label for people")],
-    language: Annotated[str, Form(description="BCP 47 tag, such as `en-US`")],
-    recording: Annotated[UploadFile, File()],
+    name: Annotated[
+        str, Form(description="a label for people", examples=["Ann's consent"])
+    ],
+    language: Annotated[str, Form(description="BCP 47 tag", examples=["en-US"])],
+    recording: Annotated[UploadFile, File(description="the clip")],
 ) -> Any:
     """Keep a recording in which somebody consents to being cloned."""
     data = await voice_forms.read_clip(recording)
@@ -50,8 +53,10 @@ async def create_consent(
 async def list_consents(
     handler: Handler,
     tenant: CallingTenant,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
-    after: Annotated[str, Query(description="`last_id` of the last page")] = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, examples=[20])] = 20,
+    after: Annotated[
+        str, Query(description="`last_id` of the last page", examples=[CONSENT_ID])
+    ] = "",
 ) -> Any:
     """List recordings, newest first."""
     speakers = handler.speakers
@@ -71,7 +76,9 @@ async def list_consents(
     "/v1/audio/voice_consents/{consent_id}",
     responses=answers(voice_models.Consent, 404),
 )
-async def get_consent(handler: Handler, tenant: CallingTenant, consent_id: str) -> Any:
+async def get_consent(
+    handler: Handler, tenant: CallingTenant, consent_id: ConsentId
+) -> Any:
     """Show one recording."""
     run, get = handler.speakers.lookups.reads.run, handler.speakers.store.consents.get
     found = await run(get, consent_id, tenant.name)
@@ -80,10 +87,13 @@ async def get_consent(handler: Handler, tenant: CallingTenant, consent_id: str) 
 
 @changes_router.post(
     "/v1/audio/voice_consents/{consent_id}",
-    responses=answers(voice_models.Consent, 404),
+    responses=answers(voice_models.Consent, 404, 413),
 )
 async def change_consent(
-    handler: Handler, tenant: CallingTenant, consent_id: str, changes: ConsentChanges
+    handler: Handler,
+    tenant: CallingTenant,
+    consent_id: ConsentId,
+    changes: ConsentChanges,
 ) -> Any:
     """Change a recording's label."""
     speakers = handler.speakers
@@ -97,7 +107,7 @@ async def change_consent(
     responses=answers(voice_models.ConsentDeleted, 404, 409),
 )
 async def delete_consent(
-    handler: Handler, tenant: CallingTenant, consent_id: str
+    handler: Handler, tenant: CallingTenant, consent_id: ConsentId
 ) -> Any:
     """Delete a recording that no voice stands on; else 409 says which do."""
     try:

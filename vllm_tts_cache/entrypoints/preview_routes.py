@@ -2,20 +2,20 @@
 
 import asyncio
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Message
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
 from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.entrypoints.answer_documents import VoiceName, file_answers
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.entrypoints.previews import default_text
 from vllm_tts_cache.entrypoints.routing import CHANGES_MAX_BYTES, guarded_route
 from vllm_tts_cache.entrypoints.speech_routes import create_speech
-from vllm_tts_cache.entrypoints.voice_models import Error
 from vllm_tts_cache.entrypoints.voices import Handler
 from vllm_tts_cache.errors import PreviewNotFoundError, ServerBusyError
 
@@ -24,10 +24,7 @@ router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
 MAX_TEXT_CHARS = 300
 HEADER = "X-Speaker-Preview"
 _WAV = "audio/wav"
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {_WAV: {}}, "description": "a WAV file"},
-    **{status: {"model": Error} for status in (400, 404, 503)},
-}
+_TEXT = "This is how I sound."
 
 
 class PreviewText(BaseModel):
@@ -39,17 +36,20 @@ class PreviewText(BaseModel):
         default=None,
         max_length=MAX_TEXT_CHARS,
         description="a sentence in the voice's language if it is left out",
+        examples=[_TEXT],
     )
 
 
 @router.post(
-    "/v1/audio/voices/{name}/preview", responses=_ANSWERS, response_class=Response
+    "/v1/audio/voices/{name}/preview",
+    responses=file_answers((_WAV,), 404, 413, 500, 507),
+    response_class=Response,
 )
 async def make_preview(
     handler: Handler,
     raw_request: Request,
     tenant: CallingTenant,
-    name: str,
+    name: VoiceName,
     body: Annotated[PreviewText | None, Body()] = None,
 ) -> Response:
     """Speak a short text, and keep it: asked again, nothing is spoken.
@@ -86,10 +86,17 @@ async def make_preview(
 
 
 @router.get(
-    "/v1/audio/voices/{name}/preview", responses=_ANSWERS, response_class=Response
+    "/v1/audio/voices/{name}/preview",
+    responses=file_answers((_WAV,), 404),
+    response_class=Response,
 )
 async def get_preview(
-    handler: Handler, tenant: CallingTenant, name: str, text: str | None = None
+    handler: Handler,
+    tenant: CallingTenant,
+    name: VoiceName,
+    text: Annotated[
+        str | None, Query(description="as it was asked for", examples=[_TEXT])
+    ] = None,
 ) -> Response:
     """Give a preview that was kept; nothing is spoken."""
     record = (await handler.speakers.lookups.get(tenant, name)).record

@@ -17,6 +17,7 @@ from vllm_omni.entrypoints.openai.protocol.audio import (
 )
 
 from vllm_tts_cache.entrypoints import routing
+from vllm_tts_cache.entrypoints.answer_documents import file_answers, refusals
 from vllm_tts_cache.entrypoints.callers import (
     CallingTenant,
     caller_found,
@@ -43,6 +44,12 @@ generate_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
 _JSON = [Depends(validate_json_request)]
 # Nobody reads it: the client has left.
 _CLIENT_CLOSED_REQUEST = 499
+_TEXT = "The keeper counts the ships at dusk."
+
+
+def _said(example: dict[str, Any]) -> dict[str, Any]:
+    """Document a body by an example; its fields are the host's."""
+    return {"requestBody": {"content": {"application/json": {"example": example}}}}
 
 
 class SpeechBatch(BatchSpeechRequest):
@@ -58,7 +65,13 @@ class SpeechBatch(BatchSpeechRequest):
         return given
 
 
-@speech_router.post("/v1/audio/speech", dependencies=_JSON)
+@speech_router.post(
+    "/v1/audio/speech",
+    dependencies=_JSON,
+    responses=file_answers(("audio/*", "text/event-stream"), 413, 500, 507),
+    response_class=Response,
+    openapi_extra=_said({"input": _TEXT, "voice": "keeper"}),
+)
 async def create_speech(
     request: OpenAICreateSpeechRequest, raw_request: Request
 ) -> Response:
@@ -74,7 +87,12 @@ async def create_speech(
     return _with_header(response, outcomes)
 
 
-@batch_router.post("/v1/audio/speech/batch", dependencies=_JSON)
+@batch_router.post(
+    "/v1/audio/speech/batch",
+    dependencies=_JSON,
+    responses=refusals(413, 500, 507),
+    openapi_extra=_said({"items": [{"input": _TEXT}], "voice": "keeper"}),
+)
 async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Response:
     """As stock, plus the header: `miss` if any item's voice had to be encoded."""
     tenant = tenant_of(caller_found(raw_request))
@@ -83,7 +101,13 @@ async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Res
     return _with_header(response, outcomes)
 
 
-@generate_router.post("/v1/audio/generate", dependencies=_JSON)
+@generate_router.post(
+    "/v1/audio/generate",
+    dependencies=_JSON,
+    responses=file_answers(("audio/*",), 413, 500),
+    response_class=Response,
+    openapi_extra=_said({"input": "Rain on a tin roof."}),
+)
 async def create_audio_generate(
     request: OpenAICreateAudioGenerateRequest,
     raw_request: Request,

@@ -23,23 +23,43 @@ _MAX_JSON_CHARS = 16_384
 
 
 def upload_of_form(
-    name: Annotated[str, Form()],
-    consent: Annotated[str, Form()] = "",
-    speaker_description: Annotated[str | None, Form()] = None,
+    name: Annotated[str, Form(examples=["keeper"])],
+    consent: Annotated[
+        str,
+        Form(
+            description="required: what it rests on, or the id of a recording",
+            examples=["signed 2026-11-01"],
+        ),
+    ] = "",
+    speaker_description: Annotated[
+        str | None, Form(description="free text", examples=["warm, unhurried"])
+    ] = None,
     language: Annotated[
-        str | None, Form(description="BCP 47 tag, such as `de` or `pt-BR`")
+        str | None,
+        Form(description="BCP 47 tag, such as `de` or `pt-BR`", examples=["pt-BR"]),
     ] = None,
     labels: Annotated[
-        str | None, Form(description='a JSON object of texts: `{"gender": "female"}`')
+        str | None,
+        Form(description="a JSON object of texts", examples=['{"gender": "female"}']),
     ] = None,
     pinned: Annotated[
-        bool, Form(description="keep its encodings in memory whatever comes")
+        bool,
+        Form(
+            description="keep its encodings in memory whatever comes", examples=[False]
+        ),
     ] = False,
     expires_at: Annotated[
-        str | None, Form(description="when it is deleted: ISO 8601, or Unix seconds")
+        str | None,
+        Form(
+            description="when it is deleted: ISO 8601, or Unix seconds",
+            examples=["2031-01-01T00:00:00Z"],
+        ),
     ] = None,
     type: Annotated[
-        str, Form(description="`audio_sample`; `prompt` is refused")
+        str,
+        Form(
+            description="`audio_sample`; `prompt` is refused", examples=["audio_sample"]
+        ),
     ] = "audio_sample",
 ) -> Upload:
     """Read the fields of a registration that do not depend on its clips.

@@ -137,7 +137,7 @@ class VoiceStatus(_Answer):
     error: str | None = None
     modes: list[str] = Field(
         description="ways of cloning that need nothing more than the voice",
-        examples=[["x-vector", "in-context"]],
+        examples=[["x_vector", "in_context"]],
     )
 
 
@@ -201,34 +201,6 @@ class ConsentDeleted(_Answer):
     id: str
     object: Literal["audio.voice_consent"]
     deleted: Literal[True]
-
-
-class ErrorDetails(_Answer):
-    """What is wrong, and what to do."""
-
-    message: str = Field(examples=["Voice 'ann' is not registered. ..."])
-    type: str = Field(examples=["NotFoundError"])
-    code: int = Field(description="the HTTP status", examples=[404])
-    param: str | None = None
-
-
-class Error(_Answer):
-    """An error in the host's shape."""
-
-    error: ErrorDetails
-
-
-def answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what a route answers, for its entry in the OpenAPI document."""
-    errors = {status: {"model": Error} for status in (400, 503, *statuses)}
-    return {200: {"model": model}, **errors}
-
-
-def file_answers(*media_types: str) -> dict[int | str, dict[str, Any]]:
-    """Return what a route answers that gives a file."""
-    content = {media_type: {} for media_type in media_types}
-    errors = {status: {"model": Error} for status in (403, 404, 503)}
-    return {200: {"content": content, "description": "the file"}, **errors}
 
 
 def voice(record: SpeakerRecord, *, is_numbered: bool = True) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.entrypoints import routing, voice_forms, voice_models
+from vllm_tts_cache.entrypoints.answer_documents import VoiceName, answers
+from vllm_tts_cache.entrypoints.cache_models import SpeakerCache
 from vllm_tts_cache.entrypoints.callers import AnyCaller, CallingTenant
 from vllm_tts_cache.entrypoints.metrics.uploads import VoicesRoute
 from vllm_tts_cache.entrypoints.routing import (
@@ -25,7 +27,6 @@ from vllm_tts_cache.entrypoints.voice_forms import (
     parse_label_filters,
     upload_of_form,
 )
-from vllm_tts_cache.entrypoints.voice_models import answers
 from vllm_tts_cache.errors import (
     DeletionPendingError,
     InvalidSpeakerError,
@@ -47,6 +48,18 @@ def _handler(request: Request) -> CachedServingSpeech:
 
 
 Handler = Annotated[CachedServingSpeech, Depends(_handler)]
+Search = Annotated[
+    str | None,
+    Query(description="in names, descriptions and labels' values", examples=["keep"]),
+]
+Labels = Annotated[
+    list[str] | None,
+    Query(
+        description="`key:value`; may be repeated, and all must fit",
+        examples=[["team:news"]],
+    ),
+]
+Flag = Annotated[bool, Query(examples=[True])]
 
 
 @router.post(
@@ -63,12 +76,24 @@ async def register_voice(
     ] = None,
     ref_text: Annotated[
         list[str] | None,
-        Form(description="what is said in it; of several a line, or a field, for each"),
+        Form(
+            description="what is said in it; of several a line, or a field, for each",
+            examples=[["The keeper counts the ships at dusk."]],
+        ),
     ] = None,
-    speaker_embedding: Annotated[str | None, Form()] = None,
-    precompute: Annotated[bool, Form()] = True,
+    speaker_embedding: Annotated[
+        str | None,
+        Form(
+            description="instead of a clip: a JSON list of the model's dimension",
+            examples=["[0.12, -0.53, 0.08]"],
+        ),
+    ] = None,
+    precompute: Annotated[
+        bool, Form(description="encode it in the background", examples=[True])
+    ] = True,
     check: Annotated[
-        bool, Form(description="say what the clip is worth: `quality`")
+        bool,
+        Form(description="say what the clip is worth: `quality`", examples=[True]),
     ] = True,
 ) -> Any:
     """Register a voice by reference clips or by a raw speaker embedding.
@@ -117,18 +142,17 @@ async def register_voice(
 
 def _page(
     tenant: CallingTenant,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, examples=[100])] = MAX_PAGE,
     after: Annotated[
-        str | None, Query(description="`next` of the last page, a name, or an id")
+        str | None,
+        Query(
+            description="`next` of the last page, a name, or an id",
+            examples=["keeper"],
+        ),
     ] = None,
-    search: Annotated[
-        str | None, Query(description="in names, descriptions and labels' values")
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        Query(description="`key:value`; may be repeated, and all must fit"),
-    ] = None,
-    sort: Sort = "name",
+    search: Search = None,
+    label: Labels = None,
+    sort: Annotated[Sort, Query(examples=["name"])] = "name",
 ) -> Page:
     return Page(
         limit=limit,
@@ -142,7 +166,7 @@ def _page(
 
 @router.get("/v1/audio/voices", responses=answers(voice_models.VoiceList))
 async def list_voices(
-    handler: Handler, page: Annotated[Page, Depends(_page)], names_only: bool = False
+    handler: Handler, page: Annotated[Page, Depends(_page)], names_only: Flag = False
 ) -> Any:
     """List voices: stock's two lists, a page at a time.
 
@@ -178,7 +202,7 @@ def _builtin(handler: CachedServingSpeech, page: Page) -> set[str]:
 
 
 @router.get("/v1/audio/voices/{name}", responses=answers(voice_models.VoiceStatus, 404))
-async def get_voice(handler: Handler, tenant: CallingTenant, name: str) -> Any:
+async def get_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
     """Show one voice, named or by its id, and the state of its encodings."""
     return await _shown(
         handler.speakers, await handler.speakers.lookups.get(tenant, name)
@@ -186,10 +210,11 @@ async def get_voice(handler: Handler, tenant: CallingTenant, name: str) -> Any:
 
 
 @changes_router.patch(
-    "/v1/audio/voices/{name}", responses=answers(voice_models.VoiceStatus, 404, 409)
+    "/v1/audio/voices/{name}",
+    responses=answers(voice_models.VoiceStatus, 404, 409, 413),
 )
 async def change_voice(
-    handler: Handler, tenant: CallingTenant, name: str, changes: VoiceChanges
+    handler: Handler, tenant: CallingTenant, name: VoiceName, changes: VoiceChanges
 ) -> Any:
     """Change what is written beside a voice; its audio and its id stay.
 
@@ -206,7 +231,7 @@ async def change_voice(
 @router.delete(
     "/v1/audio/voices/{name}", responses=answers(voice_models.VoiceDeleted, 404)
 )
-async def delete_voice(handler: Handler, tenant: CallingTenant, name: str) -> Any:
+async def delete_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
     """Delete a voice; answers when nothing of it is left anywhere.
 
     If that takes long the answer is 503, and says how far it is; repeated, it says
@@ -229,7 +254,7 @@ async def delete_voice(handler: Handler, tenant: CallingTenant, name: str) -> An
     "/v1/audio/voices/{name}/cache", responses=answers(voice_models.CacheStatus, 404)
 )
 async def precompute_voice(
-    handler: Handler, tenant: CallingTenant, name: str, force: bool = False
+    handler: Handler, tenant: CallingTenant, name: VoiceName, force: Flag = False
 ) -> Any:
     """Make the voice's encodings exist and wait for it; one encode for all callers."""
     found = await handler.speakers.lookups.get(tenant, name)
@@ -247,14 +272,14 @@ async def precompute_voice(
 @router.get(
     "/v1/audio/voices/{name}/cache", responses=answers(voice_models.CacheStatus, 404)
 )
-async def cache_status(handler: Handler, tenant: CallingTenant, name: str) -> Any:
+async def cache_status(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
     """Show whether the voice's encodings exist."""
     return await _status(
         handler.speakers, await handler.speakers.lookups.get(tenant, name)
     )
 
 
-@router.get("/v1/audio/speaker_cache")
+@router.get("/v1/audio/speaker_cache", responses=answers(SpeakerCache))
 async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
     """Show what is registered and stored and, per worker, counters and sizes.
 
