@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from sqlalchemy import Engine, event
 from tests import store_samples
 from tests.old_layout import OldLayout
 from tests.store_samples import address, clip, key, opened, publish, register, traces
+from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 NAMES = ("ann", "bob", "cid")
@@ -194,6 +196,7 @@ def _work(directory: Path, seed: int, chance: random.Random, writer: int) -> Non
     if counts and opens:
         die_after(chance.randrange(1, 150))
     store = open_here(directory)
+    store.join()
     note("opened")
     if counts and not opens:
         die_after(chance.randrange(1, 250))
@@ -213,12 +216,12 @@ def _operate(store: SpeakerStore, chance: random.Random, note) -> None:
         note(f"registered {name} {number}")
         if done.deletion is not None:
             store.remove_files(done.deletion)
+            confirm_all(store)
     elif what == "delete" and store.find(name) is not None:
         note(f"deleting {name}")
         deletion = store.delete(name)
         note(f"deleted {name}")
-        store.remove_files(deletion)
-        store.acknowledge(deletion.id)
+        carry_out(store, deletion)
     elif what == "keep":
         store.keep_inline(clip(chance.choice(INLINE_CLIPS)))
     elif what == "publish":
@@ -228,6 +231,38 @@ def _operate(store: SpeakerStore, chance: random.Random, note) -> None:
             note(f"published {number} {encoder}")
     elif what == "recover" and chance.random() < 0.2:
         store.recover()
+
+
+def carry_out(store: SpeakerStore, deletion: Deletion) -> None:
+    """What a server does of a DELETE once the row is gone."""
+    store.remove_files(deletion)
+    confirm_all(store)
+    store.acknowledge(deletion.id)
+
+
+def confirm_all(store: SpeakerStore) -> None:
+    for deletion in store.deletions_to_confirm():
+        store.confirm(deletion.id)
+
+
+def killed_deleting(directory: Path, name: str, num_steps: int) -> bool:
+    """Let a child be a server that deletes a voice; whether it was killed meanwhile.
+
+    It is killed at that step, of those that write a file or talk to the catalogue.
+    """
+    if (child := os.fork()) == 0:
+        try:
+            store = open_here(directory)
+            store.join()
+            die_after(num_steps)
+            carry_out(store, store.delete(name))
+        except BaseException:  # noqa: BLE001  the parent has to hear of it
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL)
+    return status != 0
 
 
 def die_after(num_steps: int, of: int = signal.SIGKILL) -> None:

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -18,17 +16,6 @@ _PER_DIRECTORY = 5
 @pytest.fixture
 def num_kills(pytestconfig):
     return int(pytestconfig.getoption("--kills"))
-
-
-@pytest.fixture
-def directory(tmp_path):
-    """In memory where that is possible: a process that dies needs no fsync."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
 
 
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
