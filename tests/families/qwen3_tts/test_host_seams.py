@@ -19,6 +19,12 @@ from vllm_tts_cache.families.qwen3_tts.family import FAMILY
 
 SERVING = "entrypoints/openai/serving_speech.py"
 TALKER = "model_executor/models/qwen3_tts/qwen3_tts_talker.py"
+CODE2WAV = "model_executor/models/qwen3_tts/qwen3_tts_code2wav.py"
+CODE2WAV_CLASS = "Qwen3TTSCode2Wav"
+DECODER = (
+    "model_executor/models/qwen3_tts/tokenizer_12hz/modeling_qwen3_tts_tokenizer_v2.py"
+)
+DECODER_CLASS = "Qwen3TTSTokenizerV2Decoder"
 TALKER_CLASS = "Qwen3TTSTalkerForConditionalGeneration"
 
 
@@ -149,3 +155,109 @@ def test_seam_runner_v2_says_it_only_to_models_that_need_output_token_ids():
     assert "self.set_batch_req_ids(req_ids)" in source(
         TALKER, TALKER_CLASS, "mrv2_sampling_context"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("load_weights", ["weights"]),
+        (
+            "forward",
+            [
+                "input_ids",
+                "positions",
+                "intermediate_tensors",
+                "inputs_embeds",
+                "runtime_additional_information",
+                "model_intermediate_buffer",
+            ],
+        ),
+        ("_split_request_ids", ["ids", "seq_token_counts"]),
+        ("on_requests_finished", ["finished_req_ids"]),
+    ],
+)
+def test_seam_code2wav_has_what_ours_overrides_or_calls(name, takes):
+    assert parameters(method_in(CODE2WAV, CODE2WAV_CLASS, name)) == takes, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_async_chunk",
+        "_num_quantizers",
+        "_decoder_state_cache: dict[str, dict[str, Any]]",
+        "decoder",
+    ],
+)
+def test_seam_code2wav_has_the_fields_that_ours_uses(name):
+    assert f"self.{name} = " in source(CODE2WAV, CODE2WAV_CLASS, "__init__"), name
+
+
+def test_seam_code2wav_finds_ids_and_references_where_ours_does():
+    body = source(CODE2WAV, CODE2WAV_CLASS, "forward")
+    for name in ("request_ids", "seq_token_counts"):
+        assert f"kwargs.get('{name}')" in body, f"{name} comes otherwise"
+    for name in ("request_id", "ref_context_size", "ref_context_included"):
+        assert f"meta['{name}']" in body, f"meta.{name} is not read any more"
+    # What the runner says goes before what comes with the request.
+    theirs = body.index("cache_request_ids = request_state_ids.copy()")
+    assert theirs < body.index("cache_request_ids[i] = str(request_id)")
+    assert "state_req_id.startswith(_DUMMY_REQUEST_ID)" in body, "dummy runs"
+    assert "state_req_id not in self._decoder_state_cache" in body, "a first chunk"
+    assert "decoder.batched_chunked_decode(" in body, "what decodes a step"
+    assert "codes.get('audio')" in code_of(CODE2WAV), "codes beside the ids"
+
+
+def test_seam_a_dummy_run_says_ids_in_what_comes_with_a_request_alone():
+    path = "worker/gpu_generation_model_runner.py"
+    dummy = source(path, "GPUGenerationModelRunner", "_dummy_run")
+    assert "get_dummy_runtime_additional_information(num_reqs)" in dummy
+    assert "request_ids" not in dummy, "it says them now; nothing is to be done"
+    assert "model_kwargs['request_ids'] = list(req_ids)" in code_of(path)
+
+
+def test_seam_the_decoder_has_what_ours_takes_the_place_of():
+    takes = parameters(method_in(DECODER, DECODER_CLASS, "batched_chunked_decode"))
+    assert takes[:3] == ["codes", "lengths", "caches"] and takes[-1] == "max_batch_size"
+    body = source(DECODER, DECODER_CLASS, "batched_chunked_decode")
+    # Where it replays CUDA graphs nothing is ours.
+    assert "if self._cudagraph_enabled and" in body
+    assert "return [output[0] for output in outputs]" in body, "(1, num_samples) each"
+    assert parameters(method_in(DECODER, DECODER_CLASS, "_batch_dynamic_caches"))
+    enabled = source(DECODER, DECODER_CLASS, "enable_cudagraph")
+    assert "self._cudagraph_enabled = True" in enabled
+    loaded = source(CODE2WAV, CODE2WAV_CLASS, "load_weights")
+    assert "_maybe_enable_decoder_cudagraph(" in loaded, "it is known once it is loaded"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prefix_frames",
+        "decoder_prefix_frames",
+        "prefix_pad_frames",
+        "ref_hidden",
+        "ref_conv",
+        "prefix_hidden",
+        "past_key_values",
+        "suffix_quantized",
+        "suffix_conv",
+        "suffix_frames",
+    ],
+)
+def test_seam_the_decoder_remembers_a_request_under_these_names(name):
+    methods = ("decode_suffix", "_decode_suffix", "batched_request_decode")
+    read = "".join(source(DECODER, DECODER_CLASS, method) for method in methods)
+    assert f"'{name}'" in read, f"caches[{name!r}] is not read any more"
+
+
+def test_seam_the_decoder_gives_its_convolutions_as_many_earlier_frames():
+    body = source(DECODER, DECODER_CLASS, "_decode_suffix")
+    assert "new_frames + _DOWNSTREAM_CONTEXT_FRAME" in body
+    assert "[:, :, -_CONV_CONTEXT_FRAME:]" in body
+    assert "[:, -(suffix_cache_length - _CONV_CONTEXT_FRAME):, :]" in body
+    conv = code_of(DECODER)
+    for name in ("CausalConvNet", "CausalTransConvNet"):
+        assert f"class Qwen3TTSTokenizerV2{name}(nn.Module)" in conv
+    assert "self.padding = self.kernel_size - self.stride" in conv
+    assert "self.right_pad = int(pad)" in conv
