@@ -33,6 +33,7 @@ _NO_ROUTE = "Not Found"
 
 Json = dict[str, Any]
 Sort = Literal["name", "newest", "oldest"]
+OnConflict = Literal["fail", "replace", "rename"]
 
 
 class VoicesClient:
@@ -157,7 +158,9 @@ class VoicesClient:
                 num_bytes += file.write(chunk)
         return num_bytes
 
-    def add_bundle(self, bundle: bytes, name: str | None, on_conflict: str) -> Json:
+    def add_bundle(
+        self, bundle: bytes, name: str | None, on_conflict: OnConflict
+    ) -> Json:
         """Register what a bundle holds."""
         data = {"on_conflict": on_conflict, **({"name": name} if name else {})}
         files = {"bundle": ("bundle.voice", bundle, "application/octet-stream")}

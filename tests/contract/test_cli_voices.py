@@ -518,6 +518,16 @@ async def test_a_clip_is_judged_before_and_while_it_is_registered(
     assert "cannot be used" in refused.out
 
 
+async def test_clips_are_judged_without_a_server(server, clip, tmp_path):
+    (tmp_path / "text.wav").write_text("this is no clip")
+    which = ["voices", "check", clip, tmp_path / "text.wav", "--json"]
+    there = await run(*which, url=server.url)
+    here = await run(*which, "--offline", url=GONE)
+    assert here.status == there.status == 1
+    assert here.json["clips"][0] == there.json["clips"][0]
+    assert [each["outcome"] for each in here.json["clips"]][1] == "failed"
+
+
 async def test_an_unknown_voice_is_status_4_and_a_silent_server_3(server):
     for command in (
         ["show", "nobody"],
@@ -572,6 +582,48 @@ async def test_a_directory_is_read_beside_its_server_and_written_only_without_it
     tidy = await run("gc", *where)
     assert tidy.status == 2
     assert (await server.client.get("/v1/audio/voices/ann")).status_code == 200
+
+
+async def test_a_stopped_servers_voices_are_restored_from_a_file(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    directory = tmp_path / "speakers"
+    archive, where = tmp_path / "voices.tar", ["--directory", directory, "--json"]
+    monkeypatch.setenv("SPEAKER_MAX_UPLOADED", "0")
+    async with serving(Served(default_checkpoint, directory, monkeypatch)) as server:
+        for number in range(2):
+            await server.register(f"voice {number}", clip_bytes(number))
+        await run("voices", "warm", "--all", url=server.url)
+        await run("voices", "export", "--all", "--archive", archive, url=server.url)
+        refused = await run("voices", "import", archive, *where)
+        assert refused.status == 2 and "is in use" in refused.err
+    await run("voices", "rm", "--yes", "voice 0", *where)
+    back = await run("voices", "import", archive, *where)
+    assert back.json["counts"] == {"imported": 1, "unchanged": 1}, back.err
+    # Another clip in its place: what it replaces is gone from the disk.
+    other = ["--name", "voice 1", "--on-conflict", "replace"]
+    out = ["--out", tmp_path]
+    saved = await run("voices", "export", "voice 0", "voice 1", *out, *where)
+    one = tmp_path / "voice 0.voice"
+    replaced = await run("voices", "import", one, *other, *where)
+    assert replaced.status == 0, replaced.err
+    sha = bundle_format.read((tmp_path / "voice 1.voice").read_bytes(), b"")
+    assert not list(directory.rglob(f"{sha.voice.audio_sha256}*"))
+    assert saved.json["counts"] == {"exported": 2}
+    theirs = ["--tenant", "acme"]
+    assert (await run("voices", "import", one, *theirs, *where)).status == 0
+    listed = await run("voices", "ls", *theirs, *where)
+    assert [voice["name"] for voice in listed.json["voices"]] == ["voice 0"]
+    with monkeypatch.context() as strict:
+        strict.setenv("SPEAKER_CONSENT", "recording")
+        refused = await run("voices", "import", one, "--name", "third", *where)
+    assert refused.json["counts"] == {"failed": 1}
+    store = open_existing(load_settings())
+    assert store.verify() == []
+    store.close()
+    async with serving(Served(default_checkpoint, directory, monkeypatch)) as server:
+        assert (await run("voices", "warm", "--all", url=server.url)).status == 0
+        assert sum(server.encodes.values()) == 0, "encodings came with the file"
 
 
 async def test_a_stopped_servers_voice_is_deleted_with_its_files(

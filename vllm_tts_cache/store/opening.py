@@ -120,6 +120,8 @@ def open_existing(settings: Settings) -> SpeakerStore:
         lease_seconds=settings.catalogue_grace_seconds,
         max_speakers=settings.max_uploaded,
         policy=settings.registration_policy,
+        needs_recording=settings.consent == "recording",
+        max_pinned=settings.max_pinned,
     )
 
 

@@ -16,7 +16,7 @@ app = new_app(epilog=STATUSES)
 def _voices() -> None:
     """List, add, check, change, save and try voices.
 
-    They are those of the server at --url; ls, show, export and rm also take the
+    They are those of the server at --url; ls, show, export, import and rm also take the
     directory of a stopped one (--directory).
     """
 

@@ -19,6 +19,8 @@ from vllm_tts_cache.entrypoints.cli.voices.source import (
 from vllm_tts_cache.errors import ConfigError, SpeakerRequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm_tts_cache.client import VoicesClient
     from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
     from vllm_tts_cache.entrypoints.cli.voices.manifest import NewVoice
@@ -262,6 +264,10 @@ def check(
     ref_text: Annotated[
         str | None, typer.Option(help="what is said in the clip")
     ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="here, without a server and a model's limits"),
+    ] = False,
     jobs: Jobs = 2,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -281,11 +287,12 @@ def check(
 
     def one(path: Path, stop: Stop) -> Outcome:
         data = path.read_bytes()
-        found = patiently(lambda: client.check(path.name, data, ref_text), stop)
+        found = patiently(lambda: judge(path.name, data, ref_text), stop)
         verdict = str(found.get("verdict"))
         return Outcome(name=str(path), outcome=verdict, details=found)
 
     with client_of(url, api_key) as client:
+        judge = _judge_here() if offline else client.check
         many = in_parallel(clips, one, name=str, title="checking", num_jobs=jobs)
     if not as_json:
         for each in many.outcomes:
@@ -293,6 +300,21 @@ def check(
                 _print_verdict(each)
     many.report("clips", as_json=as_json)
     style.leave(style.FAILED if many.counts.get("poor") else 0)
+
+
+def _judge_here() -> "Callable[[str, bytes, str | None], dict[str, Any]]":
+    """What a server says of a clip, told by this process, which knows no model."""
+    from vllm_tts_cache.audio.decode import decode
+    from vllm_tts_cache.audio.quality.check import ClipChecker
+    from vllm_tts_cache.catalogue.record import check_text
+
+    checker = ClipChecker()
+
+    def judge(_: str, data: bytes, ref_text: str | None) -> dict[str, Any]:
+        check_text("ref_text", ref_text)
+        return checker.check(decode(data).audio, ref_text=ref_text).to_dict()
+
+    return judge
 
 
 def _print_verdict(outcome: "Outcome") -> None:
@@ -323,6 +345,7 @@ COMMANDS = {
         check,
         examples(
             "vllm-tts-cache voices check *.wav",
+            "vllm-tts-cache voices check *.wav --offline",
             "vllm-tts-cache voices check clip.wav --ref-text 'What is said in it.'",
         ),
     ),

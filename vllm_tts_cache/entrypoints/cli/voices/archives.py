@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from vllm_tts_cache.client import VoicesClient
 from vllm_tts_cache.entrypoints.cli import style
 from vllm_tts_cache.entrypoints.cli.voices.bulk import (
     FAILED,
@@ -23,7 +22,7 @@ from vllm_tts_cache.entrypoints.cli.voices.bulk import (
 )
 from vllm_tts_cache.entrypoints.cli.voices.choosing import Chosen
 from vllm_tts_cache.entrypoints.cli.voices.saving import whole_file
-from vllm_tts_cache.entrypoints.cli.voices.source import Voices
+from vllm_tts_cache.entrypoints.cli.voices.source import OnConflict, Voices
 from vllm_tts_cache.errors import ConfigError, InvalidBundleError
 from vllm_tts_cache.files import storage_error, storage_errors
 from vllm_tts_cache.store import bundle_format
@@ -193,17 +192,18 @@ def _of_archive(shown: str, file: IO[bytes]) -> Iterator[GivenBundle]:
 
 
 class Importing:
-    """Registers bundles, unless the server has their voices.
+    """Registers bundles, unless their voices are there.
 
     Args:
+        target: Where to.
         name: What the voice is to be called; None for what its bundle calls it.
-        on_conflict: What the server does where another voice has the name.
+        on_conflict: What to do where another voice has the name.
     """
 
-    def __init__(self, client: VoicesClient, name: str | None, on_conflict: str):
-        self._client = client
+    def __init__(self, target: Voices, name: str | None, on_conflict: OnConflict):
+        self._target = target
         self._name = name
-        self._on_conflict = on_conflict
+        self._on_conflict: OnConflict = on_conflict
 
     def add(self, given: GivenBundle, stop: Stop) -> Outcome:
         """Import one.
@@ -214,19 +214,19 @@ class Importing:
             details = {"id": there.get("id")}
             return Outcome(name=given.shown, outcome="unchanged", details=details)
         send = partial(
-            self._client.add_bundle, given.data, self._name, self._on_conflict
+            self._target.add_bundle, given.data, self._name, self._on_conflict
         )
         answer = patiently(send, stop)
         return Outcome(name=given.shown, outcome="imported", details=answer)
 
     def _there(self, data: bytes, stop: Stop) -> Mapping[str, Any] | None:
-        """The voice of a bundle, if the server has it as it is."""
+        """The voice of a bundle, if it is there as it is."""
         try:
             told = bundle_format.read(data, b"").voice
         except InvalidBundleError:
-            return None  # the server says best what is wrong with it
+            return None  # who registers it says best what is wrong with it
         name = self._name or told.name
-        found = patiently(lambda: self._client.find(name), stop)
+        found = patiently(lambda: self._target.find(name), stop)
         return found if found is not None and _is_same(told, name, found) else None
 
 

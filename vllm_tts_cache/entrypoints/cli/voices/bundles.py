@@ -1,7 +1,7 @@
 """``voices export`` and ``voices import``: voices as files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,11 +21,11 @@ from vllm_tts_cache.entrypoints.cli.voices.source import (
     Directory,
     Jobs,
     Labels,
+    OnConflict,
     Search,
     TenantName,
     Url,
     Voices,
-    client_of,
     voices_of,
 )
 from vllm_tts_cache.errors import ConfigError
@@ -125,12 +125,14 @@ def import_(
         str | None, typer.Option(help="of the voice, if the file holds one")
     ] = None,
     on_conflict: Annotated[
-        Literal["fail", "replace", "rename"],
+        OnConflict,
         typer.Option(help="what to do where another voice has the name"),
     ] = "fail",
     jobs: Jobs = 2,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
+    directory: Directory = None,
+    tenant: TenantName = None,
     as_json: style.Json = False,
 ) -> None:
     """Register the voices of files that `voices export` wrote, archives included.
@@ -138,7 +140,8 @@ def import_(
     A voice that the server has with the same clip and the same texts is left alone, so
     a run that was cut short goes on when it is run again. Encodings are taken of files
     that this server signed, or one with the same SPEAKER_BUNDLE_KEY; the others are
-    made anew.
+    made anew. With --directory that is done to a stopped server's voices, without what
+    its model would refuse.
 
     JSON: {"counts", "interrupted", "files": [{"name": the file, or FILE.tar:NAME,
     "outcome": "imported|unchanged|failed|not_tried", "imported": as the server answers
@@ -153,8 +156,8 @@ def import_(
 
     if name is not None and (len(files) > 1 or holds_many(files[0])):
         raise ConfigError("--name: give it with one file of one voice")
-    with client_of(url, api_key) as client:
-        importing = Importing(client, name, on_conflict)
+    with voices_of(url, api_key, directory, tenant, writes=True) as target:
+        importing = Importing(target, name, on_conflict)
         many = in_parallel(
             bundles_of(files),
             importing.add,
@@ -193,6 +196,8 @@ COMMANDS = {
         examples(
             "vllm-tts-cache voices import keeper.voice --name keeper-2",
             "vllm-tts-cache voices import backup/*.voice --on-conflict replace",
+            "# into a directory whose server is stopped",
+            "vllm-tts-cache voices import backup/*.voice --directory /srv/speakers",
             "# run it again to go on after Ctrl-C",
             "vllm-tts-cache voices import voices.tar --jobs 8",
         ),

@@ -9,11 +9,12 @@ from typing import IO, Any
 from vllm_tts_cache.catalogue.pages import Page, cursor
 from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.entrypoints import voice_models
-from vllm_tts_cache.entrypoints.cli.voices.source import Sort, pairs
+from vllm_tts_cache.entrypoints.cli.voices.source import OnConflict, Sort, pairs
 from vllm_tts_cache.errors import ConfigError, SpeakerNotFoundError
 from vllm_tts_cache.store.bundles import Bundles
 from vllm_tts_cache.store.opening import open_existing
 from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.tenants import Tenant
 
 _PAGE = 1000
 
@@ -63,6 +64,11 @@ class VoicesDirectory:
             "encoded_by": sorted(found.fingerprints),
         }
 
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return a voice; None if there is none of this name or id."""
+        found = self.store.find(name, self._tenant)
+        return None if found is None else voice_models.voice(found.record)
+
     def delete(self, name: str) -> dict[str, Any]:
         """Delete a voice and all of its files that no other voice has.
 
@@ -79,6 +85,28 @@ class VoicesDirectory:
         """
         _, data = self._bundles.export(name, self._tenant)
         return file.write(data)
+
+    def add_bundle(
+        self, bundle: bytes, name: str | None, on_conflict: OnConflict
+    ) -> dict[str, Any]:
+        """Register what a bundle holds, as far as can be told without a model.
+
+        Raises: SpeakerRequestError, StorageError.
+        """
+        imported = self._bundles.import_voice(
+            bundle,
+            name=name,
+            on_conflict=on_conflict,
+            tenant=Tenant(name=self._tenant),
+        )
+        if imported.done.deletion is not None:
+            self.store.remove_files(imported.done.deletion)
+        shown = {
+            "voice": voice_models.voice(imported.done.record),
+            "encodings_kept": imported.num_kept,
+            "encodings_left": imported.num_left,
+        }
+        return {"imported": [shown]}
 
     def _found(self, name: str) -> Found:
         if (found := self.store.find(name, self._tenant)) is None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
 
 Sort = Literal["name", "newest", "oldest"]
+OnConflict = Literal["fail", "replace", "rename"]
 DEFAULT_URL = "http://127.0.0.1:8091"
 
 Url = Annotated[
@@ -79,12 +80,22 @@ class Voices(Protocol):
         """Return a voice and what is known of its encodings."""
         ...
 
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return a voice; None if there is none of this name or id."""
+        ...
+
     def delete(self, name: str) -> dict[str, Any]:
         """Delete a voice."""
         ...
 
     def save_bundle(self, name: str, file: IO[bytes]) -> int:
         """Write a voice's bundle; returns its bytes."""
+        ...
+
+    def add_bundle(
+        self, bundle: bytes, name: str | None, on_conflict: OnConflict
+    ) -> dict[str, Any]:
+        """Register what a bundle holds."""
         ...
 
 
