@@ -165,6 +165,22 @@ def test_the_hosts_own_memory_of_names_is_out_of_play(pipeline, voice):
         )
 
 
+def test_no_reference_is_encoded_while_a_batch_is_computed(
+    pipeline, voice, monkeypatch
+):
+    """The host encodes it there, and all of the batch waits."""
+    other = Voice(pipeline, samples_of(330.0))
+
+    def refuse(*_, **__):
+        raise AssertionError("the host's encoder")
+
+    monkeypatch.setattr(pipeline.audio_tokenizer, "encode", refuse)
+    heard = spoken(pipeline, ours(voice), {"input": TEXT}, ours(other))
+    assert [output.error for output in heard] == [None] * 3
+    (by_waveform,) = spoken(pipeline, hosts(voice))
+    assert "the host's encoder" in by_waveform.error
+
+
 # How long, and how loud
 
 
