@@ -20,6 +20,7 @@ from vllm_omni.model_executor.models.cosyvoice3.tokenizer import get_qwen_tokeni
 
 from tests.families.cosyvoice3.case import CASE
 from tests.families.cosyvoice3.written import write_cosyvoice3_checkpoint
+from tests.real_talker import loaded_talker
 from tests.tiny_files import contents
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY
@@ -132,6 +133,17 @@ def test_weights_that_would_run_code_are_refused(cosyvoice3_checkpoint, tmp_path
     decoder = CosyVoice3Code2Wav(CASE.hf_config(copy))
     with pytest.raises(pickle.UnpicklingError):
         decoder.load_weights(str(copy), torch.device("cpu"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_of_the_talker_that_would_run_code_are_refused(
+    cosyvoice3_checkpoint, tmp_path
+):
+    copy = shutil.copytree(cosyvoice3_checkpoint, tmp_path / "copy")
+    torch.save({"weight": Marks(tmp_path / "ran")}, copy / "llm.pt")
+    talker = loaded_talker(CASE, copy, tmp_path, enable_prefix_caching=False)
+    with pytest.raises(pickle.UnpicklingError), talker:
+        pass
     assert not (tmp_path / "ran").exists()
 
 
