@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm_omni.model_executor.models.cosyvoice3 import cosyvoice3
 from vllm_omni.model_executor.models.cosyvoice3.code2wav_core import cfm
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 
@@ -27,11 +28,34 @@ from vllm_tts_cache.speaker.ref import FIELD
 PROMPT = {FIELD: ["0" * 64, "registered"], MODE: "zero_shot", TEXT_IDS: [[1], [2]]}
 
 
+class TensorRT:
+    """Stands for the setting that the host reads before it looks for TensorRT's file.
+
+    ``asked`` is when it did.
+    """
+
+    def __init__(self):
+        self.now, self.asked = "at the start", []
+
+    def is_wanted(self):
+        self.asked.append(self.now)
+        return False
+
+
 @pytest.fixture(scope="module")
-def decoder(cosyvoice3_checkpoint, tmp_path_factory):
+def tensorrt():
+    tensorrt = TensorRT()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cosyvoice3, "_cosyvoice3_trt_enabled", tensorrt.is_wanted)
+        yield tensorrt
+
+
+@pytest.fixture(scope="module")
+def decoder(cosyvoice3_checkpoint, tmp_path_factory, tensorrt):
     directory = tmp_path_factory.mktemp("decoder")
     with loaded(cosyvoice3_checkpoint, directory, **DECODER_STAGE) as model:
         torch.set_num_threads(1)
+        tensorrt.now = "in a step"
         yield model
 
 
@@ -75,6 +99,12 @@ def test_it_is_our_class_and_has_no_speakers(decoder):
     assert type(decoder) is CachedCosyVoice3Model
     assert not decoder.has_preprocess and decoder.tts_cache_speakers is None
     assert type(decoder.code2wav.flow_model.decoder) is FixedNoiseCFM
+
+
+def test_tensorrts_file_is_looked_for_at_the_start_and_in_no_step(decoder, tensorrt):
+    """Where there is none the host fetches it, and in its first step."""
+    speak(decoder, (told(1), codes_of(1)))
+    assert tensorrt.asked == ["at the start"]
 
 
 def test_one_request_sounds_the_same_twice_alone_and_beside_another(decoder):

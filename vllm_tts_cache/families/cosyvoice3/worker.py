@@ -81,6 +81,8 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
             self._load_speakers(self._vllm_config)
         else:
             fix_noise(self.code2wav.flow_model.decoder)
+            # The host does in its first step, which waits for what is fetched for it.
+            self._maybe_enable_code2wav_trt()
         return loaded
 
     def preprocess(
