@@ -29,7 +29,7 @@ def names(line, now=0.0):
     return popped
 
 
-def test_urgent_goes_before_inline_before_registered_and_first_come_first_served(line):
+def test_urgent_goes_first_and_the_others_take_turns_first_come_first_served(line):
     for name, segment, urgent in (
         ("inline 1", INLINE, True),
         ("registered 1", REGISTERED, False),
@@ -40,9 +40,22 @@ def test_urgent_goes_before_inline_before_registered_and_first_come_first_served
     ):
         assert line.add(job(name, segment, urgent=urgent), now=0.0)
     assert names(line) == [
-        f"{lane} {number}"
-        for lane in ("urgent", "inline", "registered")
-        for number in (1, 2)
+        *("urgent 1", "urgent 2"),
+        *("registered 1", "inline 1", "registered 2", "inline 2"),
+    ]
+
+
+def test_neither_of_the_lanes_that_take_turns_holds_up_the_other(line):
+    for number in range(4):
+        line.add(job(f"voice {number}"), now=0.0)
+    assert line.pop(0.0).encoder_name == "voice 0"
+    for number in range(2):
+        line.add(job(f"clip {number}", INLINE), now=0.0)
+    found = [line.pop(0.0).encoder_name for _ in range(2)]
+    line.add(job("clip 2", INLINE), now=0.0)
+    assert [*found, *names(line)] == [
+        *("clip 0", "voice 1", "clip 1", "voice 2"),
+        *("clip 2", "voice 3"),
     ]
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.entrypoints.executors import RETRY_AFTER_SECONDS
@@ -35,8 +35,8 @@ class AudioGoneError(GoneError):
 
 class _Rank(IntEnum):
     URGENT = 0  # a request waits for a registered voice
-    INLINE = 1  # a request waits for a clip of its own
-    REGISTERED = 2  # no request waits: it may be one of thousands
+    REGISTERED = 1  # no request waits: it may be one of thousands
+    INLINE = 2  # a request waits for a clip of its own
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -160,9 +160,13 @@ class Wants:
         return new
 
     def first(self, num: int) -> list[Want]:
-        """Return so many of those that go first, in their order."""
-        lanes = (lane.values() for lane in self._lanes.values())
-        return list(islice(chain.from_iterable(lanes), num))
+        """Return so many of those that go first, in their order.
+
+        As in a worker, those of the last two lanes take turns.
+        """
+        urgent, *others = (lane.values() for lane in self._lanes.values())
+        in_turn = filter(None, chain.from_iterable(zip_longest(*others)))
+        return list(islice(chain(urgent, in_turn), num))
 
     def leave(self, want: Want, *, urgent: bool) -> None:
         """Count one less who waits; with the last one the want ends."""

@@ -19,11 +19,15 @@ V = TypeVar("V")
 
 
 class Lane(IntEnum):
-    """What goes first; within a lane, who came first."""
+    """What goes first; within a lane, who came first.
+
+    The last two take turns: inline clips that come without end may not hold up the
+    voices that are registered meanwhile, nor thousands of those an inline clip.
+    """
 
     URGENT = 0  # a request waits for a registered voice
-    INLINE = 1  # a request waits for a clip of its own
-    REGISTERED = 2  # no request waits: it may be one of thousands
+    REGISTERED = 1  # no request waits: it may be one of thousands
+    INLINE = 2  # a request waits for a clip of its own
 
     @classmethod
     def of(cls, segment: Segment, *, urgent: bool) -> "Lane":
@@ -99,6 +103,7 @@ class WaitingLine:
         self._lanes: dict[Lane, OrderedDict[EncodingKey, EncodeJob]] = {
             lane: OrderedDict() for lane in Lane
         }
+        self._lanes_in_turn = (Lane.REGISTERED, Lane.INLINE)
         self.num_dropped = 0
 
     def __len__(self) -> int:
@@ -151,10 +156,13 @@ class WaitingLine:
             rest_seconds: How long no job may begin that no request waits for.
         """
         self._drop_unwanted(now)
-        for job in self._jobs():
-            if self._begins_at(job, now, rest_seconds) <= now:
-                del self._lanes[job.lane][job.key]
-                return job
+        for lane in (Lane.URGENT, *self._lanes_in_turn):
+            for job in self._lanes[lane].values():
+                if self._begins_at(job, now, rest_seconds) <= now:
+                    del self._lanes[lane][job.key]
+                    if lane is self._lanes_in_turn[0]:
+                        self._lanes_in_turn = self._lanes_in_turn[::-1]
+                    return job
         return None
 
     def seconds_until_next(self, now: float, rest_seconds: float = 0.0) -> float | None:
