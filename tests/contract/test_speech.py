@@ -16,7 +16,9 @@ from tests.in_process_workers import clip, new_speaker, store_clip
 from tests.speech_server import Server, running
 from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.entrypoints import kv_warming
+from vllm_tts_cache.entrypoints.adapter import MAX_TRIES
 from vllm_tts_cache.entrypoints.speech import MAX_SUBMITS
 from vllm_tts_cache.entrypoints.wants import GoneError
 from vllm_tts_cache.speaker.family import default_family
@@ -283,6 +285,78 @@ async def test_what_goes_while_the_prompt_is_made_is_resolved_once_more(
     assert (b"not registered" in answer.content) is is_deleted
 
 
+async def test_a_voice_that_is_replaced_twice_while_its_prompt_is_made_speaks(
+    server, monkeypatch
+):
+    """With the second time it was a 500."""
+    await registered(server)
+    adapter = type(server.handler._get_tts_adapter())
+    clone, spoken = adapter.clone, []
+
+    async def cloned(self, speaker):
+        spoken.append(speaker.ref.audio_sha256)
+        if len(spoken) < MAX_TRIES:
+            store_clip(server.service.store, clip(len(spoken)), name="Ann")
+            raise GoneError("it is gone")
+        return await clone(self, speaker)
+
+    monkeypatch.setattr(adapter, "clone", cloned)
+    answer = await server.speak(voice="Ann", x_vector_only_mode=True)
+    assert answer.status_code == 200, answer.text
+    assert len(set(spoken)) == MAX_TRIES
+
+
+async def test_a_voice_that_an_embedding_replaces_while_its_prompt_is_made_speaks(
+    server, monkeypatch
+):
+    """It was a 400 that told a client to try again."""
+    await registered(server)
+    adapter = type(server.handler._get_tts_adapter())
+    dim = server.engine.model_config.hf_config.talker_config.hidden_size
+
+    async def cloned(self, speaker):
+        raw = NewSpeaker(name="Ann", consent="y", embedding=(0.125,) * dim)
+        server.service.store.register(raw, None)
+        raise GoneError("it is gone")
+
+    monkeypatch.setattr(adapter, "clone", cloned)
+    answer = await server.speak(voice="Ann")
+    assert answer.status_code == 200, answer.text
+    (prompt,) = server.engine.prompts
+    info = prompt["additional_information"]
+    assert FIELD not in info
+    assert len(info["voice_clone_prompt"][0]["ref_spk_embedding"]) == dim
+
+
+async def test_inline_clips_that_are_refused_push_out_no_audio_of_those_that_wait(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    """Each was stored before it was refused: a flood filled the inline segment."""
+    monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", "2")
+    pitches = [100.0 + 10 * number for number in range(6)]
+
+    def stored():
+        waves = (decode(wav(pitch_hz=pitch)) for pitch in pitches)
+        return [store.has_audio(each.audio.audio_sha256) for each in waves]
+
+    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
+        store, (encoder, *_) = server.service.store, server.encoders
+        encoder.gate.clear()
+        asked = [
+            server.speak(ref_audio=data_url(pitch_hz=pitch), x_vector_only_mode=True)
+            for pitch in pitches
+        ]
+        spoken = [asyncio.create_task(each) for each in asked[:2]]
+        await soon(lambda: server.service.encodings.num_flights == 2)
+        for each in asked[2:]:
+            refused = await each
+            assert refused.status_code == 503
+            assert int(refused.headers["Retry-After"]) > 0
+        assert stored() == [True] * 2 + [False] * 4
+        encoder.gate.set()
+        assert {task.status_code for task in await asyncio.gather(*spoken)} == {200}
+
+
 @WAYS
 async def test_an_inline_clip_that_goes_with_a_voice_is_stored_again(server, speak):
     """The retry stored it again, and then failed anyway."""
@@ -487,21 +561,23 @@ async def test_a_prefill_ends_before_a_request_and_begins_again_after_it(
 # -------- how a request goes through
 
 
-# Where the host's side (vLLM-Omni, FastAPI) may enter ours, and what that counts as.
-VISITS = {
-    "routing": "the route",
-    "speech_routes": "the route",
-    "speech": "preparing",
-    "adapter": "the adapter",
-}
 HOSTS_SIDE = ("/vllm_omni/", "/vllm/", "/fastapi/", "/starlette/")
 
 
-async def test_a_warm_request_changes_hands_three_times(server):
-    """Once it was eight times, for a speaker that was resolved around the host."""
+async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
+    """Six calls from the host's side to ours, and one for each message of the client.
+
+    None can go while the host is as it is. FastAPI calls a route before it reads the
+    body (`guarded`), for each message (`receive` counts what comes; of this client two
+    for the body, and one that says whether it has left), and with what it has read
+    (`create_speech`). The serving class has one place where a request becomes a prompt
+    (`_prepare_speech_generation`), and asks its adapter twice there. The outputs it
+    takes from us one by one, as a prompt may be lost (`_until_begun`). Once the speaker
+    was resolved around the host as well.
+    """
     await registered(server)
     await server.speak(voice="Ann")
-    entered, inside = [], []
+    called, resumed, known, inside = [], set(), set(), []
 
     def see(frame, event, _):
         code = frame.f_code
@@ -509,10 +585,15 @@ async def test_a_warm_request_changes_hands_three_times(server):
         if not is_ours and not any(part in code.co_filename for part in HOSTS_SIDE):
             return
         if event == "call":
-            # What a background task of ours does has nobody's frame below it.
-            if is_ours and inside and not inside[-1]:
-                module = Path(code.co_filename).stem
-                entered.append((VISITS.get(module, module), code.co_name))
+            # What a background task of ours does has nobody's frame below it. Each
+            # line that the host logs passes our filter.
+            is_entered = is_ours and inside and not inside[-1]
+            if is_entered and Path(code.co_filename).stem != "nameless_logs":
+                if frame in known:  # that awaits something, or has yielded
+                    resumed.add(code.co_name)
+                else:
+                    known.add(frame)
+                    called.append(code.co_name)
             inside.append(is_ours)
         elif event == "return" and inside:
             inside.pop()
@@ -523,15 +604,15 @@ async def test_a_warm_request_changes_hands_three_times(server):
     finally:
         sys.setprofile(None)
     assert answer.headers["X-Speaker-Cache"] == "hit"
-    # Each line that the host logs on the way passes our filter.
-    visits = {visit for visit, _ in entered} - {"nameless_logs"}
-    assert visits == set(VISITS.values()), entered
-    called = {name for visit, name in entered if visit == "the adapter"}
-    assert called <= {"validate", "build"}, entered
-    assert {n for v, n in entered if v == "preparing"} <= {
-        "_prepare_speech_generation",
-        "_until_begun",  # resumed for each output
-    }, entered
+    first = "guarded", "receive", "receive", "create_speech"
+    speech = "_prepare_speech_generation", "validate", "build", "_until_begun"
+    called.reverse()
+    called.remove("receive")  # which the host listens to beside what it does
+    called.reverse()
+    assert called == [*first, *speech]
+    # Those that await the host or the client, and the outputs.
+    waiting = {"guarded", "create_speech", "_prepare_speech_generation", "build"}
+    assert resumed <= waiting | {"_until_begun"}
 
 
 async def test_a_stream_that_fails_before_its_first_audio_is_counted_as_over(server):

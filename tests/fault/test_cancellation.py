@@ -232,7 +232,9 @@ class InlineRig:
     def __init__(self, store, media):
         self.store = store
         self.lookups = Lookups(is_local=False)
-        self.clips = InlineClips(store, self.lookups, max_fetches=1)
+        self.clips = InlineClips(
+            store, self.lookups, max_fetches=1, is_full=lambda: False
+        )
         self.connection = HTTPConnection()
         self.connector = MediaConnector(
             allowed_local_media_path=str(media), connection=self.connection

@@ -76,7 +76,8 @@ def store(tmp_path):
 
 @pytest.fixture
 def clips(store):
-    clips = InlineClips(store, Lookups(is_local=True), max_fetches=4)
+    lookups = Lookups(is_local=True)
+    clips = InlineClips(store, lookups, max_fetches=4, is_full=lambda: False)
     yield clips
     clips.shutdown()
 

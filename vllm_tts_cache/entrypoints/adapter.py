@@ -3,6 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +48,8 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # What the host's validation takes for inline audio; nothing is ever read from it.
 _ELSEWHERE = "data:,"
+# What goes while a prompt is made is resolved anew, as often as a request is submitted.
+MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,18 +142,11 @@ class CachedAdapter:
                 return await self.speak(
                     request, sampling_params_list, has_inline_ref_audio
                 )
-            found = await self._found(request)
-            if found is not None and found.record.audio_sha256 is None:
-                report("none")
-                named = await self._named_by_embedding(request, found.record)
-                return await self.speak(named, sampling_params_list, False)
-            try:
-                return await self._cloned(request, found, counted)
-            except GoneError:
+            for _ in range(MAX_TRIES - 1):
                 # Deleted or replaced since, or an inline clip was deleted with a voice.
-                self._forget_record(found)
-                found = await self._found(request)
-                return await self._cloned(request, found, counted)
+                with suppress(GoneError):
+                    return await self._spoken(request, sampling_params_list, counted)
+            return await self._spoken(request, sampling_params_list, counted)
 
     async def tts_cache_prepared(self, request: Any) -> PreparedRequest:
         """Build the prompt of a registered voice for a request that is no client's.
@@ -206,6 +202,20 @@ class CachedAdapter:
         if (found := await find(self._tenant, request.voice)) is None:
             raise SpeakerNotFoundError(request.voice)
         return found
+
+    async def _spoken(
+        self, request: Any, sampling_params_list: list[Any], counted: CountedRequest
+    ) -> PreparedRequest:
+        found = await self._found(request)
+        if found is not None and found.record.audio_sha256 is None:
+            report("none")
+            named = await self._named_by_embedding(request, found.record)
+            return await self.speak(named, sampling_params_list, False)
+        try:
+            return await self._cloned(request, found, counted)
+        except GoneError:
+            self._forget_record(found)
+            raise
 
     def _forget_record(self, found: Found | None) -> None:
         if found is not None:

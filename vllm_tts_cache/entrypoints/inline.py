@@ -21,6 +21,7 @@ from vllm_tts_cache.entrypoints.executors import (
     Lookups,
 )
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.wants import too_many_inline
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError, TTSCacheError
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -69,12 +70,21 @@ class InlineClips:
 
     Args:
         max_fetches: URLs that are fetched at once.
+        is_full: Whether an encode would be refused because too many inline clips wait.
     """
 
-    def __init__(self, store: SpeakerStore, lookups: Lookups, *, max_fetches: int):
+    def __init__(
+        self,
+        store: SpeakerStore,
+        lookups: Lookups,
+        *,
+        max_fetches: int,
+        is_full: Callable[[], bool],
+    ):
         self._store = store
         self._lookups = lookups
         self._max_fetches = max_fetches
+        self._is_full = is_full
         self._known: OrderedDict[bytes, Clip] = OrderedDict()
         self._num_forgets = 0
         self._num_fetches = process_metrics().fetches
@@ -150,14 +160,20 @@ class InlineClips:
         self._num_fetches.labels(outcome).inc()
 
     def _keep(self, decoded: DecodedAudio) -> Clip:
-        self._store.keep_inline(decoded)
         audio = decoded.audio
+        if self._is_full() and not self._is_known(audio.audio_sha256):
+            # Stored and then refused, it would push out the audio of those that wait.
+            raise too_many_inline()
+        self._store.keep_inline(decoded)
         ref = SpeakerRef(audio_sha256=audio.audio_sha256, segment=Segment.INLINE)
         return Clip(
             ref=ref,
             num_samples=audio.num_samples,
             sample_rate_hz=audio.sample_rate_hz,
         )
+
+    def _is_known(self, audio_sha256: str) -> bool:
+        return bool(self._store.stored_kinds([audio_sha256])[audio_sha256])
 
 
 class SharedTasks(Generic[T]):

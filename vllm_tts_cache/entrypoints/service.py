@@ -107,7 +107,12 @@ class SpeakerService:
             self.kv_warming,
         )
         self.uploads = Uploads(store, model.family, settings.min_quality)
-        self.inline = InlineClips(store, indexed, max_fetches=settings.max_fetches)
+        self.inline = InlineClips(
+            store,
+            indexed,
+            max_fetches=settings.max_fetches,
+            is_full=lambda: self.encodings.is_full,
+        )
         self.places = TenantPlaces()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
         self.previews = Previews(

@@ -86,6 +86,11 @@ class SpeakerEncodings:
         return 0 if self._ensurer is None else self._ensurer.num_flights
 
     @property
+    def is_full(self) -> bool:
+        """Whether one more inline reference would be refused."""
+        return self._ensurer is not None and self._ensurer.is_full
+
+    @property
     def knows_encoders(self) -> bool:
         """Whether voices can be cloned here, if the model clones any.
 
