@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.in_process_workers import clip, prepare, store_clip, worker_speakers
+from tests.contract.test_speech import wav
+from tests.speech_server import Server, running
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.higgs_audio_v2.encoders import load_reference_encoders
 from vllm_tts_cache.families.higgs_audio_v2.family import (
@@ -18,7 +18,6 @@ from vllm_tts_cache.families.higgs_audio_v3.encoders import (
     load_reference_encoders as load_those_of_v3,
 )
 from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY as V3
-from vllm_tts_cache.store.opening import open_store
 
 CPU = torch.device("cpu")
 
@@ -89,20 +88,30 @@ def test_both_families_have_one_encoding(both):
     np.testing.assert_array_equal(*codes)
 
 
-def test_a_clip_that_one_model_encoded_is_not_encoded_again_for_the_other(
-    both, tmp_path
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["v2 first", "v3 first"])
+async def test_a_voice_that_one_model_encoded_is_not_encoded_again_for_the_other(
+    both, higgs_audio_v2_checkpoint, tiny, tmp_path, monkeypatch, order
 ):
-    samples_dir = tmp_path / "speakers"
-    audio = clip(seconds=2.0, rate_hz=24_000)
-    store = open_store(Settings(samples_dir=samples_dir))
-    ref = store_clip(store, audio)
-    store.close()
-    num_encodes, codes = [], []
-    for encoder in (*both, both[0]):
-        speakers = worker_speakers(samples_dir, [encoder])
-        prepare(speakers, ref, ["codec"])
-        codes.append(speakers.prompt(ref, ["codec"])["codec"]["codes"])
-        num_encodes.append(speakers.stats()["encodes"]["codec"])
-        speakers.close()
-    assert num_encodes == [1, 0, 0]
-    np.testing.assert_array_equal(codes[0], codes[1])
+    """Two servers, one after the other, on one directory."""
+    families, checkpoints = (FAMILY, V3), (higgs_audio_v2_checkpoint, tiny(V3))
+    first, second = (
+        with_its_own(families[n], checkpoints[n], both[n], tmp_path, monkeypatch)
+        for n in order
+    )
+    async with running(first) as server:
+        fields = {"ref_text": "words", "precompute": "true"}
+        assert (await server.register("Ann", wav(), **fields)).status_code == 200
+        await server.settled()
+        assert server.encodes == {"codec": 1}
+    async with running(second) as server:
+        spoken = await server.speak(voice="Ann")
+        assert (spoken.status_code, spoken.headers["X-Speaker-Cache"]) == (200, "hit")
+        assert server.encodes == {"codec": 0}
+        assert server.speakers.stats()["failed_prompts"] == 0
+
+
+def with_its_own(family, checkpoint, encoder, directory, monkeypatch):
+    """A server of a family, with the encoder of its checkpoint."""
+    made = Server(checkpoint, directory, monkeypatch, [encoder], family=family)
+    made.encoders = []  # it has no gate to open at the end
+    return made
