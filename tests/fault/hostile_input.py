@@ -1,7 +1,10 @@
 """Requests that nobody sends by accident: Hypothesis strategies over all our routes."""
 
 import base64
+import io
 import json
+import warnings
+import zipfile
 from dataclasses import dataclass, field
 from functools import cache
 from urllib.parse import quote, urlencode
@@ -10,6 +13,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+from vllm_tts_cache.audio.decode import decode
+from vllm_tts_cache.store import bundle_format
+from vllm_tts_cache.store.bundle_format import BundledVoice
 
 VOICES = "/v1/audio/voices"
 BOUNDARY = "hostile"
@@ -288,6 +294,81 @@ def patches(draw):
     return Case("PATCH", draw(voice_paths), draw(bodies), draw(headers(_JSON_TYPE)))
 
 
+# -------- bundles
+
+
+@cache
+def bundle(name, clip_name):
+    """A voice's bundle, as any server may have signed it."""
+    data = clip(clip_name)
+    voice = BundledVoice(
+        format=bundle_format.FORMAT_VERSION,
+        name=name,
+        consent="yes",
+        audio_sha256=decode(data).audio.audio_sha256,
+        files={},
+        ref_text="words",
+        labels={"team": "news"},
+    )
+    return bundle_format.write(voice, {"audio.wav": data}, b"somebody else's key")
+
+
+good_bundles = st.builds(
+    bundle, st.sampled_from(NAMES), st.sampled_from(["wav", "wav2", "wav3"])
+)
+
+
+@st.composite
+def rewritten(draw):
+    """A bundle whose entries are others, or twice, or packed, or not where they say."""
+    written = io.BytesIO()
+    packed = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
+    with zipfile.ZipFile(io.BytesIO(draw(good_bundles))) as source:
+        entries = [(name, source.read(name)) for name in source.namelist()]
+    odd = ["../evil", "/etc/x", "voice.json", "audio.flac", "encodings/x", "a" * 5000]
+    for name in draw(st.lists(st.sampled_from(odd), max_size=2)):
+        entries.append((name, draw(st.binary(max_size=64) | as_json(values))))
+    for index in draw(st.lists(st.integers(0, len(entries) - 1), max_size=2)):
+        entries[index] = entries[index][0], draw(damaged(st.just(entries[index][1])))
+    with (
+        warnings.catch_warnings(),
+        zipfile.ZipFile(written, "w", packed, strict_timestamps=False) as archive,
+    ):
+        warnings.simplefilter("ignore")  # a name that is there twice
+        for name, data in draw(st.permutations(entries)):
+            archive.writestr(name, data)
+    return written.getvalue()
+
+
+@st.composite
+def imports(draw):
+    bundles = good_bundles | damaged(good_bundles) | rewritten() | clips
+    found = [part("bundle", draw(bundles), "a.voice", "application/zip")]
+    if draw(st.booleans()):
+        found.append(part("name", _bytes(draw(names))))
+    if draw(st.booleans()):
+        given = st.sampled_from(["fail", "replace", "rename", "rename"]) | texts
+        found.append(part("on_conflict", _bytes(draw(given))))
+    return b"".join(found) + f"--{BOUNDARY}--".encode()
+
+
+@st.composite
+def checks(draw):
+    found = [part("audio_sample", draw(clips), "c.wav", "audio/wav")]
+    if draw(st.booleans()):
+        found.append(part("ref_text", _bytes(draw(texts))))
+    return b"".join(found) + f"--{BOUNDARY}--".encode()
+
+
+@st.composite
+def previews(draw):
+    """Few texts, so that one is asked for twice."""
+    asked = st.fixed_dictionaries({"text": st.sampled_from(["", "Hi.", "Ho."]) | texts})
+    bodies = as_json(asked) | as_json(asked) | as_json(values) | odd_json
+    path = draw(voice_paths) + "/preview"
+    return Case("POST", path, draw(bodies), draw(headers(_JSON_TYPE)))
+
+
 CONSENTS = "/v1/audio/voice_consents"
 # Few, so that some of them are of a voice's form, and none is of a recording's.
 consent_paths = st.sampled_from(
@@ -323,6 +404,31 @@ def batch(draw):
 
 
 _BATCH = {"voice": names, "response_format": values, "ref_audio": urls}
+
+
+@st.composite
+def sounds(draw):
+    """What a model of sounds is asked for, of one that speaks."""
+    given = draw(st.lists(st.sampled_from(GENERATE_FIELDS), max_size=3))
+    return {"input": draw(texts | st.just("rain"))} | {
+        name: draw(values) for name in given
+    }
+
+
+GENERATE_FIELDS = [
+    "input",
+    "model",
+    "response_format",
+    "speed",
+    "stream_format",
+    "audio_length",
+    "audio_start",
+    "negative_prompt",
+    "guidance_scale",
+    "num_inference_steps",
+    "seed",
+    "unknown",
+]
 
 odd_json = st.sampled_from(
     [
@@ -452,4 +558,11 @@ cases = st.one_of(
     without_body(),
     patches(),
     consent_requests(),
+    with_body(f"{VOICES}/check", _FORM[b"content-type"], checks() | forms),
+    with_body(f"{VOICES}/import", _FORM[b"content-type"], imports()),
+    with_body(f"{VOICES}/import", _FORM[b"content-type"], damaged(imports()) | forms),
+    previews(),
+    with_body(
+        "/v1/audio/generate", _JSON[b"content-type"], as_json(sounds()) | odd_json
+    ),
 )

@@ -10,6 +10,9 @@ from urllib.parse import quote, unquote
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from vllm_omni.entrypoints.openai.serving_audio_generate import (
+    OmniOpenAIServingAudioGenerate,
+)
 
 from tests.fault.held import ON_DEMAND, Held, held_at_rest, with_all_threads
 from tests.fault.hostile_input import CONSENTS, VOICES, cases
@@ -156,6 +159,9 @@ def test_no_request_makes_a_fault_or_leaves_anything(
 
     async def begin():
         await context.__aenter__()
+        server.app.state.openai_serving_audio_generate = OmniOpenAIServingAudioGenerate(
+            server.engine, server.handler.models, request_logger=None, model_name="m"
+        )
         await with_all_threads(server)
 
     context = running(server)
