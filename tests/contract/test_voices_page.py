@@ -2,16 +2,18 @@
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from tests.contract.test_plugin_loading import told
 from tests.node import syntax_errors
 from tests.speech_server import Server, running
-from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.attach import page_routers
 from vllm_tts_cache.entrypoints.web_routes import ASSETS, PAGE, read_assets
 
 FILES = read_assets()
+PICTURES = sorted((Path(__file__).parents[2] / "docs" / "images").glob("page-*.png"))
 SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
 TYPES = {
     "css": "text/css; charset=utf-8",
@@ -23,6 +25,25 @@ TYPES = {
 SVG = "http://www.w3.org/2000/svg"
 # What would take a voice's name for markup, or a text for code.
 MARKUP = r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval|Function)\b"
+
+# The host's application, as `vllm serve` makes it: what two of the page's paths answer.
+ANSWERS = """
+import asyncio, httpx, json
+from fastapi import FastAPI
+from vllm_omni.entrypoints.openai import api_server
+from vllm_tts_cache.entrypoints.attach import attach
+
+async def statuses():
+    app = FastAPI()
+    app.include_router(api_server.router)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+        paths = ("/voices", "/voices/assets/app.js")
+        return [(await client.get(path)).status_code for path in paths]
+
+attach()
+print(json.dumps(asyncio.run(statuses())))
+"""
 
 
 @pytest.fixture
@@ -36,15 +57,21 @@ def text(name):
 
 
 class Page(HTMLParser):
-    """Elements and their attributes, as a browser reads them."""
+    """Elements and their attributes, and the names of the views, as a browser reads."""
 
     def __init__(self):
         super().__init__()
         self.elements = []
+        self.views = []
         self.feed(text("index.html"))
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        tag, given = self.elements[-1] if self.elements else ("", {})
+        if tag == "a" and "data-view" in given and data.strip():
+            self.views.append(data)
 
     def ids(self):
         return [given["id"] for _, given in self.elements if "id" in given]
@@ -119,10 +146,16 @@ async def test_the_page_loads_without_a_key_and_its_requests_do_not(server):
     assert taken.status_code == 200
 
 
-def test_it_can_be_switched_off():
-    (router,) = page_routers(Settings())
-    assert router.url_path_for("page") == PAGE
-    assert page_routers(Settings(web=False)) == []
+@pytest.mark.parametrize(("web", "status"), (("1", 200), ("0", 404)))
+def test_it_can_be_switched_off(web, status):
+    assert told(ANSWERS, SPEAKER_WEB=web) == [status, status]
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_in_the_docs_was_taken_with_the_views_that_there_are(path):
+    """Else take them anew, as docs/voices-page.md says."""
+    with Image.open(path) as picture:
+        assert picture.info["Views"] == ", ".join(Page().views)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
@@ -166,7 +199,7 @@ def test_ids_are_unique_and_those_that_scripts_ask_for_exist():
     assert len(ids) == len(set(ids))
     everything = "".join(map(text, SCRIPTS))
     made = set(re.findall(r'\bid: "([\w-]+)"', everything))
-    views = {f"view-{view}" for view in ("library", "add", "cache")}
+    views = {f"view-{view}" for view in ("library", "add", "consents", "cache")}
     asked = set(re.findall(r'byId\("([\w-]+)"\)', everything)) | views
     assert asked <= set(ids) | made
 
