@@ -86,13 +86,10 @@ def test_what_is_said_is_one_sentence_that_names_it(name):
 
 
 @every_other
-async def test_its_requests_are_the_hosts(server, name):
+async def test_its_adapter_is_the_hosts(server, name):
     adapter = serve(server, name)
     assert type(adapter) is TTS_ADAPTER_REGISTRY[name]
     assert not isinstance(adapter, CachedAdapter)
-    for method in ("normalize", "validate", "build", "apply_sampling_overrides"):
-        owner = inspect.getmodule(getattr(type(adapter), method))
-        assert owner is not None and owner.__name__.startswith("vllm_omni.")
     assert server.handler.served_family is None
     assert server.handler.refusal is None
 
