@@ -1,5 +1,7 @@
 import asyncio
 import logging
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -255,17 +257,31 @@ async def asked_at_once(*calls):
 async def test_those_who_ask_at_once_share_one_answer_and_who_comes_later_has_another(
     speakers,
 ):
+    stats = replace(STATS, seconds_between=0.0)
     workers = AsyncWorkers(engine := SlowEngine(worker_with(speakers)))
-    first = await asked_at_once(*(workers.call(STATS) for _ in range(10)))
+    first = await asked_at_once(*(workers.call(stats) for _ in range(10)))
     assert len(engine.calls) == 1
-    later = await asked_at_once(*(workers.call(STATS) for _ in range(10)))
+    later = await asked_at_once(*(workers.call(stats) for _ in range(10)))
     assert len(engine.calls) == 2
-    last = await asked_at_once(*(workers.call(STATS) for _ in range(10)))
+    last = await asked_at_once(*(workers.call(stats) for _ in range(10)))
     assert len(engine.calls) == MAX_CALLS == 2
     engine.is_idle.set()
     answers = await asyncio.gather(*first, *later, *last)
     told = [answer.stats["rpc_calls"][STATS.name] for (answer,) in answers]
     assert told == [1] * 10 + [2] * 10 + [3] * 10
+
+
+async def test_counters_that_are_asked_for_all_the_time_cost_two_calls_a_second(
+    speakers,
+):
+    """The next call began when the last one was answered, as long as anybody asked."""
+    workers = AsyncWorkers(engine := InProcessEngine(worker_with(speakers)))
+    began, told = time.monotonic(), []
+    while time.monotonic() - began < 1.2:
+        (answer,) = await workers.call(STATS)
+        told.append(answer.stats["rpc_calls"][STATS.name])
+    assert len(engine.calls) <= 2 + 2 * (time.monotonic() - began)
+    assert told == list(range(1, len(told) + 1))  # each is of its own time
 
 
 async def test_who_leaves_takes_the_answer_from_nobody(speakers):

@@ -7,6 +7,7 @@ to itself; here both become errors. Of several replicas, those that answer do fo
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -30,6 +31,7 @@ TALKER_STAGE, DECODER_STAGE = 0, 1
 TIMEOUT_SECONDS = 30.0
 # Of one method at once: the host waits for each in a thread, of which it has few.
 MAX_CALLS = 2
+STATS_SECONDS = 0.5
 
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -58,6 +60,8 @@ class Method(Generic[A]):
         stage: Whose workers are asked.
         merge: Makes one request of those of callers that ask at once, who then share
             the answer; None where each asks by itself.
+        seconds_between: From one such call to the next, who asks meanwhile shares it:
+            each takes the worker off decoding.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Method(Generic[A]):
     needs_all: bool = False
     stage: int = TALKER_STAGE
     merge: Callable[[Sequence[Any]], msgspec.Struct | None] | None = None
+    seconds_between: float = 0.0
 
 
 def _any_of_them(calls: Sequence[wire.FailedCall]) -> wire.FailedCall:
@@ -77,7 +82,12 @@ ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
 # Nothing of a deleted voice may be left: that some have dropped it is not enough.
 FORGET = Method("tts_cache_forget", wire.Forgotten, needs_all=True)
 FAILED = Method("tts_cache_failed", wire.FailedPrompts, merge=_any_of_them)
-STATS = Method("tts_cache_stats", wire.WorkerStats, merge=lambda _: None)
+STATS = Method(
+    "tts_cache_stats",
+    wire.WorkerStats,
+    merge=lambda _: None,
+    seconds_between=STATS_SECONDS,
+)
 # Of families whose decoder keeps states of voices.
 FORGET_STATES = Method(
     "tts_cache_forget_states", wire.Forgotten, needs_all=True, stage=DECODER_STAGE
@@ -87,6 +97,7 @@ DECODER_STATS = Method(
     wire.DecoderStats,
     stage=DECODER_STAGE,
     merge=lambda _: None,
+    seconds_between=STATS_SECONDS,
 )
 
 
@@ -143,6 +154,7 @@ class AsyncWorkers:
             lambda: asyncio.Semaphore(MAX_CALLS)
         )
         self._shared: dict[str, _Shared] = {}
+        self._began_at: dict[str, float] = {}
 
     @property
     def have_ended(self) -> bool:
@@ -175,9 +187,16 @@ class AsyncWorkers:
 
         def merged() -> msgspec.Struct | None:
             del self._shared[method.name]  # who asks from now on wants to know of now
+            self._began_at[method.name] = time.monotonic()
             return merge(requests)
 
-        answers = asyncio.create_task(self._ask(method, merged))
+        async def ask() -> list[Any]:
+            if (began_at := self._began_at.get(method.name)) is not None:
+                free_at = began_at + method.seconds_between
+                await asyncio.sleep(max(0.0, free_at - time.monotonic()))
+            return await self._ask(method, merged)
+
+        answers = asyncio.create_task(ask())
         answers.add_done_callback(_retrieve)
         return _Shared(requests, answers)
 
