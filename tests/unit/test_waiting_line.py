@@ -69,6 +69,13 @@ def test_a_key_waits_once_and_whoever_joins_can_only_bring_it_forward(line):
     assert names(line) == ["a", "b"]
 
 
+def test_an_inline_clip_that_becomes_a_voice_is_one_that_a_request_waits_for(line):
+    """Another server registers it: it is not to wait for a rest now."""
+    line.add(job("clip", INLINE), now=0.0)
+    line.add(job("clip"), now=0.0)
+    assert line.pop(0.0, rest_seconds=3.0).lane is Lane.URGENT
+
+
 def test_in_a_rest_only_that_is_begun_which_a_request_waits_for(line):
     line.add(job("voice"), now=0.0)
     assert line.pop(0.0, rest_seconds=3.0) is None

@@ -64,7 +64,9 @@ class EncodeJob:
 
     def join(self, other: "EncodeJob") -> None:
         """Take in what another caller wants of the same key."""
-        self.lane = min(self.lane, other.lane)
+        if other.lane is not self.lane:
+            # Whoever differs from the other: a request waits, and a voice has the clip.
+            self.lane = Lane.URGENT
         if other.segment is Segment.REGISTERED:
             self.segment = Segment.REGISTERED
         self.wanted_until = max(self.wanted_until, other.wanted_until)
