@@ -15,6 +15,7 @@ from tests.two_tenants import two_tenants
 from tests.waiting import soon
 from vllm_tts_cache.audio.clips import decode_clips
 from vllm_tts_cache.entrypoints import previews, voice_models
+from vllm_tts_cache.entrypoints.attach import is_api_route, routers
 
 VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
 HEADER = "x-speaker-preview"
@@ -489,6 +490,45 @@ async def test_what_another_clip_says_under_the_id_is_kept_by_nobody(server):
     for name in ("Ann", "Bea"):
         kept = await server.client.get(f"{VOICES}/{name}/preview")
         assert kept.status_code == 404
+
+
+BY_NAME_OR_ID = [
+    ("GET", "{}", {}),
+    ("PATCH", "{}", {"json": {"language": "de"}}),
+    ("POST", "{}/cache", {}),
+    ("GET", "{}/cache", {}),
+    ("GET", "{}/audio", {}),
+    ("GET", "{}/bundle", {}),
+    ("POST", "{}/preview", {}),
+    ("GET", "{}/preview", {}),
+    ("DELETE", "{}", {}),
+]
+
+
+def test_each_route_of_a_voice_is_among_them():
+    path = f"{VOICES}/{{name}}"
+    found = {
+        (method, route.path.replace(path, "{}"))
+        for router in routers()
+        for route in filter(is_api_route, router.routes)
+        if route.path.startswith(path)
+        for method in route.methods
+    }
+    assert found == {(method, shown) for method, shown, _ in BY_NAME_OR_ID}
+
+
+@pytest.mark.parametrize(("method", "path", "options"), BY_NAME_OR_ID)
+async def test_every_route_takes_a_name_or_an_id(server, method, path, options):
+    for by in ("name", "id"):
+        voice = (await server.register("Ann", wav())).json()["voice"]
+        url = f"{VOICES}/{path.format(voice[by])}"
+        if path.endswith("/preview"):
+            await server.client.post(f"{VOICES}/Ann/preview")
+        answer = await server.client.request(method, url, **options)
+        assert answer.status_code == 200, (by, answer.text)
+        if method == "DELETE":
+            assert answer.json()["id"] == voice["id"]
+            assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
 
 
 async def test_filters_are_few_and_of_different_keys(server):
