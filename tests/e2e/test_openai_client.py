@@ -1,5 +1,8 @@
 """The `openai` package, unmodified, against the real server."""
 
+import asyncio
+import base64
+import json
 from typing import Any
 
 import openai
@@ -70,6 +73,57 @@ def test_speech_arrives_in_pieces(api, model, make_clip):
         pieces = list(answer.iter_bytes(chunk_size=None))
     assert len(pieces) > 1
     assert abs(sum(map(len, pieces)) - len(whole)) < len(whole) / 4
+    api.audio.voices.delete(voice.id)
+
+
+async def test_the_asynchronous_client_does_the_same(shared_server, model, make_clip):
+    url = f"{shared_server.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as api:
+        clip = ("clip.wav", make_clip())
+        voice = await api.audio.voices.create(
+            name="openai-async", consent="yes", audio_sample=clip
+        )
+        said: dict[str, Any] = {
+            "model": model,
+            "input": "Hello there.",
+            "response_format": "wav",
+            "extra_body": {"seed": 7},
+        }
+        by_name, by_id = await asyncio.gather(
+            api.audio.speech.create(voice=voice.name, **said),
+            api.audio.speech.create(voice={"id": voice.id}, **said),
+        )
+        assert by_name.content == by_id.content and len(by_id.content) > 10_000
+        assert (await api.audio.voices.delete(voice.id)).deleted is True
+        with pytest.raises(openai.BadRequestError, match="not registered"):
+            await api.audio.speech.create(voice=voice.name, **said)
+
+
+def test_speech_arrives_as_events(api, model, make_clip):
+    """`sse`, OpenAI's own events; no `stream` is asked for beside it."""
+    voice = api.audio.voices.create(
+        name="openai-events", consent="yes", audio_sample=("clip.wav", make_clip())
+    )
+    said: dict[str, Any] = {
+        "model": model,
+        "input": "Hello there.",
+        "response_format": "pcm",
+        "extra_body": {"seed": 7},
+        "voice": {"id": voice.id},
+    }
+    whole = api.audio.speech.create(**said).content
+    streaming = api.audio.speech.with_streaming_response
+    with streaming.create(stream_format="sse", **said) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    *deltas, done = events
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    assert done["type"] == "speech.audio.done"
+    heard = b"".join(base64.b64decode(event["audio"]) for event in deltas)
+    assert abs(len(heard) - len(whole)) < len(whole) / 4
+    with streaming.create(stream_format="audio", **said) as answer:
+        assert answer.read() == heard
     api.audio.voices.delete(voice.id)
 
 
