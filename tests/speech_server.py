@@ -28,6 +28,7 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.speaker.ref import REQUEST_FIELD, SpeakerRef
 
 
@@ -43,6 +44,10 @@ class PrefillEngine(InProcessEngine):
         self.case = case_of(family) if family else default_case()
         stage = stage or self.case.stage["model_stage"]
         super().__init__(*(worker_with(each) for each in speakers))
+        if self.case.family.decoders:
+            for each in self.workers:  # which are of its second stage as well
+                model = each.model_runner.model
+                model.tts_cache_decoder_states = DecoderStates(max_bytes=0)
         self.speakers = speakers
         self.renderer = self.input_processor = None
         # One of two processes: it sends no requests that nobody made.

@@ -7,6 +7,11 @@ from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechReques
 
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.callers import speaking_for
+from vllm_tts_cache.speaker.rpc_client import (
+    DECODER_STATS,
+    AsyncWorkers,
+    UnsupportedModelError,
+)
 from vllm_tts_cache.tenants import Tenant
 
 # Any text does: what is left behind is of what comes before it.
@@ -26,6 +31,7 @@ class VoicePrefill:
     def __init__(self, speech: Any, *, keeps_states: bool):
         self._speech = speech
         self._keeps_states = keeps_states
+        self._has_asked = False
 
     @property
     def is_possible(self) -> bool:
@@ -70,8 +76,11 @@ class VoicePrefill:
     async def prefill(self, record: SpeakerRecord) -> None:
         """Return when the voice's part of a prompt has been prefilled.
 
-        Raises: TTSCacheError, and what the engine raises.
+        Raises: TTSCacheError, and what the engine raises. UnsupportedModelError if
+            nothing would be left behind, which is found with the first voice.
         """
+        if not self._shares_kv:
+            await self._ask_decoder()
         request = OpenAICreateSpeechRequest(input=_TEXT, voice=record.name)
         engine = self._speech.engine_client
         adapter = self._speech.cached_adapter
@@ -90,3 +99,18 @@ class VoicePrefill:
         )
         async for _ in outputs:
             pass
+
+    async def _ask_decoder(self) -> None:
+        """Learn once whether it keeps states; one that replays CUDA graphs does not.
+
+        Raises: UnsupportedModelError if not; another WorkerRPCError if nobody answers.
+        """
+        if self._has_asked:
+            return
+        workers = AsyncWorkers(self._speech.engine_client)
+        try:
+            await workers.call(DECODER_STATS)
+        except UnsupportedModelError:
+            self._keeps_states = False
+            raise
+        self._has_asked = True
