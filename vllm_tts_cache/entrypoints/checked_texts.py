@@ -1,9 +1,11 @@
 """Adapters of models that read control tokens in a text."""
 
 import asyncio
+import hashlib
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
@@ -36,7 +38,7 @@ class TextCheckingAdapter(CachedAdapter):
         if has_own_ref_text:
             await self._check_text("ref_text", request.ref_text)
         else:
-            await _run(self._check_stored, request.ref_text)
+            await self._check_stored(request.ref_text)
 
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
@@ -51,11 +53,21 @@ class TextCheckingAdapter(CachedAdapter):
     async def _check_text(self, field: str, text: str) -> None:
         await _run(partial(self.tts_cache_check_text, field), text)
 
-    @cached_property
-    def _check_stored(self) -> Callable[[str], None]:
+    async def _check_stored(self, text: str) -> None:
         """Once for each: registered for another model or by stock, it was not yet."""
-        check = partial(self.tts_cache_check_text, "ref_text")
-        return lru_cache(maxsize=_MAX_STORED)(check)
+        # Not by the text: it would outlive its voice here.
+        digest = hashlib.sha256(text.encode()).digest()
+        if digest not in self._checked:
+            await self._check_text("ref_text", text)
+        self._checked[digest] = None
+        self._checked.move_to_end(digest)
+        while len(self._checked) > _MAX_STORED:
+            self._checked.popitem(last=False)
+
+    @cached_property
+    def _checked(self) -> OrderedDict[bytes, None]:
+        """The digests of stored transcripts that may be spoken, the last used last."""
+        return OrderedDict()
 
 
 async def _run(check: Callable[[str], None], text: str) -> None:

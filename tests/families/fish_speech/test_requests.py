@@ -1,8 +1,10 @@
 """Fish Speech requests through the host's real routes, serving class and adapter."""
 
 import asyncio
+import gc
 import io
 import threading
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -59,6 +61,45 @@ async def test_a_registered_voice_speaks_from_its_codes_and_is_read_once(server)
     frames = one["additional_information"][rows.FIELD]
     assert frames[1] == NUM_FRAMES
     assert len(repr(one["additional_information"])) < 300
+
+
+async def test_a_stored_transcript_is_checked_once_and_goes_with_its_voice(
+    server, monkeypatch
+):
+    """What had been checked was remembered by its text, and no deletion cleared it."""
+    adapter = server.handler._get_tts_adapter()
+    checked, check = [], adapter.tts_cache_check_text
+
+    def counted(field, text):
+        checked.append(field)
+        return check(field, text)
+
+    words = "Words that nobody else says."
+    await server.register("Ann", wav(), ref_text=words)
+    monkeypatch.setattr(adapter, "tts_cache_check_text", counted)
+    for _ in range(2):
+        assert (await server.speak(voice="Ann")).status_code == 200
+    assert checked == ["input", "ref_text", "input"]
+    deleted = await server.client.delete("/v1/audio/voices/Ann")
+    assert deleted.status_code == 200, deleted.text
+    server.engine.prompts.clear()
+    gc.collect()
+    assert not [kept for kept in texts_kept_by(adapter) if words in kept]
+
+
+def texts_kept_by(adapter):
+    """The texts in what the adapter has of its own, and in what that refers to."""
+    found, seen, others = [], set(), [vars(adapter)]
+    while others:
+        each = others.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType):
+            continue
+        seen.add(id(each))
+        if isinstance(each, str):
+            found.append(each)
+        elif type(each).__module__ in ("builtins", "collections", "functools"):
+            others += gc.get_referents(each)
+    return found
 
 
 async def test_the_salt_is_made_once_for_a_voice(server, monkeypatch):
