@@ -24,10 +24,11 @@ def install() -> None:
     """Hook the scheduler class; the asynchronous one inherits from it."""
     from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
-    from vllm_tts_cache.model_executor import reservation
+    from vllm_tts_cache.model_executor import reservation, voice_blocks
 
     OmniARScheduler._update_request_with_output = _update_request_with_output
     reservation.install()
+    voice_blocks.install()
 
 
 def _update_request_with_output(
