@@ -117,7 +117,8 @@ class Settings:
             once; one more is refused with 503.
         max_fetches: References fetched from URLs at once; one more is refused with
             503.
-        encode_timeout_seconds: How long a request waits for a cold reference.
+        encode_timeout_seconds: How long an encode may take, and a request wait without
+            any progress of the workers; in all it waits five times as long.
         drain_seconds: How long a server that is told to stop goes on with the requests
             that it has; it takes no others. With ``--api-server-count`` 2 at most.
         cpu_platform: Register a CPU platform with vLLM-Omni where vLLM is built for

@@ -5,6 +5,9 @@ import os
 import sys
 import threading
 
+# Takes what decoding leaves over, and a tenth of a core against a thread that wants
+# all of it. At 19 that would be a seventieth: a reference would outlive its request's
+# patience. Nobody needs a privilege to be nicer; only the way back needs one.
 NICE = 10
 
 logger = logging.getLogger("vllm.vllm_tts_cache")

@@ -239,12 +239,6 @@ def waited_for(db: Connection, deletion_id: int) -> list[str]:
     return list(db.execute(query.where(where)).scalars())
 
 
-def addresses(db: Connection) -> set[str]:
-    """The audio that some deletion has still to finish with."""
-    column = deletion.c.audio_sha256
-    return set(db.execute(select(column).where(column.is_not(None))).scalars())
-
-
 def _finish(db: Connection, deletion_id: int) -> None:
     """If nothing is left to do, keep no more than the hash of the name."""
     found = get(db, deletion_id)

@@ -45,7 +45,9 @@ class BoundedExecutor:
     async def run(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what the function returns; a caller that leaves does not stop it.
+        """Return what the function returns.
+
+        A caller that leaves does not stop what runs; what still waits is not begun.
 
         Raises: ServerBusyError, and whatever the function raises.
         """
@@ -103,7 +105,7 @@ class Places:
 
 
 class TenantPlaces:
-    """Likewise, so many for each tenant that has a limit; for the event loop only."""
+    """Inline references that each tenant has worked on; for the event loop only."""
 
     def __init__(self) -> None:
         self._num_taken: defaultdict[str, int] = defaultdict(int)

@@ -38,7 +38,7 @@ class PromptMemory(Generic[P]):
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is kept."""
+        """How many bytes all parts that are kept take."""
         return self._shelf.num_bytes
 
     async def get_or_build(

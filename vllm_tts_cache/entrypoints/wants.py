@@ -66,7 +66,7 @@ class Want:
 
     @property
     def rank(self) -> _Rank:
-        """The lane that it waits in."""
+        """The lane that it waits in, by who waits for it."""
         if self.segment is Segment.INLINE:
             return _Rank.INLINE
         return _Rank.URGENT if self.num_urgent else _Rank.REGISTERED

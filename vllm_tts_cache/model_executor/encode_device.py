@@ -24,10 +24,6 @@ _ERROR_MODE_PLACE = 3  # among what torch.cuda.graph takes
 # Kernels' workspaces, and what decoding may want to grow by in the meantime.
 MARGIN_BYTES = 256 * _MIB
 
-# Takes what decoding leaves over, and a tenth of a core against a thread that wants
-# all of it. At 19 that would be a seventieth: a reference would outlive its request's
-# patience. Nobody needs a privilege to be nicer; only the way back needs one.
-
 
 class EncodeDevice:
     """Runs encodes on one device, on a stream of their own where there are such.

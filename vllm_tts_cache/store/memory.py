@@ -110,15 +110,6 @@ class MemoryTier:
         with self._lock:
             return self._holder(key) is not None
 
-    def delete(self, key: EncodingKey) -> bool:
-        """Remove the encoding; False if it was not there."""
-        with self._lock:
-            if (shelf := self._holder(key)) is None:
-                return False
-            shelf.remove(key)
-            self._unlink(key)
-            return True
-
     def forget(self, audio_sha256: str) -> int:
         """Remove every encoding of one audio, without looking at the others."""
         with self._lock:

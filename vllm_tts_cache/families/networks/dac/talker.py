@@ -55,7 +55,7 @@ class SlowAR(CachedTalker):
     def _add_spoken(
         self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
     ) -> None:
-        """Likewise behind the prompt: nothing, of a model that does not resume."""
+        """Add what was spoken before a preemption; nothing if a model cannot resume."""
 
     def _add_reference(self, rows: torch.Tensor, info: Mapping[str, Any]) -> None:
         """Add the codes' embeddings where the span holds frames of the reference.
