@@ -11,6 +11,7 @@ from vllm_omni.model_executor.models.audio8_tts.prompt_utils import (
 )
 
 from tests.contract.test_speech import data_url, wav
+from tests.families.encoded_once import check_encoded_once
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
 from vllm_tts_cache.families.audio8_tts.family import FAMILY
@@ -111,3 +112,8 @@ async def test_what_the_model_would_read_as_something_else_is_refused(server, ba
     assert server.engine.prompts == []
     speakers = await server.speak(input="<speaker:1>Hello. <|speaker:2|>And you?")
     assert speakers.status_code == 200, speakers.text
+
+
+async def test_named_or_inline_a_clip_is_encoded_once(server):
+    """The host encodes an inline clip for every request, in its worker."""
+    await check_encoded_once(server)

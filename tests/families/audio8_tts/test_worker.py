@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from vllm_omni.model_executor.models.audio8_tts import audio8_tts_slow_ar as host
 
 from tests.in_process_workers import (
     SpectrumEncoder,
@@ -121,6 +122,26 @@ def hosts_rows(talker, voice):
 
 def test_a_prefill_is_the_hosts(talker, voice):
     assert torch.equal(voice.rows(talker), hosts_rows(talker, voice))
+
+
+def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(talker, voice, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the host encodes")
+
+    monkeypatch.setattr(host, "encode_reference_audio_codes", refuse)
+    talker.model_path = "nowhere"
+    talker.config = SimpleNamespace(
+        codec_post_n_layer=1,
+        codec_post_n_head=1,
+        codec_post_n_local_heads=1,
+        codec_post_intermediate_size=1,
+    )
+    clip = {"ref_audio_wav": torch.zeros(9), "ref_audio_sr": 24_000}
+    with pytest.raises(AssertionError, match="the host encodes"):
+        talker._build_voice_clone_prefill_embeds(
+            {"text": TEXT, "ref_text": SPOKEN, **clip}
+        )
+    voice.rows(talker)
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 64])

@@ -15,6 +15,7 @@ from vllm_omni.model_executor.stage_input_processors.breeze_tts_2 import (
 )
 
 from tests.contract.test_speech import data_url, lose_files, registered, wav
+from tests.families.encoded_once import check_encoded_once
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
 from tests.two_tenants import two_tenants
@@ -220,3 +221,8 @@ def test_an_offline_prompt_is_the_hosts_too(tokenizer, monkeypatch):
     length = len(conditioning["target_ids"]) + len(conditioning["reference_ids"])
     assert len(made["prompt_token_ids"]) == length + 26 + 1
     assert "reference_waveform" not in made["additional_information"]
+
+
+async def test_named_or_inline_a_clip_is_encoded_once(server):
+    """The host encodes for every request, in its worker."""
+    await check_encoded_once(server)

@@ -143,6 +143,18 @@ def test_what_requests_begin_with_is_the_hosts(talker, tokenizer, clips):
         assert "reference_waveform" not in info
 
 
+def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(
+    talker, tokenizer, clips, monkeypatch
+):
+    def refuse(*_):
+        raise AssertionError("the host encodes")
+
+    monkeypatch.setattr(talker.reference_encoder, "_compiled_encode", refuse)
+    with pytest.raises(AssertionError, match="the host encodes"):
+        prepared(talker, {"r": hosts_info(tokenizer, "r", clips[0][0])})
+    prepared(talker, {"r": our_info(tokenizer, "r", *clips[0])})
+
+
 def test_a_waveform_is_still_the_hosts_to_encode(talker, tokenizer, clips):
     (first, ref), (second, _) = clips
     plain: Any = build_breeze_prompt(tokenizer, TEXT)

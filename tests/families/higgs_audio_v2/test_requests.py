@@ -12,6 +12,7 @@ from vllm_omni.model_executor.models.higgs_audio_v2 import (
 )
 
 from tests.contract.test_speech import data_url, wav
+from tests.families.encoded_once import check_encoded_once
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
@@ -118,3 +119,14 @@ async def test_what_the_host_refuses_of_a_clone_is_refused(server, wrong):
     await server.register("Ann", wav(), ref_text=SPOKEN)
     field = next(iter(wrong))
     assert field in message(await server.speak(voice="Ann", **wrong))
+
+
+async def test_named_or_inline_a_clip_is_encoded_once(server, monkeypatch):
+    """The host encodes for every request, and fetches its tokenizer for the first."""
+
+    def refuse(*_):
+        raise AssertionError("the host encodes")
+
+    for name in ("_encode_ref_audio_codes", "_load_audio_tokenizer"):
+        monkeypatch.setattr(host, name, refuse)
+    await check_encoded_once(server)
