@@ -78,6 +78,10 @@ class CachedTalker(SpeakerSide):
     def _fail(self, info: Mapping[str, Any], cause: Exception) -> None:
         """Let the request fail alone, when its first id is sampled.
 
+        Any error but that of memory is taken for one of all ranks: they agree on what
+        they found, and compute the same of the same bytes. One rank's own would be its
+        device's, which fails the next step as well, and so ends the engine by itself.
+
         Raises: OutOfMemoryError of one rank of several. The others go on with the
             request, and would speak nonsense: this ends the engine, as any other does.
         """
