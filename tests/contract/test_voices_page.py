@@ -26,7 +26,8 @@ SVG = "http://www.w3.org/2000/svg"
 # What would take a voice's name for markup, or a text for code.
 MARKUP = r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval|Function)\b"
 
-# The host's application, as `vllm serve` makes it: what two of the page's paths answer.
+# The host's application, as `vllm serve` makes it: what the page's paths answer, and
+# whether ours are in it at all. Starting an interpreter with it takes a while.
 ANSWERS = """
 import asyncio, httpx, json
 from fastapi import FastAPI
@@ -39,7 +40,8 @@ async def statuses():
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
         paths = ("/voices", "/voices/assets/app.js")
-        return [(await client.get(path)).status_code for path in paths]
+        found = [(await client.get(path)).status_code for path in paths]
+    return [*found, "/v1/audio/voice_archive" in {r.path for r in app.routes}]
 
 attach()
 print(json.dumps(asyncio.run(statuses())))
@@ -146,9 +148,8 @@ async def test_the_page_loads_without_a_key_and_its_requests_do_not(server):
     assert taken.status_code == 200
 
 
-@pytest.mark.parametrize(("web", "status"), (("1", 200), ("0", 404)))
-def test_it_can_be_switched_off(web, status):
-    assert told(ANSWERS, SPEAKER_WEB=web) == [status, status]
+def test_it_can_be_switched_off():
+    assert told(ANSWERS, SPEAKER_WEB="0") == [404, 404, True]
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
