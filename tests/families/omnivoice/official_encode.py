@@ -6,8 +6,10 @@ In a process of its own: the package gives transformers names that the host give
 well, and the second one is an error. Everything from the file to the codes is the
 package's: decoding, downmixing, resampling, loudness, silence, cutting.
 
-It writes ``<clip stem>/samples`` (what is encoded), ``codes`` and ``rms``, and prints
-the transcripts as they are after it.
+It writes ``<clip stem>/samples`` (what is encoded), ``codes``, ``rms`` and ``answer``
+(what is noise of one loudness, as loud as it makes an answer to this clip), ``answer``
+and ``plain`` (the noise, and as it makes an answer without a clip), and prints the
+transcripts as they are after it.
 """
 
 import json
@@ -16,8 +18,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from omnivoice.models.omnivoice import OmniVoice, _combine_text
+from omnivoice.models.omnivoice import (
+    OmniVoice,
+    OmniVoiceGenerationConfig,
+    _combine_text,
+)
 from omnivoice.utils.text import add_punctuation
 from safetensors.torch import save_file
 from transformers import HiggsAudioV2TokenizerModel
@@ -34,7 +41,11 @@ def main(checkpoint: str, texts: str, out: str, *clips: str) -> None:
         sampling_rate=tokenizer.config.sample_rate,
         _asr_pipe=None,
     )
-    tensors: dict[str, torch.Tensor] = {}
+    answer = np.random.default_rng(0).normal(0, 0.1, (1, 24_000)).astype(np.float32)
+    tensors = {
+        "answer": torch.from_numpy(answer),
+        "plain": as_loud(model, answer, None),
+    }
     for clip in clips:
         with torch.inference_mode():
             prompt = OmniVoice.create_voice_clone_prompt(model, clip, ref_text="words")
@@ -42,11 +53,21 @@ def main(checkpoint: str, texts: str, out: str, *clips: str) -> None:
         tensors[f"{stem}/samples"] = seen.samples.flatten().clone()
         tensors[f"{stem}/codes"] = prompt.ref_audio_tokens.contiguous().clone()
         tensors[f"{stem}/rms"] = torch.tensor([prompt.ref_rms], dtype=torch.float64)
+        tensors[f"{stem}/answer"] = as_loud(model, answer, prompt.ref_rms)
     save_file(tensors, out)
     given = json.loads(Path(texts).read_text())
     ended = [add_punctuation(text) for text in given]
     combined = [_combine_text("What is said.", text) for text in ended]
     sys.stdout.write(json.dumps({"ended": ended, "combined": combined}) + "\n")
+
+
+def as_loud(model: Any, answer: np.ndarray, rms: float | None) -> torch.Tensor:
+    """What it makes of an answer but for silences, fades and pads."""
+    config = OmniVoiceGenerationConfig(
+        postprocess_output=False, pad_duration=0.0, fade_duration=0.0
+    )
+    done = OmniVoice._post_process_audio(model, answer.copy(), rms, config)
+    return torch.from_numpy(done)
 
 
 class SeenTokenizer:

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file
+from vllm_omni.diffusion.data import DiffusionOutput
 
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -20,6 +22,7 @@ from vllm_tts_cache.families.networks import sinc_filter
 from vllm_tts_cache.families.omnivoice import encoders as ours
 from vllm_tts_cache.families.omnivoice import preparation, silence
 from vllm_tts_cache.families.omnivoice.texts import with_full_stop
+from vllm_tts_cache.families.omnivoice.worker import as_loud
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
 CPU = torch.device("cpu")
@@ -184,6 +187,28 @@ def test_codes_and_loudness_equal_the_official_ones(clip, paths, official, encod
 def test_codes_of_speech_equal_the_official_ones(path, official, encoder):
     """Of a FLAC file, which the official package reads as well."""
     assert_same(encoder, path, official)
+
+
+def our_answer(official, rms) -> torch.Tensor:
+    """Of what the official package was given to answer with."""
+    answer: Any = as_loud(DiffusionOutput(output=official["answer"]), rms).output
+    return answer
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: clip.stem)
+def test_an_answer_is_made_as_loud_as_the_official_one(clip, paths, official):
+    path = paths[clip.stem]
+    rms = preparation.prepare(decode_path(path).audio, SAMPLES_PER_FRAME).rms
+    answer = our_answer(official, float(rms))
+    assert torch.allclose(answer, official[f"{path.stem}/answer"], rtol=1e-6, atol=0)
+
+
+def test_an_answer_without_a_voice_is_as_loud_as_the_hosts(official):
+    """The official package brings it to one peak."""
+    answer = our_answer(official, None)
+    assert torch.equal(answer, official["answer"])
+    assert float(answer.abs().max()) < 0.49
+    assert float(official["plain"].abs().max()) == pytest.approx(0.5)
 
 
 def test_transcripts_end_as_the_official_ones_do(official):
