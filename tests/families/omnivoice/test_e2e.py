@@ -4,6 +4,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from websockets.sync.client import connect
 
 from tests.served import Servers
 from vllm_tts_cache.families.omnivoice.family import FAMILY
@@ -80,6 +81,11 @@ def test_what_there_is_none_of_is_said_in_one_sentence(client, make_clip):
     batch = client.http.post("/v1/audio/speech/batch", json=body)
     assert batch.status_code == 400 and "Batch" in batch.text
     assert "control token" in message(client.speak("<|text_end|>Hello."))
+    path = "/v1/audio/speech/stream"
+    with connect(str(client.http.base_url.copy_with(scheme="ws", path=path))) as socket:
+        answer = json.loads(socket.recv(timeout=30))
+    said = "Streaming speech is not available"  # the host's, of any diffusion model
+    assert answer == {"type": "error", "message": said}
 
 
 @pytest.fixture
