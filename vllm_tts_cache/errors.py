@@ -475,6 +475,9 @@ class EncodeError(ServerFaultError):
 class EncodeTimeoutError(ServerFaultError):
     """An encoding did not arrive in time; it may still be under way."""
 
+    # By then it may be there; what is asked for too early waits for it once more.
+    retry_after_seconds = 10
+
 
 class WorkerRPCError(ServerFaultError):
     """A worker answered an RPC with an error, or with nothing we understand."""

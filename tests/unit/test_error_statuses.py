@@ -107,6 +107,7 @@ def test_a_voices_route_answers_an_error_in_the_hosts_shape(error, status, kind)
     app.include_router(router)
     response = TestClient(app, raise_server_exceptions=False).get("/fails")
     assert response.status_code == status
+    assert ("Retry-After" in response.headers) == (status == 503)
     told = response.json()["error"]
     assert told == {
         "message": str(error),
