@@ -37,9 +37,12 @@ class Load:
 
 
 def run(bench: Bench) -> list[Row]:
-    """Each number of clients on each number of voices, once: it takes long."""
-    most = bench.size(NAME, full=NUM_VOICES[-1], quick=NUM_VOICES[0])
-    numbers = [number for number in NUM_VOICES if number <= most]
+    """Each number of clients on each number of voices, once: it takes long.
+
+    Of one number of voices alone where a size is asked for.
+    """
+    size = bench.size(NAME, full=0, quick=NUM_VOICES[0])
+    numbers = [size] if size else list(NUM_VOICES)
     at_once = bench.pick(full=NUM_CLIENTS, quick=QUICK_NUM_CLIENTS)
     for side in bench.sides:
         bench.step(f"{NAME}: warming {numbers[-1]} voices, {side.name}")
