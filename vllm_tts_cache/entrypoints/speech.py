@@ -59,7 +59,6 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
     """Speech requests whose speakers come from the catalogue, by content address."""
 
     _is_started = False
-    _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
