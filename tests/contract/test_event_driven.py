@@ -1,43 +1,63 @@
-"""Which engines wait for their outputs, by what the host itself asks."""
+"""Which engines wait for their outputs; that they do is shown on real servers."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from vllm_omni.engine import omni_engine_base
-from vllm_omni.engine.orchestrator import _event_driven_orch_enabled
+from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
+from vllm_omni.engine import async_omni_engine
+from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+from vllm_omni.engine.orchestrator import (
+    _event_driven_orch_default_for_pipeline,
+    _event_driven_orch_enabled,
+)
 
 from tests.families.cases import every_case
 from vllm_tts_cache.entrypoints import event_driven
 
 
 @pytest.fixture
-def is_default(monkeypatch):
-    name = event_driven._NAME
-    monkeypatch.setattr(omni_engine_base, name, getattr(omni_engine_base, name))
+def waits(monkeypatch):
+    """Whether an engine of a pipeline waits, by what the host itself asks."""
+    name = "_create_orchestrator"
+    monkeypatch.setattr(AsyncOmniEngine, name, getattr(AsyncOmniEngine, name))
+    monkeypatch.setattr(async_omni_engine, "Orchestrator", SimpleNamespace)
     event_driven.install()
     event_driven.install()
-    return getattr(omni_engine_base, name)
+
+    def waits_(pipeline: str | None):
+        engine: Any = AsyncOmniEngine.__new__(AsyncOmniEngine)
+        of = None if pipeline is None else SimpleNamespace(model_type=pipeline)
+        engine.pipeline_config = of
+        default = _event_driven_orch_default_for_pipeline(pipeline)
+        engine._event_driven_orch_default = default
+        made: Any = engine._create_orchestrator(event_driven_orch_default=default)
+        # The orchestrator is told, and the engine is asked, later, by who reads it.
+        assert made.event_driven_orch_default is engine._event_driven_orch_default
+        return _event_driven_orch_enabled(default=made.event_driven_orch_default)
+
+    return waits_
 
 
 @every_case
-def test_families_whose_tests_run_so_wait(is_default, case):
-    if name := case.family.waits_for_outputs_of:
-        assert is_default(name)
+def test_families_whose_tests_run_so_wait(waits, case):
+    """All whose whole server is tested: of Qwen3-TTS the host sees to it by itself."""
+    assert waits(case.family.waits_for_outputs_of or case.name)
 
 
-def test_others_are_as_the_host_has_them(is_default):
-    assert is_default("qwen3_tts")
-    assert not is_default("bark")
-    assert not is_default(None)
+def test_others_are_as_the_host_has_them(waits):
+    assert not waits("bark")
+    assert not waits(None)
 
 
-def test_the_hosts_variable_has_the_last_word(is_default, monkeypatch):
+def test_the_hosts_variable_has_the_last_word(waits, monkeypatch):
     monkeypatch.setenv("VLLM_OMNI_EVENT_DRIVEN_ORCH", "0")
-    assert not _event_driven_orch_enabled(default=is_default("fish_qwen3_omni"))
+    assert not waits("fish_qwen3_omni")
 
 
 @every_case
 def test_the_host_calls_its_pipeline_so(case):
     """A name that the host changes would have us wait for nothing."""
-    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
-
-    if name := case.family.waits_for_outputs_of:
-        assert name in OMNI_PIPELINES
+    name = case.family.waits_for_outputs_of or case.name
+    pipeline: Any = OMNI_PIPELINES[name]
+    assert pipeline.model_type == name

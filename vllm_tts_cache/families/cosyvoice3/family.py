@@ -58,6 +58,7 @@ FAMILY = Family(
     # Of both stages; each is told which one it is.
     models={"CosyVoice3Model": f"{_HERE}.worker:CachedCosyVoice3Model"},
     host_is_multimodal=True,
+    waits_for_outputs_of="cosyvoice3",
     adapter=f"{_HERE}.adapter:CachedCosyVoice3Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     encodes_on_cpu=True,

@@ -27,6 +27,7 @@ FAMILY = Family(
         # As its config.json calls it.
         "HiggsMultimodalQwen3ForConditionalGeneration": _TALKER,
     },
+    waits_for_outputs_of="higgs_multimodal_qwen3",
     adapter=f"{_HERE}.adapter:CachedHiggsAudioV3Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:HiggsAudioV3Prompts",

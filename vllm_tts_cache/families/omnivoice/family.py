@@ -28,6 +28,7 @@ FAMILY = Family(
     recognises=lambda model_dir: config_says(model_dir, "model_type", MODEL_TYPE),
     # The second is what a checkpoint's config.json calls it.
     pipelines={"OmniVoicePipeline": _PIPELINE, "OmniVoice": _PIPELINE},
+    waits_for_outputs_of="omnivoice",
     adapter=f"{_HERE}.adapter:CachedOmniVoiceAdapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:OmniVoicePrompts",

@@ -32,6 +32,7 @@ FAMILY = Family(
     models={
         "VoxCPM2TalkerForConditionalGeneration": f"{_HERE}.worker:CachedVoxCPM2Talker"
     },
+    waits_for_outputs_of="voxcpm2",
     adapter=f"{_HERE}.adapter:CachedVoxCPM2Adapter",
     encoders_part=f"{_HERE}.encoders:load_reference_encoders",
     offline_part=f"{_HERE}.offline:VoxCPM2Prompts",
