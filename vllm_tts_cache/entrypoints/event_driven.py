@@ -4,9 +4,9 @@ vLLM-Omni 0.30 looks for them every millisecond, which takes a fifth of a core a
 time, and can wait for them instead; it does so by itself for Qwen3-TTS alone. Both ways
 hand outputs to the same code, one after another, and know no pipeline: what is special
 is only which was validated. For the families whose tests run so we let it. Of a
-diffusion stage, OmniVoice's, the host goes on looking, half as often: once for the
-stage, and no more for what comes out of it. ``VLLM_OMNI_EVENT_DRIVEN_ORCH`` has the
-last word, as before.
+diffusion stage, OmniVoice's, the host goes on looking for what the stage makes, and no
+more for what comes out of it. ``VLLM_OMNI_EVENT_DRIVEN_ORCH`` has the last word, as
+before.
 """
 
 from functools import wraps
