@@ -747,16 +747,3 @@ async def test_an_answer_for_one_that_left_ends_nobody_elses_wait():
     wants.land(left)
     wants.fail(left, EncodeError("of the one that left"))
     assert wants.get(key) is stays and not stays.landed.done()
-
-
-async def test_clips_without_end_do_not_keep_a_voice_from_a_worker():
-    wants, how = Wants(max_inline=64), {"urgent": True, "force": False}
-
-    def join(name, segment, **told):
-        key = EncodingKey(audio_sha256=name * 64, encoder_fingerprint="f" * 64)
-        return wants.join(key, name, segment, is_doubted=False, **{**how, **told})
-
-    clips = [join(name, Segment.INLINE) for name in "abcd"]
-    voices = [join(name, Segment.REGISTERED, urgent=False) for name in "ef"]
-    asked = join("0", Segment.REGISTERED)
-    assert wants.first(6) == [asked, voices[0], clips[0], voices[1], *clips[1:3]]

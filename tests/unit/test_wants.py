@@ -31,13 +31,13 @@ async def wants():
     return Wants(max_inline=2)
 
 
-async def test_a_request_goes_before_what_no_request_waits_for(wants):
+async def test_a_voice_that_is_waited_for_goes_first_and_others_take_turns(wants):
     joined(wants, "bulk 1")
     joined(wants, "bulk 2")
     joined(wants, "clip", INLINE, urgent=True)
     joined(wants, "voice", urgent=True)
-    assert names(wants) == ["voice", "clip", "bulk 1", "bulk 2"]
-    assert names(wants, 2) == ["voice", "clip"]
+    assert names(wants) == ["voice", "bulk 1", "clip", "bulk 2"]
+    assert names(wants, 2) == ["voice", "bulk 1"]
 
 
 async def test_who_joins_brings_forward_and_who_leaves_takes_that_back(wants):
