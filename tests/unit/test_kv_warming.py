@@ -9,7 +9,7 @@ import pytest
 from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints import kv_warming
-from vllm_tts_cache.entrypoints.kv_warming import MAX_UNSPOKEN, KVWarming
+from vllm_tts_cache.entrypoints.kv_warming import MAX_STOPS, MAX_UNSPOKEN, KVWarming
 
 
 class Engine:
@@ -93,9 +93,27 @@ async def test_a_request_that_begins_meanwhile_has_the_engine_for_itself(
     engine.gate.set()
     engine.is_idle = True
     await soon(lambda: warming.stats()["warmed"] == 2)
-    assert engine.prefilled == ["voice-0", "voice-0", "voice-1"]
+    assert engine.prefilled == ["voice-0", "voice-1", "voice-0"]
     warming.give_way()  # with nothing in hand
     assert warming.stats() == {"warmed": 2, "failed": 0, "left_out": 0, "waiting": 0}
+
+
+async def test_what_requests_end_again_and_again_is_left_to_the_first_text(
+    engine, warming
+):
+    """It would begin anew after every request, and end as often."""
+    engine.gate.clear()
+    warming.add(record(0))
+    for number in range(1, MAX_STOPS + 1):
+        await soon(lambda number=number: len(engine.prefilled) == number)
+        warming.give_way()
+    await asyncio.sleep(0.05)
+    assert engine.prefilled == engine.cancelled == MAX_STOPS * ["voice-0"]
+    assert warming.stats() == {"warmed": 0, "failed": 0, "left_out": 1, "waiting": 0}
+    warming.add(record(0))  # precomputed anew, it has as many tries
+    await soon(lambda: len(engine.prefilled) == MAX_STOPS + 1)
+    warming.give_way()
+    assert warming.stats()["waiting"] == 1
 
 
 async def test_thousands_that_nobody_speaks_with_leave_the_kv_to_others(

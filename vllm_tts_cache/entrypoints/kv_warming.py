@@ -21,6 +21,9 @@ UNSPOKEN_SECONDS = 600.0
 LOOK_SECONDS = 0.25
 # A prefill of the longest reference takes seconds on a CPU; what hangs is given up.
 PREFILL_SECONDS = 60.0
+# Where requests leave less time between them than a prefill takes, it would begin anew
+# for ever, and each end is an aborted request in the engine's metrics.
+MAX_STOPS = 3
 
 
 class Prefill(Protocol):
@@ -57,7 +60,8 @@ class WarmingCounts:
     Attributes:
         warmed: Prefilled.
         failed: The engine did not.
-        left_out: Too many others were waiting, or had not been spoken with yet.
+        left_out: Too many others were waiting, or had not been spoken with yet; or
+            requests ended it again and again.
     """
 
     warmed: int = 0
@@ -77,6 +81,7 @@ class KVWarming:
         self._engine = engine if is_on else None
         self._waiting: OrderedDict[str, SpeakerRecord] = OrderedDict()
         self._unspoken: OrderedDict[str, float] = OrderedDict()
+        self._num_stops: dict[str, int] = {}  # of those that wait, or are in hand
         self._counts = WarmingCounts()
         self._task: Task[None] | None = None
         self._in_hand: tuple[str, SpeakerRecord, Task[None]] | None = None
@@ -99,10 +104,15 @@ class KVWarming:
 
     def give_way(self) -> None:
         """A request begins: whose prefill is in hand, that voice waits again."""
-        if (stopped := self._stop()) is not None:
-            sha, record = stopped
-            self._waiting[sha] = record
-            self._waiting.move_to_end(sha, last=False)
+        if (stopped := self._stop()) is None:
+            return
+        sha, record = stopped
+        num_stops = self._num_stops.pop(sha, 0) + 1
+        if num_stops == MAX_STOPS:  # the first text prefills it then
+            self._count("left_out")
+            return
+        self._num_stops[sha] = num_stops
+        self._waiting[sha] = record  # behind the others, which may be shorter
 
     def forget(self, audio_sha256: str) -> None:
         """It speaks by itself by now, or is deleted."""
@@ -110,12 +120,14 @@ class KVWarming:
             self._stop()
         self._waiting.pop(audio_sha256, None)
         self._unspoken.pop(audio_sha256, None)
+        self._num_stops.pop(audio_sha256, None)
 
     def forget_all(self) -> None:
         """As `forget`, of all."""
         self._stop()
         self._waiting.clear()
         self._unspoken.clear()
+        self._num_stops.clear()
 
     def _stop(self) -> tuple[str, SpeakerRecord] | None:
         """Take what is in hand out of the engine; returns whose it was."""
@@ -164,6 +176,7 @@ class KVWarming:
         if self._in_hand is None:  # it was stopped
             return
         self._in_hand = None
+        self._num_stops.pop(sha, None)
         if error is None:
             self._count("warmed")
         else:  # the first text prefills it then
