@@ -139,6 +139,16 @@ def test_a_job_put_back_joins_what_was_wanted_meanwhile(line):
     assert line.pop(now=0.0).force_ids == {"x"}
 
 
+def test_a_job_put_back_takes_what_was_wanted_meanwhile_to_its_lane(line):
+    """It stayed in the other one, where nothing could remove it any more."""
+    line.add(job("a", INLINE), now=0.0)
+    aside = line.pop(now=0.0)
+    line.add(job("a"), now=0.0)
+    line.put_back(aside)
+    assert line.remove({aside.key.audio_sha256}) == 1
+    assert len(line) == 0
+
+
 def test_removing_an_audio_removes_its_jobs_of_every_lane_and_no_others(line):
     for name, segment, urgent in (
         ("a", INLINE, False),

@@ -130,11 +130,7 @@ class WaitingLine:
         Returns: False if as many inline jobs wait as may.
         """
         if (waiting := self.get(job.key)) is not None:
-            was_in = waiting.lane
-            waiting.join(job)
-            if waiting.lane is not was_in:
-                del self._lanes[was_in][job.key]
-                self._lanes[waiting.lane][job.key] = waiting
+            self._join(waiting, job)
             return True
         if job.lane is Lane.INLINE and self._is_full(now):
             return False
@@ -144,7 +140,7 @@ class WaitingLine:
     def put_back(self, job: EncodeJob) -> None:
         """Put a job that was popped at the front of its lane."""
         if (waiting := self.get(job.key)) is not None:  # wanted anew meanwhile
-            waiting.join(job)
+            self._join(waiting, job)
             return
         lane = self._lanes[job.lane]
         lane[job.key] = job
@@ -184,6 +180,13 @@ class WaitingLine:
         for job in removed:
             del self._lanes[job.lane][job.key]
         return len(removed)
+
+    def _join(self, waiting: EncodeJob, job: EncodeJob) -> None:
+        was_in = waiting.lane
+        waiting.join(job)
+        if waiting.lane is not was_in:
+            del self._lanes[was_in][job.key]
+            self._lanes[waiting.lane][job.key] = waiting
 
     @staticmethod
     def _begins_at(job: EncodeJob, now: float, rest_seconds: float) -> float:
