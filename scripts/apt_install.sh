@@ -3,6 +3,9 @@
 # now nor with the machine. usage: scripts/apt_install.sh PACKAGE...
 set -euo pipefail
 
+exec 9<"$0"
+flock 9  # one at a time: they share apt's lock and the policy below
+
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)
 policy=/usr/sbin/policy-rc.d

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.engine.serialization import serialize_additional_information
 
@@ -98,6 +99,15 @@ def test_one_that_waits_yet_has_nothing_to_lose(core):
     core.scheduler.add_request(waiting)
     forget(core, BOB)
     step(core.scheduler, STOP)
+
+
+def test_one_that_ends_before_it_has_a_block_leaves_nothing(core):
+    speak(core, "running", ANN, ends=False)
+    waiting: Any = new_request("waiting", 40, 4)
+    waiting.additional_information = {FIELD: [BOB, "inline"]}
+    core.scheduler.add_request(waiting)
+    core.scheduler.finish_requests("waiting", RequestStatus.FINISHED_ABORTED)
+    assert BOB not in core.scheduler.tts_cache_voice_blocks._blocks
 
 
 def test_never_more_blocks_are_noted_than_there_are(core):

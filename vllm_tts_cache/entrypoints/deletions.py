@@ -348,8 +348,9 @@ class Deletions:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
-            await self._own.run(self._store.sweep)
             await self._own.run(self._store.forget_lost)
+            # Last, as it fails for as long as the disk does.
+            await self._own.run(self._store.sweep)
 
     async def _adopt_orphans(self) -> None:
         """Remove what somebody else began to delete, and has not for a while.

@@ -5,6 +5,8 @@ person looks at: its script's form is sent without asking the server first, and 
 host's default (`--allowed-origins '["*"]'`) pages may read the answers as well.
 """
 
+from urllib.parse import urlsplit
+
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
@@ -37,13 +39,22 @@ def refuse_other_sites(connection: HTTPConnection) -> None:
 
     Raises: OtherSiteError.
     """
-    if connection.headers.get(_SITE) != "cross-site" or _only_reads(connection):
+    if not _is_other_site(connection) or _only_reads(connection):
         return
     if _wants_key(connection.app):  # and was shown it, or this would not be reached
         return
     # That all may read (`*`) does not say that all may register, speak and delete.
     if connection.headers.get("origin") not in _allowed_origins(connection.app):
         raise OtherSiteError
+
+
+def _is_other_site(connection: HTTPConnection) -> bool:
+    site = connection.headers.get(_SITE)
+    if site is not None or connection.scope["type"] != "websocket":
+        return site == "cross-site"
+    # Not every browser says it when it opens a WebSocket; whose page it is, each does.
+    origin = connection.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != connection.headers["host"]
 
 
 def _only_reads(connection: HTTPConnection) -> bool:

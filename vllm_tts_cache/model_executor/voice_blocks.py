@@ -41,6 +41,8 @@ class VoiceBlocks:
             if request.is_finished():
                 self._gone.discard(request.request_id)
             return
+        if not blocks:  # it ended before it had any
+            return
         for block in blocks:
             if (before := self._audio_of.get(block)) is not None:
                 self._leave(before, block)
@@ -54,6 +56,8 @@ class VoiceBlocks:
             call: Which.
             requests: All that have not ended; of those, what they compute yet as well.
         """
+        if not self._manager.enable_caching:
+            return
         audios = set(self._blocks) if call.everything else set(call.audio_sha256s)
         blocks = set[int]().union(*(self._blocks.pop(sha, ()) for sha in audios))
         for block in blocks:

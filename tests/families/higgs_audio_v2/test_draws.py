@@ -6,6 +6,7 @@ from torch.overrides import TorchFunctionMode
 
 from tests.families.higgs_audio_v2.steps import as_stock, rows_of
 from tests.sampling import drawing, greedy
+from vllm_tts_cache.families.higgs_audio_v2 import draws as ours
 from vllm_tts_cache.speaker.ref import FIELD
 
 BEGIN, AUDIO = 128_013, 128_016
@@ -133,3 +134,11 @@ def test_equal_requests_of_a_step_draw_alike(talker):
         sampling = drawing(2, generators)
         one, other = step(talker, ids, [number, number], sampling)
         assert one is not None and other is not None and torch.equal(one, other)
+
+
+def test_a_draw_without_some_codebooks_is_left_to_the_host():
+    """It leaves out those whose probabilities are none; ours would end the engine."""
+    row = ours.SpeakingRow(generator=None, spoken=torch.ones(8, 9, dtype=torch.long))
+    step = ours.Draws([row], num_codebooks=8)
+    assert step.draw(torch.rand(7, 5)) is None
+    assert step.draw(torch.rand(1, 5)) is None

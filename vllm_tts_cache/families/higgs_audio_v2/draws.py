@@ -43,9 +43,11 @@ class Draws:
 
     Attributes:
         rows: Those that speak.
+        num_codebooks: Codes that each of them draws.
     """
 
     rows: Sequence[SpeakingRow]
+    num_codebooks: int
     _repeating: list[tuple[SpeakingRow, int]] | None = field(default=None, init=False)
 
     def draw(self, weights: torch.Tensor) -> torch.Tensor | None:
@@ -62,7 +64,8 @@ class Draws:
 
     def _first(self, weights: torch.Tensor) -> torch.Tensor | None:
         self._repeating = []
-        if not self.rows or len(weights) % len(self.rows):
+        # Of codebooks whose probabilities are none the host draws nothing.
+        if not self.rows or len(weights) != len(self.rows) * self.num_codebooks:
             return None
         parts = weights.chunk(len(self.rows))
         codes = [_drawn(*each) for each in zip(parts, self.rows, strict=True)]

@@ -101,7 +101,8 @@ class CachedHiggsAudioV2Talker(
     ) -> torch.Tensor:
         """Compute them as the host does, and take in whose codes it draws next."""
         rows = audio_token_mask.reshape(-1).nonzero().flatten().tolist()
-        self._drawing.draws = Draws([self._speaking_row(row) for row in rows])
+        speaking = [self._speaking_row(row) for row in rows]
+        self._drawing.draws = Draws(speaking, int(self.config.num_codebooks))
         return super().audio_codebook_logits(hidden_states, audio_token_mask)
 
     def _speaking_row(self, row: int) -> SpeakingRow:

@@ -94,7 +94,9 @@ class FirstChunks:
     ) -> None:
         """Leave in each state what the host leaves there."""
         window = int(self._decoder.config.sliding_window)
-        num_convolved = window - host._CONV_CONTEXT_FRAME
+        # The host keeps all of it while its window is not full.
+        is_full = quantized.shape[-1] >= window
+        num_convolved = window - host._CONV_CONTEXT_FRAME if is_full else 0
         for number, state in enumerate(states):
             row = slice(number, number + 1)
             state["suffix_quantized"] = quantized[row, :, -window:].clone()
