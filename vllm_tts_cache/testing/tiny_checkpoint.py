@@ -69,6 +69,21 @@ class TransformerSizes:
     num_kv_heads: int
     head_dim: int
 
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Those of a layer of Llama's kind, by their names in it: ``(out, in)``."""
+        heads = self.num_heads * self.head_dim
+        kv_heads = self.num_kv_heads * self.head_dim
+        return {
+            "self_attn.q_proj": (heads, self.hidden),
+            "self_attn.k_proj": (kv_heads, self.hidden),
+            "self_attn.v_proj": (kv_heads, self.hidden),
+            "self_attn.o_proj": (self.hidden, heads),
+            "mlp.gate_proj": (self.intermediate, self.hidden),
+            "mlp.up_proj": (self.intermediate, self.hidden),
+            "mlp.down_proj": (self.hidden, self.intermediate),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyWriter:

@@ -39,22 +39,14 @@ def add_talker(weights: WeightBuilder) -> None:
 def _add_layers(model: WeightBuilder) -> None:
     """Qwen2's decoder layers and the last norm."""
     size = sizes.TALKER
-    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
-    projections = {
-        "self_attn.q_proj": (heads, size.hidden, _ATTENTION_GAIN),
-        "self_attn.k_proj": (kv_heads, size.hidden, _ATTENTION_GAIN),
-        "self_attn.v_proj": (kv_heads, size.hidden, _LAYER_GAIN),
-        "self_attn.o_proj": (size.hidden, heads, _LAYER_GAIN),
-        "mlp.gate_proj": (size.intermediate, size.hidden, _LAYER_GAIN),
-        "mlp.up_proj": (size.intermediate, size.hidden, _LAYER_GAIN),
-        "mlp.down_proj": (size.hidden, size.intermediate, _LAYER_GAIN),
-    }
     for index in range(size.num_layers):
         layer = model.under(f"layers.{index}")
-        for name, (outputs, inputs, gain) in projections.items():
-            layer.projection(f"{name}.weight", (outputs, inputs), gain)
+        for name, shape in size.projections.items():
+            is_compared = name.endswith(("q_proj", "k_proj"))
+            own_gain = _ATTENTION_GAIN if is_compared else _LAYER_GAIN
+            layer.projection(f"{name}.weight", shape, own_gain)
             if name.endswith(("q_proj", "k_proj", "v_proj")):
-                layer.fill(f"{name}.bias", (outputs,), 0.0)
+                layer.fill(f"{name}.bias", shape[:1], 0.0)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
     model.fill("norm.weight", (size.hidden,), 1.0)

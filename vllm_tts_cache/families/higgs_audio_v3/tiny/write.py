@@ -73,17 +73,7 @@ def add_talker(weights: WeightBuilder) -> None:
 
 def _add_layer(layer: WeightBuilder) -> None:
     size = sizes.TALKER
-    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
-    shapes = {
-        "self_attn.q_proj": (heads, size.hidden),
-        "self_attn.k_proj": (kv_heads, size.hidden),
-        "self_attn.v_proj": (kv_heads, size.hidden),
-        "self_attn.o_proj": (size.hidden, heads),
-        "mlp.gate_proj": (size.intermediate, size.hidden),
-        "mlp.up_proj": (size.intermediate, size.hidden),
-        "mlp.down_proj": (size.hidden, size.intermediate),
-    }
-    for name, shape in shapes.items():
+    for name, shape in size.projections.items():
         layer.normal(f"{name}.weight", shape, _PROJECTION_STD)
     for norm in ("q_norm", "k_norm"):
         name = f"self_attn.{norm}.weight"

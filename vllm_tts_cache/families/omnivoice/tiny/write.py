@@ -62,17 +62,7 @@ def add_model(weights: WeightBuilder) -> None:
 
 def _add_layer(layer: WeightBuilder) -> None:
     size = sizes.LM
-    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
-    projections = {
-        "self_attn.q_proj": (heads, size.hidden),
-        "self_attn.k_proj": (kv_heads, size.hidden),
-        "self_attn.v_proj": (kv_heads, size.hidden),
-        "self_attn.o_proj": (size.hidden, heads),
-        "mlp.gate_proj": (size.intermediate, size.hidden),
-        "mlp.up_proj": (size.intermediate, size.hidden),
-        "mlp.down_proj": (size.hidden, size.intermediate),
-    }
-    for name, shape in projections.items():
+    for name, shape in size.projections.items():
         layer.projection(f"{name}.weight", shape, _LAYER_GAIN)
     for norm in ("q_norm", "k_norm"):
         layer.fill(f"self_attn.{norm}.weight", (size.head_dim,), _ATTENTION_GAIN)

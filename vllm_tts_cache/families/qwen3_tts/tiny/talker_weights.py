@@ -108,19 +108,9 @@ def _add_layers(
     keep_free: int | None = None,
 ) -> None:
     """Qwen3 decoder layers and the last norm; none writes to channel ``keep_free``."""
-    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
-    shapes = {
-        "self_attn.q_proj": (heads, size.hidden),
-        "self_attn.k_proj": (kv_heads, size.hidden),
-        "self_attn.v_proj": (kv_heads, size.hidden),
-        "self_attn.o_proj": (size.hidden, heads),
-        "mlp.gate_proj": (size.intermediate, size.hidden),
-        "mlp.up_proj": (size.intermediate, size.hidden),
-        "mlp.down_proj": (size.hidden, size.intermediate),
-    }
     for index in range(size.num_layers):
         layer = model.under(f"layers.{index}")
-        for name, shape in shapes.items():
+        for name, shape in size.projections.items():
             weight = layer.projection(f"{name}.weight", shape, gains.talker_layers)
             if keep_free is not None and name.endswith(("o_proj", "down_proj")):
                 weight[keep_free] = 0

@@ -127,20 +127,12 @@ def _add_layers(
     model: WeightBuilder, size: TransformerSizes, gain: float = 1.0
 ) -> None:
     """All layers and the last norm."""
-    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
-    projections = {
-        "self_attn.q_proj": (heads, size.hidden, _ATTENTION_GAIN),
-        "self_attn.k_proj": (kv_heads, size.hidden, _ATTENTION_GAIN),
-        "self_attn.v_proj": (kv_heads, size.hidden, gain),
-        "self_attn.o_proj": (size.hidden, heads, gain),
-        "mlp.gate_proj": (size.intermediate, size.hidden, gain),
-        "mlp.up_proj": (size.intermediate, size.hidden, gain),
-        "mlp.down_proj": (size.hidden, size.intermediate, gain),
-    }
     for index in range(size.num_layers):
         layer = model.under(f"layers.{index}")
-        for name, (outputs, inputs, gain) in projections.items():
-            layer.projection(f"{name}.weight", (outputs, inputs), gain)
+        for name, shape in size.projections.items():
+            is_compared = name.endswith(("q_proj", "k_proj"))
+            own_gain = _ATTENTION_GAIN if is_compared else gain
+            layer.projection(f"{name}.weight", shape, own_gain)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
     model.fill("norm.weight", (size.hidden,), 1.0)
