@@ -8,12 +8,13 @@ import pytest
 from tests.encoding_samples import INLINE, REGISTERED, make_key
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor import encode_jobs
-from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Lane, Report
+from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import (
     MAX_ASIDE_SECONDS,
     EncodeQueue,
     MissingAudioError,
 )
+from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
 

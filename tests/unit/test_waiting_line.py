@@ -1,7 +1,8 @@
 import pytest
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key
-from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Lane, WaitingLine
+from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, WaitingLine
+from vllm_tts_cache.speaker.lanes import Lane
 
 FOREVER = 1e9
 

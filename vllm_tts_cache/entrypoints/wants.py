@@ -6,7 +6,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import chain, islice, zip_longest
 
 from vllm_tts_cache.catalogue.record import Segment
@@ -18,6 +17,7 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.store.encoding import EncodingKey
 
 
@@ -31,12 +31,6 @@ class AudioGoneError(GoneError):
     def __init__(self, audio_sha256: str):
         super().__init__("The reference audio is not stored (any more).")
         self.audio_sha256 = audio_sha256
-
-
-class _Rank(IntEnum):
-    URGENT = 0  # a request waits for a registered voice
-    REGISTERED = 1  # no request waits: it may be one of thousands
-    INLINE = 2  # a request waits for a clip of its own
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -65,11 +59,9 @@ class Want:
     is_encoding: bool = False
 
     @property
-    def rank(self) -> _Rank:
-        """The lane that it waits in, by who waits for it."""
-        if self.segment is Segment.INLINE:
-            return _Rank.INLINE
-        return _Rank.URGENT if self.num_urgent else _Rank.REGISTERED
+    def lane(self) -> Lane:
+        """Where it waits, by who waits for it."""
+        return Lane.of(self.segment, urgent=self.num_urgent > 0)
 
     def join(
         self, segment: Segment, *, urgent: bool, force: bool, is_doubted: bool
@@ -109,8 +101,8 @@ class Wants:
     def __init__(self, max_inline: int):
         self._max_inline = max_inline
         self._wants: dict[EncodingKey, Want] = {}
-        self._lanes: dict[_Rank, OrderedDict[EncodingKey, Want]] = {
-            rank: OrderedDict() for rank in _Rank
+        self._lanes: dict[Lane, OrderedDict[EncodingKey, Want]] = {
+            lane: OrderedDict() for lane in Lane
         }
         self._new: list[Want] = []
 
@@ -128,7 +120,7 @@ class Wants:
     @property
     def is_full(self) -> bool:
         """Whether as many inline ones wait as may."""
-        return len(self._lanes[_Rank.INLINE]) >= self._max_inline
+        return len(self._lanes[Lane.INLINE]) >= self._max_inline
 
     def get(self, key: EncodingKey) -> Want | None:
         """Return the key's want, if anybody waits for it."""
@@ -217,7 +209,7 @@ class Wants:
 
     def _place(self, want: Want) -> None:
         """Put a want at the end of its lane, if it is not in it yet."""
-        lane = self._lanes[want.rank]
+        lane = self._lanes[want.lane]
         if want.key not in lane:
             self._take_out(want.key)
             lane[want.key] = want

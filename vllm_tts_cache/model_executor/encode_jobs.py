@@ -4,11 +4,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, TypeVar
 
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import EncodingKey
 
@@ -16,25 +16,6 @@ MAX_REMEMBERED = 1024  # failures; and as many finished force ids
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class Lane(IntEnum):
-    """What goes first; within a lane, who came first.
-
-    The last two take turns: inline clips that come without end may not hold up the
-    voices that are registered meanwhile, nor thousands of those an inline clip.
-    """
-
-    URGENT = 0  # a request waits for a registered voice
-    REGISTERED = 1  # no request waits: it may be one of thousands
-    INLINE = 2  # a request waits for a clip of its own
-
-    @classmethod
-    def of(cls, segment: Segment, *, urgent: bool) -> "Lane":
-        """Return the lane of a job."""
-        if segment is Segment.INLINE:
-            return cls.INLINE
-        return cls.URGENT if urgent else cls.REGISTERED
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

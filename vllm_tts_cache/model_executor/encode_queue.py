@@ -14,13 +14,13 @@ from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.encode_jobs import (
     EncodeJob,
     Errand,
-    Lane,
     Outcomes,
     Report,
     WaitingLine,
 )
 from vllm_tts_cache.model_executor.encode_rests import EncodeRests
 from vllm_tts_cache.model_executor.encode_times import EncodeClock
+from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog

@@ -10,11 +10,12 @@ from typing import Any
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
-from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Lane, Report
+from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.model_executor.pins import Pins
 from vllm_tts_cache.model_executor.recency import Recency
+from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.speaker.wire import (
