@@ -152,7 +152,7 @@ def percentile(samples: Sequence[float], share: float) -> float:
 def per_call_us(call: Callable[[], object], num_samples: int) -> list[float]:
     """Microseconds a call, each sample the mean over enough calls to be timed.
 
-    The first sample is dropped. The garbage collector is off meanwhile.
+    The first sample is left out. The garbage collector is off meanwhile.
     """
     num_calls = _enough(call)
     return [
@@ -163,7 +163,7 @@ def per_call_us(call: Callable[[], object], num_samples: int) -> list[float]:
 def each_us(
     calls: Sequence[Callable[[], object]], num_samples: int
 ) -> list[list[float]]:
-    """Microseconds of every single call, the calls taking turns; the first dropped."""
+    """Microseconds of every single call, the calls taking turns, without the first."""
     samples: list[list[float]] = [[] for _ in calls]
     gc.disable()
     try:

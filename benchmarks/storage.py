@@ -113,7 +113,7 @@ class OurStorage:
             return
         self._store.remove_files(deletion)
         if deletion.audio_sha256 is not None:
-            self._cache.forget(deletion.audio_sha256)
+            self._cache.delete(deletion.audio_sha256)
 
 
 def write_voices(directory: Path, num_voices: int) -> None:

@@ -31,7 +31,7 @@ def silent_for(db: Connection, seconds: float) -> None:
     db.execute(renewals.update().values(last_at=leases.NOW))
 
 
-def forget(store: SpeakerStore) -> None:
+def delete_participants(store: SpeakerStore) -> None:
     """What others do with those that were silent for too long: all who take part."""
     with store.catalogue.database.write() as db:
         silent_for(db, SECONDS + leases.LOST_SECONDS + 60)

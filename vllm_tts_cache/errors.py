@@ -325,7 +325,7 @@ class DeletionPendingError(ServerFaultError):
         name: Of the voice, as the request spells it.
         files_removed: Whether nothing of it is left on disk.
         waiting_for: API servers that have not confirmed that they and their workers
-            have dropped it.
+            have deleted it.
         retry_after_seconds: When it is worth asking again.
     """
 

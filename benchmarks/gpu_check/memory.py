@@ -112,9 +112,9 @@ class TensorBytes(TorchDispatchMode):
         self._seen.add(address)
         self.now += num_bytes
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._forget, address, num_bytes)
+        weakref.finalize(storage, self._delete, address, num_bytes)
 
-    def _forget(self, address: int, num_bytes: int) -> None:
+    def _delete(self, address: int, num_bytes: int) -> None:
         self._seen.discard(address)
         self.now -= num_bytes
 

@@ -56,7 +56,7 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _starts(bench: Bench, directory: Path, counts: list[int]) -> dict[int, list[Found]]:
-    """Fresh processes for each number of voices, in turns, dropping a first round."""
+    """Fresh processes for each number of voices, in turns, without a first round."""
     found: dict[int, list[Found]] = defaultdict(list)
     for number in range(bench.num_rounds + 1):
         bench.step(f"{NAME}: starts, round {number}")
@@ -233,7 +233,7 @@ def _scraping(side: Side, took_ms: list[float]) -> Iterator[None]:
 
 
 def _list(side: Side) -> list[float]:
-    """Milliseconds of each page, walking through them; the first dropped."""
+    """Milliseconds of each page, walking through them, without the first."""
     found, after = [], ""
     for _ in range(NUM_REQUESTS + 1):
         began = time.perf_counter()

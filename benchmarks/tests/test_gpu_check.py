@@ -57,7 +57,7 @@ class WithHistory(Envelope):
 
 
 class WithSeams(Envelope):
-    """Forgets what came before a slice."""
+    """Knows nothing of what came before a slice."""
 
     def layers(self, x, _causal):
         return super().layers(x, CausalPass())

@@ -68,7 +68,7 @@ def test_a_row_without_a_target_is_not_judged():
     assert row([1.0], [2.0]).is_met is None
 
 
-def test_a_timed_call_takes_turns_and_drops_the_first_sample():
+def test_a_timed_call_takes_turns_and_leaves_out_the_first_sample():
     order = []
     calls = [lambda: order.append("a"), lambda: order.append("b")]
     samples = each_us(calls, 3)

@@ -32,10 +32,10 @@ from vllm_tts_cache.config import Settings
 from vllm_tts_cache.model_executor import worker_methods
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.rpc_client import (
+    DELETE,
     DESCRIBE,
     ENCODING,
     FAILED,
-    FORGET,
     STATS,
     WANT,
     UnsupportedModelError,
@@ -146,9 +146,9 @@ def test_every_method_answers_as_that_of_a_talkers_worker(executor, speakers, re
     assert stored.encoding
     (failed,) = called(reached, FAILED, wire.FailedCall(request_ids=["speech-1"]))
     assert failed.causes == {}
-    gone = wire.ForgetCall(audio_sha256s=[ref.audio_sha256])
-    (forgotten,) = called(reached, FORGET, gone)
-    assert (forgotten.num_entries, forgotten.busy) == (1, [])
+    gone = wire.DeleteCall(audio_sha256s=[ref.audio_sha256])
+    (deleted,) = called(reached, DELETE, gone)
+    assert (deleted.num_entries, deleted.busy) == (1, [])
 
 
 @EXECUTORS

@@ -168,7 +168,7 @@ async def test_a_prompt_that_is_lost_is_made_anew_for_its_own_tenant(host):
     def lose():
         for kind in store.files.kinds(sha) - {"audio"}:
             store.files.remove(sha, [kind])
-        host.server.speakers.forget([sha])
+        host.server.speakers.delete([sha])
 
     wav_stream = {"stream_format": "audio", "response_format": "wav"}
     for how in ({}, {"response_format": "pcm", "stream": True}, wav_stream):

@@ -174,7 +174,7 @@ def lose_files(server, sha):
     for path in (server.directory / "store").rglob("*.safetensors"):
         if path.stem != "audio":
             path.unlink()
-    server.speakers.forget([sha])
+    server.speakers.delete([sha])
 
 
 async def registered(server, name="Ann", **kwargs):

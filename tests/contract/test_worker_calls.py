@@ -12,8 +12,8 @@ from vllm_omni.engine.stage_pool import StagePool
 from tests.waiting import soon
 from vllm_tts_cache.entrypoints import worker_calls
 from vllm_tts_cache.speaker.rpc_client import (
+    DELETE,
     FAILED,
-    FORGET,
     STATS,
     TIMEOUT_SECONDS,
 )
@@ -97,7 +97,7 @@ async def test_nobody_waits_for_a_replica_that_says_nothing(orchestrator):
 async def test_what_all_must_answer_is_not_answered_for_one_that_does_not(orchestrator):
     made = orchestrator(Client(is_silent=True), Client())
     earlier = worker_calls.EARLIER_SECONDS
-    await made._handle_collective_rpc(call_of(FORGET.name, timeout=earlier + 0.1))
+    await made._handle_collective_rpc(call_of(DELETE.name, timeout=earlier + 0.1))
     assert await ended(made.stage_pools[0].clients[0])
     assert made.rpc_async_queue.empty()  # whose caller's own time ends a moment later
 
@@ -118,7 +118,7 @@ async def test_of_why_requests_failed_no_answer_is_missing(orchestrator):
 async def test_without_replicas_there_is_nothing_to_ask(orchestrator):
     made = orchestrator(None)
     for stage_ids in ((0,), (1,)):
-        await made._handle_collective_rpc(call_of(FORGET.name, stage_ids=stage_ids))
+        await made._handle_collective_rpc(call_of(DELETE.name, stage_ids=stage_ids))
         assert (await answer(made)).results == []
 
 

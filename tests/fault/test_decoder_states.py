@@ -40,7 +40,7 @@ class Stage:
         return state, decoded(self.decoder, SPOKEN[0], state)
 
     def delete(self, voice):
-        self.states.forget([sha(voice)])
+        self.states.delete([sha(voice)])
         self.deleted.add(voice)
         self.check()
 

@@ -148,7 +148,7 @@ async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
         assert done.status_code == 200, done.text
     assert (await server.speak(voice="voice-0")).status_code == 200
     shown = (await server.client.get(f"{VOICES}/voice-0")).json()["voice"]
-    server.speakers.forget([shown["audio_sha256"]])  # it is on the disk only
+    server.speakers.delete([shown["audio_sha256"]])  # it is on the disk only
     assert lines == []
     warned = Warned(monkeypatch)
     with monkeypatch.context() as breaking:

@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_tts_cache.model_executor.decoder_states import (
-    FORGETFUL_SECONDS,
+    DELETED_SECONDS,
     DecoderState,
     DecoderStates,
 )
@@ -68,39 +68,39 @@ def test_the_state_of_an_inline_reference_is_not_kept(states):
     assert states.stats(0).states == 0
 
 
-def test_what_is_forgotten_is_kept_no_more(states):
+def test_what_is_deleted_is_kept_no_more(states):
     get(states, A)
     get(states, A, "e")
     get(states, B, size=10)
-    assert states.forget([A, C]).num_entries == 2
+    assert states.delete([A, C]).num_entries == 2
     # A request that had its prompt comes afterwards.
     assert [get(states, A), get(states, A)] == [False, False]
     assert get(states, B, size=10)
     assert states.stats(0).bytes == 10
 
 
-def test_where_all_is_forgotten_nothing_is_kept_for_a_while(states, clock):
+def test_where_all_is_deleted_nothing_is_kept_for_a_while(states, clock):
     get(states, A)
-    assert states.forget_all().num_entries == 1
+    assert states.delete_all().num_entries == 1
     assert [get(states, B), get(states, B)] == [False, False]
     assert states.stats(0).bytes == 0
-    clock.seconds += FORGETFUL_SECONDS
+    clock.seconds += DELETED_SECONDS
     assert [get(states, B), get(states, B)] == [False, True]
 
 
-def test_what_is_dropped_may_be_kept_again_but_what_is_forgotten_may_not(states):
+def test_what_is_deleted_for_now_may_be_kept_again_and_else_not(states):
     get(states, A)
-    states.forget([B])
-    assert states.drop_all() == 1
+    states.delete([B])
+    assert states.delete_all_for_now() == 1
     assert (states.stats(0).states, states.stats(0).bytes) == (0, 0)
     assert [get(states, A), get(states, A)] == [False, True]
     assert [get(states, B), get(states, B)] == [False, False]
 
 
 def test_a_voice_that_is_registered_again_is_kept_after_a_while(states, clock):
-    states.forget([A])
-    clock.seconds += FORGETFUL_SECONDS - 1
-    states.forget([B])
+    states.delete([A])
+    clock.seconds += DELETED_SECONDS - 1
+    states.delete([B])
     assert [get(states, A), get(states, A)] == [False, False]
     clock.seconds += 1
     assert [get(states, A), get(states, A)] == [False, True]
@@ -108,8 +108,8 @@ def test_a_voice_that_is_registered_again_is_kept_after_a_while(states, clock):
 
 
 def test_of_too_many_at_once_nobody_knows_which_they_were(states, clock):
-    states.forget([A])
-    states.forget([f"{number:064x}" for number in range(4096)])
+    states.delete([A])
+    states.delete([f"{number:064x}" for number in range(4096)])
     assert [get(states, A), get(states, B), get(states, B)] == [False] * 3
-    clock.seconds += FORGETFUL_SECONDS
+    clock.seconds += DELETED_SECONDS
     assert [get(states, A), get(states, A), get(states, B)] == [False, True, False]

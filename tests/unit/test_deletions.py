@@ -14,7 +14,7 @@ from tests.catalogues import (  # noqa: F401  a fixture and a hook: on both engi
     engine,
     pytest_generate_tests,
 )
-from tests.lease_times import forget, shorten
+from tests.lease_times import delete_participants, shorten
 from tests.store_samples import opened, settings_of
 from tests.unit.test_service import Rig
 from tests.waiting import soon
@@ -67,7 +67,7 @@ async def test_a_deleted_speaker_is_nowhere_when_the_answer_comes(rig):
         await delete(rig)
 
 
-async def test_the_prompt_memory_forgets_as_well(rig):
+async def test_the_prompt_memory_deletes_as_well(rig):
     record = await rig.register()
 
     class Part:
@@ -106,7 +106,7 @@ async def test_a_transcript_goes_although_another_voice_has_the_same_clip(
     await delete(rig)
     for each in (rig, other):
         assert each.service.prompts.num_bytes == 0
-        assert each.engine.calls.count("tts_cache_forget") == 0
+        assert each.engine.calls.count("tts_cache_delete") == 0
     await other.close()
 
 
@@ -145,11 +145,11 @@ async def test_deleting_one_of_two_names_keeps_what_the_other_needs(rig):
     await rig.register("Bob")
     await rig.precompute()
     await delete(rig)
-    assert rig.engine.calls.count("tts_cache_forget") == 0
+    assert rig.engine.calls.count("tts_cache_delete") == 0
     assert await rig.status("Bob") == ("ready", None)
 
 
-async def test_every_api_server_forgets_before_the_answer(rig, tmp_path):
+async def test_every_api_server_deletes_before_the_answer(rig, tmp_path):
     """The other one's prompts and workers kept a deleted voice."""
     other = Rig(tmp_path)
     record = await rig.register()
@@ -159,7 +159,7 @@ async def test_every_api_server_forgets_before_the_answer(rig, tmp_path):
     await delete(rig)
     assert left_of(rig, record.audio_sha256) == NOTHING
     assert other.speakers.stats()["tiers"]["memory"]["entries"] == 0
-    assert other.engine.calls.count("tts_cache_forget") == 1
+    assert other.engine.calls.count("tts_cache_delete") == 1
     await other.close()
 
 
@@ -192,7 +192,7 @@ async def test_a_worker_that_cannot_be_asked_now_is_asked_again(rig, monkeypatch
     call, broken = rig.engine.collective_rpc, True
 
     async def sometimes(method, *args, **kwargs):
-        if broken and method == "tts_cache_forget":
+        if broken and method == "tts_cache_delete":
             raise RuntimeError("the worker is stuck")
         return await call(method, *args, **kwargs)
 
@@ -289,7 +289,7 @@ async def test_what_a_killed_server_began_another_one_finishes(
 
 
 @pytest.mark.postgresql
-async def test_a_server_that_was_forgotten_drops_all_and_takes_part_again(
+async def test_a_server_that_was_deleted_deletes_all_and_takes_part_again(
     rig, tmp_path
 ):
     """It remembered what was deleted meanwhile until somebody restarted it."""
@@ -297,7 +297,7 @@ async def test_a_server_that_was_forgotten_drops_all_and_takes_part_again(
     for name, pitch_hz in (("Ann", 220), ("Bob", 330)):
         await remember(rig, await rig.register(name, pitch_hz=pitch_hz))
         await rig.precompute(name)
-    forget(rig.store)
+    delete_participants(rig.store)
     await delete(other, "Bob")
     memory, prompts = rig.speakers.stats, rig.service.prompts
     await soon(lambda: not memory()["tiers"]["memory"]["entries"])
@@ -310,7 +310,7 @@ async def test_a_server_that_was_forgotten_drops_all_and_takes_part_again(
 
 
 @pytest.mark.postgresql
-async def test_a_delete_that_a_forgotten_server_answers_waits_for_its_own_memory(
+async def test_a_delete_that_a_deleted_server_answers_waits_for_its_own_memory(
     rig, monkeypatch
 ):
     """It was done at once: nobody was asked, and so nobody was waited for."""
@@ -322,7 +322,7 @@ async def test_a_delete_that_a_forgotten_server_answers_waits_for_its_own_memory
     rig.encoders[0].entered.clear()
     flight = asyncio.create_task(rig.precompute(force=True))
     assert await asyncio.to_thread(rig.encoders[0].entered.wait, 20)
-    forget(rig.store)
+    delete_participants(rig.store)
     with pytest.raises(DeletionPendingError) as caught:
         await delete(rig)
     assert caught.value.waiting_for == 1

@@ -282,23 +282,23 @@ def test_finished_force_ids_are_remembered_up_to_a_number(rig, monkeypatch):
     assert known == [False, True, True]
 
 
-def test_dropping_an_audio_removes_its_jobs_and_names_the_one_in_hand(rig):
+def test_deleting_an_audio_takes_its_jobs_and_names_the_one_in_hand(rig):
     rig.hold("a")
     rig.want("b")
     rig.want("c")
     shas = [make_key(name).audio_sha256 for name in "abx"]
-    assert rig.queue.drop(shas) == shas[:1]
+    assert rig.queue.delete(shas) == shas[:1]
     assert rig.look("b") == Report(JobState.MISSING)
     rig.run()
     assert rig.work.encoded == ["a", "c"]
-    assert rig.queue.drop(shas) == []
+    assert rig.queue.delete(shas) == []
 
 
-def test_dropping_an_audio_forgets_its_failure(rig):
+def test_deleting_an_audio_takes_its_failure(rig):
     rig.work.errors["a"] = EncodeError("a cannot")
     rig.want()
     rig.run()
-    rig.queue.drop([make_key("a").audio_sha256])
+    rig.queue.delete([make_key("a").audio_sha256])
     assert rig.look() == Report(JobState.MISSING)
 
 

@@ -451,7 +451,7 @@ async def test_who_waits_in_line_is_patient_while_the_worker_gets_on(tmp_path):
 
 
 async def test_forcing_encodes_anew_and_takes_nothing_away_meanwhile(rig):
-    """It dropped the encodings first: running requests failed in the engine."""
+    """It deleted the encodings first: running requests failed in the engine."""
     need = rig.need()
     await rig.ensurer.ensure(need)
     rig.encoders[0].entered.clear()
@@ -475,7 +475,7 @@ async def test_what_is_doubted_is_looked_for_by_the_worker(rig):
     for path in (rig.store.directory / "store").rglob("*.safetensors"):
         if path.stem != "audio":
             path.unlink()
-    rig.speakers.forget([sha])
+    rig.speakers.delete([sha])
     assert await rig.ensurer.ensure(need) is True
     rig.ensurer.doubt(sha)
     assert await rig.ensurer.ensure(need) is False
@@ -546,7 +546,7 @@ async def test_an_encoding_that_went_with_its_voice_is_told_apart_from_a_failure
     await rig.ensurer.ensure(need)
     (key, *_) = await rig.ensurer.keys(need)
     rig.store.files.remove(key.audio_sha256, [key.encoder_fingerprint])
-    rig.speakers.forget([key.audio_sha256])
+    rig.speakers.delete([key.audio_sha256])
     with pytest.raises(GoneError):
         await rig.ensurer.encoding(key, need.encoder_names[0])
     assert await rig.ensurer.ensure(need) is False  # looked for, and made again

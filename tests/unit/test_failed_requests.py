@@ -75,7 +75,7 @@ def test_rows_that_are_not_one_a_request_are_left_alone(failed, num_rows):
     assert torch.equal(failed.end(given.clone(), ["one", "failed", "two"]), given)
 
 
-def test_the_oldest_failures_are_forgotten_before_the_list_grows_without_end(failed):
+def test_the_oldest_failures_are_deleted_before_the_list_grows_without_end(failed):
     for number in range(MAX_FAILED_REQUESTS):
         failed.add(str(number), CAUSE, None)
     assert "failed" not in failed

@@ -206,12 +206,12 @@ async def test_only_so_many_data_urls_are_remembered_and_the_used_ones_stay(
     assert num_decodes() == 4
 
 
-async def test_what_is_forgotten_is_not_remembered(clips, num_decodes):
+async def test_what_is_deleted_is_not_remembered(clips, num_decodes):
     clip = await clips.resolve(data_url(wav()), connector())
-    clips.forget("0" * 64)
+    clips.delete("0" * 64)
     await clips.resolve(data_url(wav()), connector())
     assert num_decodes() == 1
-    clips.forget(clip.ref.audio_sha256)
+    clips.delete(clip.ref.audio_sha256)
     assert clips._known == {}
 
 

@@ -126,7 +126,7 @@ async def test_thousands_that_nobody_speaks_with_leave_the_kv_to_others(
     await soon(lambda: warming.stats()["warmed"] == MAX_UNSPOKEN)
     assert warming.stats()["left_out"] == len(numbers) - MAX_UNSPOKEN
     # One is spoken with, so there is room for one.
-    warming.forget(record(3).audio_sha256)
+    warming.delete(record(3).audio_sha256)
     for number in range(100, 102):
         warming.add(record(number))
     await soon(lambda: warming.stats()["warmed"] == MAX_UNSPOKEN + 1)
@@ -140,13 +140,13 @@ async def test_what_is_deleted_while_it_waits_is_not_prefilled(engine, warming):
     engine.is_idle = False
     for number in range(3):
         warming.add(record(number))
-    warming.forget(record(1).audio_sha256)
+    warming.delete(record(1).audio_sha256)
     engine.is_idle = True
     await soon(lambda: warming.stats()["warmed"] == 2)
     assert engine.prefilled == ["voice-0", "voice-2"]
     engine.is_idle = False
     warming.add(record(5))
-    warming.forget_all()
+    warming.delete_all()
     engine.is_idle = True
     await asyncio.sleep(0.05)
     assert len(engine.prefilled) == 2
@@ -157,10 +157,10 @@ async def test_a_prefill_in_hand_of_what_is_deleted_is_ended(engine, warming, is
     engine.gate.clear()
     warming.add(record(0))
     await soon(lambda: engine.prefilled)
-    warming.forget(record(1).audio_sha256)  # which is another one
+    warming.delete(record(1).audio_sha256)  # which is another one
     await asyncio.sleep(0.01)
     assert engine.cancelled == []
-    warming.forget_all() if is_all else warming.forget(record(0).audio_sha256)
+    warming.delete_all() if is_all else warming.delete(record(0).audio_sha256)
     await soon(lambda: engine.cancelled == ["voice-0"])
     engine.gate.set()
     warming.add(record(1))

@@ -174,7 +174,7 @@ def test_an_encoding_that_is_gone_before_its_prompt_is_made_is_made_again(
     assert job.speakers.prompt(prepared, "Hello.") == {"made": True}
     assert job.num_encodes() == 1
     remove(samples_dir)
-    job.worker.forget([prepared.ref.audio_sha256])
+    job.worker.delete([prepared.ref.audio_sha256])
     assert job.speakers.prompt(prepared, "Hello.") == {"made": True}
     assert job.num_encodes() == 2
 
@@ -182,7 +182,7 @@ def test_an_encoding_that_is_gone_before_its_prompt_is_made_is_made_again(
 def test_a_clip_that_is_gone_with_its_encoding_is_named(job, samples_dir):
     [prepared] = job.prepare([job.clip(0)])
     remove(samples_dir)
-    job.worker.forget([prepared.ref.audio_sha256])
+    job.worker.delete([prepared.ref.audio_sha256])
     prepared.clip.unlink()
     with pytest.raises(InvalidAudioError, match=str(prepared.clip)):
         job.speakers.prompt(prepared, "Hello.")

@@ -64,23 +64,23 @@ async def test_the_least_recently_used_part_goes_first(building):
     assert building.built == ["s", "t", "u", "t"]
 
 
-async def test_forgetting_an_audio_drops_all_its_parts_and_no_others(building):
+async def test_deleting_an_audio_takes_all_its_parts_and_no_others(building):
     memory = PromptMemory(room(100))
     for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
         await memory.get_or_build(salt, audio, building.of(salt))
-    memory.forget("a")
+    memory.delete("a")
     assert memory.num_bytes == _ENTRY_BYTES + 10
     for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
         await memory.get_or_build(salt, audio, building.of(salt))
     assert building.built == ["s", "t", "u", "s", "t"]
 
 
-async def test_what_is_forgotten_while_it_is_built_is_not_kept(building):
+async def test_what_is_deleted_while_it_is_built_is_not_kept(building):
     memory = PromptMemory(room(100))
     building.gate.clear()
     asked = asyncio.create_task(memory.get_or_build("s", "a", building.of("x")))
     await asyncio.sleep(0)
-    memory.forget("a")
+    memory.delete("a")
     building.gate.set()
     assert await asked == Part("x")
     assert memory.num_bytes == 0
@@ -118,9 +118,9 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS)
 async def test_it_never_holds_more_than_it_may(operations):
     memory, building = PromptMemory(room(100)), Building()
-    for forgets, number, num_bytes in operations:
-        if forgets:
-            memory.forget(str(number % 3))
+    for deletes, number, num_bytes in operations:
+        if deletes:
+            memory.delete(str(number % 3))
         else:
             build = building.of(str(number), num_bytes)
             await memory.get_or_build(str(number), str(number % 3), build)

@@ -189,7 +189,7 @@ async def test_a_change_waits_for_a_server_that_does_not_hear(rigs, monkeypatch)
 
 
 @server
-async def test_after_too_many_changes_all_is_dropped(rigs, monkeypatch):
+async def test_after_too_many_changes_all_is_deleted(rigs, monkeypatch):
     rig, other = rigs
     monkeypatch.setattr("vllm_tts_cache.catalogue.changed_speakers.MAX_TOLD", 3)
     for name in "abcdef":
@@ -231,7 +231,7 @@ async def test_what_changes_while_it_is_read_is_not_kept(store, memory):
 
     async def read():
         found = store.find("a")
-        memory.forget(found.record.speaker_id)
+        memory.delete(found.record.speaker_id)
         return found
 
     assert await memory.find("default", "a", read) is not None
@@ -251,5 +251,5 @@ async def test_the_least_recently_spoken_go(store, memory):
     assert (len(memory), memory.counts.read) == (2, 3)
     assert memory._keys.keys() == {store.find(n).record.speaker_id for n in "ac"}
     assert await find("b") == "b"
-    memory.forget_all()
+    memory.delete_all()
     assert len(memory) == 0

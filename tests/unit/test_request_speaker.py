@@ -6,10 +6,10 @@ from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechReques
 from vllm_tts_cache.entrypoints.request_speaker import (
     as_clone,
     clone_facts,
-    drop_what_is_ignored,
     names_speaker,
     refuse_embedding,
     single_url,
+    unset_what_is_ignored,
 )
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 from vllm_tts_cache.speaker.family import Family
@@ -143,7 +143,7 @@ def test_the_host_sees_no_voice_and_no_audio():
 
 def test_an_embedding_is_the_speaker_whatever_else_is_named():
     request = asked(voice="Ann", speaker_embedding=[0.5])
-    drop_what_is_ignored(request, NOBODY)
+    unset_what_is_ignored(request, NOBODY)
     assert (request.voice, request.ref_audio) == (None, None)
     assert not names_speaker(request, NOBODY)
 
@@ -151,10 +151,10 @@ def test_an_embedding_is_the_speaker_whatever_else_is_named():
 @pytest.mark.parametrize("spelling", ["default", " Default "])
 def test_the_placeholder_of_openai_clients_is_nobody(spelling):
     request = asked(voice=spelling)
-    drop_what_is_ignored(request, NOBODY)
+    unset_what_is_ignored(request, NOBODY)
     assert request.voice is None
     request = asked(voice=spelling)
-    drop_what_is_ignored(request, frozenset({"default"}))
+    unset_what_is_ignored(request, frozenset({"default"}))
     assert request.voice == spelling
     assert not names_speaker(request, frozenset({"default"}))
 

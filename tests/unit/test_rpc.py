@@ -26,11 +26,11 @@ from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderSt
 from vllm_tts_cache.speaker import rpc_client, wire
 from vllm_tts_cache.speaker.rpc_client import (
     DECODER_STATS,
+    DELETE,
+    DELETE_STATES,
     DESCRIBE,
     ENCODING,
     FAILED,
-    FORGET,
-    FORGET_STATES,
     MAX_CALLS,
     STATS,
     WANT,
@@ -55,12 +55,12 @@ CALLS = {
     DESCRIBE: None,
     WANT: wire.WantCall(wants=[], lease_seconds=1.0),
     ENCODING: wire.EncodingCall(audio_sha256=SHA, encoder="speaker"),
-    FORGET: wire.ForgetCall(audio_sha256s=[SHA]),
+    DELETE: wire.DeleteCall(audio_sha256s=[SHA]),
     FAILED: wire.FailedCall(request_ids=["x"]),
     STATS: None,
 }
 OF_DECODERS = {
-    FORGET_STATES: wire.ForgetCall(audio_sha256s=[SHA]),
+    DELETE_STATES: wire.DeleteCall(audio_sha256s=[SHA]),
     DECODER_STATS: None,
 }
 EVERY_METHOD = pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_what_is_no_answer_is_an_error_with_method_and_reason(results, reason):
         checked_answers(DESCRIBE, results)
 
 
-def test_where_there_is_no_replica_nobody_has_to_forget():
-    assert checked_answers(FORGET, []) == []
+def test_where_there_is_no_replica_nobody_has_to_delete():
+    assert checked_answers(DELETE, []) == []
     with pytest.raises(WorkerRPCError, match="no worker answered"):
-        checked_answers(FORGET, [[]])
+        checked_answers(DELETE, [[]])
 
 
 def test_a_worker_without_a_speaker_side_is_an_error_of_its_own():
@@ -162,10 +162,10 @@ def test_where_no_replica_answers_the_first_ones_reason_is_told():
 
 
 def test_a_deletion_is_not_confirmed_while_a_replica_may_remember():
-    forgotten = wire.encode(wire.Forgotten(num_entries=1, busy=[]))
-    assert len(checked_answers(FORGET, [[forgotten], [forgotten]])) == 2
-    with pytest.raises(WorkerRPCError, match=r"tts_cache_forget: .*not attached"):
-        checked_answers(FORGET, [[forgotten], DEAD])
+    deleted = wire.encode(wire.Deleted(num_entries=1, busy=[]))
+    assert len(checked_answers(DELETE, [[deleted], [deleted]])) == 2
+    with pytest.raises(WorkerRPCError, match=r"tts_cache_delete: .*not attached"):
+        checked_answers(DELETE, [[deleted], DEAD])
 
 
 class UnreachableEngine:
@@ -365,7 +365,7 @@ def test_every_method_has_its_typed_call():
     assert {method.name for method in called} == METHODS.keys()
 
 
-def test_a_decoder_tells_and_forgets_what_it_keeps():
+def test_a_decoder_tells_and_deletes_what_it_keeps():
     states = DecoderStates(max_bytes=100)
     states.get(SHA, "d", lambda: DecoderState("state", 40))
     model = SimpleNamespace(tts_cache_decoder_states=states)
@@ -374,12 +374,12 @@ def test_a_decoder_tells_and_forgets_what_it_keeps():
     assert (told.states, told.bytes, told.max_bytes, told.made) == (1, 40, 100, 1)
     assert "worker_id" not in told.shown
     for call in (
-        OF_DECODERS[FORGET_STATES],
-        wire.ForgetCall(audio_sha256s=[], everything=True),
+        OF_DECODERS[DELETE_STATES],
+        wire.DeleteCall(audio_sha256s=[], everything=True),
     ):
         states.get("b" * 64, "d", lambda: DecoderState("state", 40))
-        (forgotten,) = workers.call(FORGET_STATES, call)
-        assert (forgotten.num_entries, forgotten.busy) == (1, [])
+        (deleted,) = workers.call(DELETE_STATES, call)
+        assert (deleted.num_entries, deleted.busy) == (1, [])
 
 
 def test_one_that_keeps_nothing_says_so():

@@ -16,8 +16,8 @@ MESSAGES = [
     wire.WantAnswer(rank=0, reports=[REPORT], num_finished=7, is_resting=True),
     wire.Described(rank=1, fingerprints={"codec": "f" * 64}),
     wire.Described(rank=0, fingerprints={}, store_id="9", store_place="node-b:/voices"),
-    wire.ForgetCall(audio_sha256s=[SHA]),
-    wire.Forgotten(num_entries=2, busy=[SHA]),
+    wire.DeleteCall(audio_sha256s=[SHA]),
+    wire.Deleted(num_entries=2, busy=[SHA]),
     wire.FailedCall(request_ids=["speech-1"]),
     wire.FailedPrompts(causes={"speech-1": "not stored"}),
     wire.EncodingCall(audio_sha256=SHA, encoder="codec"),
@@ -72,10 +72,10 @@ def test_a_message_of_another_kind_is_refused(kind):
         b"",
         b"\x80",
         b"\x91" * 100_000,
-        msgspec.msgpack.encode({"type": "Forgotten", "num_entries": "two", "busy": []}),
-        msgspec.msgpack.encode({"type": "Forgotten", "num_entries": 2}),
+        msgspec.msgpack.encode({"type": "Deleted", "num_entries": "two", "busy": []}),
+        msgspec.msgpack.encode({"type": "Deleted", "num_entries": 2}),
         msgspec.msgpack.encode(
-            {"type": "Forgotten", "num_entries": 2, "busy": [], "more": 1}
+            {"type": "Deleted", "num_entries": 2, "busy": [], "more": 1}
         ),
         wire.encode(MESSAGES[5])[:-1],
         wire.encode(MESSAGES[5]) + b"\0",
@@ -84,8 +84,8 @@ def test_a_message_of_another_kind_is_refused(kind):
 )
 def test_what_is_no_message_is_one_short_error_that_names_what_was_expected(data):
     for decode in (wire.decode, wire.decode_answer):
-        with pytest.raises(WorkerRPCError, match="Forgotten") as caught:
-            decode(wire.Forgotten, data)
+        with pytest.raises(WorkerRPCError, match="Deleted") as caught:
+            decode(wire.Deleted, data)
         assert len(str(caught.value)) < 300
 
 

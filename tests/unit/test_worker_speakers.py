@@ -529,10 +529,10 @@ def test_failed_prompts_are_remembered_up_to_a_number_and_a_length(speakers):
     assert len(speakers.failed(["1"])["1"]) <= 500
 
 
-# -------- forgetting
+# -------- deleting
 
 
-def test_forgetting_drops_memory_and_queue_of_this_speaker_only(
+def test_deleting_empties_memory_and_queue_of_this_speaker_only(
     speakers, encoders, store, ref
 ):
     other, third = (store_clip(store, clip(number)) for number in (1, 2))
@@ -542,24 +542,24 @@ def test_forgetting_drops_memory_and_queue_of_this_speaker_only(
     waiting = ref_of(clip(3))
     speakers.want(want_call(waiting, ["codec"]), 0)
     shas = [r.audio_sha256 for r in (ref, waiting)]
-    told = speakers.forget(shas)
+    told = speakers.delete(shas)
     assert (told.num_entries, told.busy) == (2, [])
     assert speakers.stats()["in_flight"] == 1
     assert speakers.stats()["tiers"]["memory"]["entries"] == 2
-    assert speakers.forget(shas).num_entries == 0
+    assert speakers.delete(shas).num_entries == 0
 
 
-def test_forgetting_names_what_is_being_encoded_and_does_not_wait_for_it(
+def test_deleting_names_what_is_being_encoded_and_does_not_wait_for_it(
     speakers, encoders, ref
 ):
     hold(speakers, encoders[0], ref)
-    assert speakers.forget([ref.audio_sha256]).busy == [ref.audio_sha256]
+    assert speakers.delete([ref.audio_sha256]).busy == [ref.audio_sha256]
     encoders[0].gate.set()
     wait_until_idle(speakers)
-    assert speakers.forget([ref.audio_sha256]).busy == []
+    assert speakers.delete([ref.audio_sha256]).busy == []
 
 
-def test_forgetting_all_leaves_what_is_in_hand_and_names_it(
+def test_deleting_all_leaves_what_is_in_hand_and_names_it(
     speakers, encoders, store, ref
 ):
     other, third = (store_clip(store, clip(number)) for number in (1, 2))
@@ -569,13 +569,13 @@ def test_forgetting_all_leaves_what_is_in_hand_and_names_it(
     hold(speakers, encoders[0], third)
     speakers.want(want_call(ref_of(clip(3)), ["codec"]), 0)
     assert speakers.stats()["in_flight"] == 2
-    told = speakers.forget_all()
+    told = speakers.delete_all()
     assert (told.num_entries, told.busy) == (4, [third.audio_sha256])
     assert speakers.stats()["in_flight"] == 1
     assert speakers.stats()["tiers"]["memory"]["entries"] == 0
     encoders[0].gate.set()
     wait_until_idle(speakers)
-    assert speakers.forget_all().busy == []
+    assert speakers.delete_all().busy == []
     speakers.prompt(ref, NAMES)  # from its files
     assert speakers.stats()["tiers"]["memory"]["entries"] == 2
 
@@ -586,7 +586,7 @@ def test_a_voice_that_is_deleted_while_it_is_encoded_is_kept_nowhere(
     hold(speakers, encoders[0], ref)
     deletion = store.delete(f"voice-{ref.audio_sha256[:8]}")
     store.remove_files(deletion)
-    speakers.forget([ref.audio_sha256])
+    speakers.delete([ref.audio_sha256])
     encoders[0].gate.set()
     wait_until_idle(speakers)
     assert speakers.stats()["tiers"]["memory"]["entries"] == 0
@@ -669,7 +669,7 @@ def test_the_engines_thread_asks_the_catalogue_for_nothing(speakers, ref, monkey
     speakers.stored_encoding(ref.audio_sha256, "codec")
     speakers.stats()
     speakers.failed(["x"])
-    speakers.forget([ref.audio_sha256])
+    speakers.delete([ref.audio_sha256])
     assert spectra(speakers, ref).keys() == set(NAMES), "from the files"
     assert forbidden == []
 

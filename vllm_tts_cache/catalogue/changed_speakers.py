@@ -13,7 +13,7 @@ from vllm_tts_cache.catalogue.schema import changed_speaker as changed
 
 # Writers take turns, so the last one has the highest number.
 NEWEST = select(func.coalesce(func.max(changed.c.number), 0))
-# Who has missed more drops everything that it remembers.
+# Who has missed more deletes everything that it remembers.
 MAX_TOLD = 1000
 
 
@@ -45,7 +45,7 @@ def since(db: Connection, number: int) -> tuple[int, list[str]]:
     return (rows[-1][0] if rows else number), [row[1] for row in rows]
 
 
-def forget(db: Connection, number: int) -> None:
+def delete(db: Connection, number: int) -> None:
     """All have heard of the changes up to this one. The last one stays, to count on."""
     last = select(func.max(changed.c.number)).scalar_subquery()
     db.execute(

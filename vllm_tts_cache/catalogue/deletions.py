@@ -171,7 +171,7 @@ def files_are_removed(db: Connection, deletion_id: int) -> None:
 
 
 def acknowledge(db: Connection, deletion_id: int) -> bool:
-    """Forget a deletion that is finished; False if it is not."""
+    """Delete the row of a deletion that is finished; False if it is not."""
     found = get(db, deletion_id)
     if found is None or not found.is_finished:
         return False
@@ -182,8 +182,8 @@ def acknowledge(db: Connection, deletion_id: int) -> bool:
     return True
 
 
-def drop_expired(db: Connection) -> None:
-    """Forget finished deletions of which nobody was told for a day."""
+def delete_old(db: Connection) -> None:
+    """Delete the rows of finished deletions of which nobody was told for a day."""
     waiting = select(confirmation.c.deletion_id)
     db.execute(
         deletion.delete().where(
@@ -194,8 +194,8 @@ def drop_expired(db: Connection) -> None:
     )
 
 
-def drop_finished(db: Connection, tenant: str, name: str) -> None:
-    """Forget the finished deletions of a name: another one begins."""
+def delete_finished(db: Connection, tenant: str, name: str) -> None:
+    """Delete the rows of finished deletions of a name: another one begins."""
     for progress in _progress(db, _is_of(tenant, name)):
         if progress.is_finished:
             acknowledge(db, progress.deletion.id)

@@ -39,6 +39,6 @@ def give_back(db: Connection, key_digest: str, holder: str) -> None:
     db.execute(encode_turn.delete().where(*where))
 
 
-def drop_dead(db: Connection) -> None:
-    """Forget turns of holders that died, which nobody has taken since."""
+def delete_dead(db: Connection) -> None:
+    """Delete turns of holders that died, which nobody has taken since."""
     db.execute(encode_turn.delete().where(encode_turn.c.until < NOW - LEASE_SECONDS))

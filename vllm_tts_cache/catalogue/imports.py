@@ -106,7 +106,7 @@ def to_remove(db: Connection, deletion_id: int) -> list[ImportedFile]:
     ]
 
 
-def forget_file(db: Connection, file_name: str) -> None:
+def delete_file_name(db: Connection, file_name: str) -> None:
     """The file is gone: keep its name no longer, which has the voice's in it."""
     hashed = f"{_REMOVED}{hashlib.sha256(file_name.encode()).hexdigest()}"
     db.execute(imported_file.delete().where(imported_file.c.file_name == hashed))

@@ -2,7 +2,7 @@
 
 By the server's clock alone: those of machines differ. A participant whose lease is over
 is not waited for, and is still asked: what it missed waits for it, and it confirms that
-when it comes back. After an hour that is forgotten, and it joins anew.
+when it comes back. After an hour that is deleted, and it joins anew.
 
 That a lease is over says nothing by itself: nobody could renew while the server was
 down or frozen, while a standby took its place, or while the network was cut for all;
@@ -114,7 +114,7 @@ def take(db: Connection, participant_id: str, seconds: float) -> None:
 
 
 def renew(db: Connection, participant_id: str) -> bool:
-    """Wait for it for longer; False if it has been forgotten."""
+    """Wait for it for longer; False if it has been deleted."""
     where = lease.c.participant_id == participant_id
     renewed = lease.update().where(where).values(until=NOW + lease.c.seconds)
     is_known = db.execute(renewed).rowcount == 1
@@ -124,7 +124,7 @@ def renew(db: Connection, participant_id: str) -> bool:
 
 
 def is_known(db: Connection, participant_id: str) -> bool:
-    """Whether the participant has not been forgotten."""
+    """Whether the participant has not been deleted."""
     where = lease.c.participant_id == participant_id
     return db.execute(select(lease.c.until).where(where)).first() is not None
 
@@ -172,7 +172,7 @@ def standing(db: Database, participant_id: str) -> Standing | None:
 
 
 def hear(db: Connection, participant_id: str, number: int) -> None:
-    """It has dropped what it remembered of all changes up to this one."""
+    """It has deleted what it remembered of all changes up to this one."""
     where = lease.c.participant_id == participant_id
     db.execute(lease.update().where(where).values(heard=number))
 

@@ -2,7 +2,7 @@
 
 An object's name is random and used once. It is written down here before the object is
 made and after its file is gone, so that the bucket never holds what the catalogue does
-not know of, and nothing that is still to be removed is forgotten. Who makes an object
+not know of, and nothing that is still to be removed is lost. Who makes an object
 has an hour to commit the file that it is; then it is nobody's.
 """
 
@@ -17,7 +17,7 @@ from vllm_tts_cache.catalogue.schema import loose_object
 FOLDER = "objects"
 MAKING_SECONDS = 3600.0
 # Every server removes what is to be removed within some seconds.
-FORGOTTEN_SECONDS = 300.0
+OVERDUE_SECONDS = 300.0
 _NUM_BYTES = 16
 
 _NAMES = select(loose_object.c.object_name)
@@ -84,7 +84,7 @@ def take_removable(
 
 
 def removed(db: Connection, object_names: list[str]) -> None:
-    """Forget objects that are gone."""
+    """Delete the rows of objects that are gone."""
     where = loose_object.c.object_name.in_(object_names)
     db.execute(loose_object.delete().where(where))
 
@@ -94,9 +94,9 @@ def names(db: Connection) -> set[str]:
     return set(db.execute(_NAMES).scalars())
 
 
-def forgotten(db: Connection) -> list[str]:
+def overdue(db: Connection) -> list[str]:
     """Those that were to be removed long ago and are not yet, in order."""
-    due = _NAMES.where(loose_object.c.removable_from <= NOW - FORGOTTEN_SECONDS)
+    due = _NAMES.where(loose_object.c.removable_from <= NOW - OVERDUE_SECONDS)
     return list(db.execute(due.order_by(loose_object.c.object_name)).scalars())
 
 

@@ -47,10 +47,10 @@ def _close_before_fork() -> None:
         engine.dispose()
 
 
-def _forget_in_child() -> None:
+def _abandon_in_child() -> None:
     # In use by another thread at the fork: the child must neither use nor close it.
     for engine in list(_engines):
         engine.dispose(close=False)
 
 
-os.register_at_fork(before=_close_before_fork, after_in_child=_forget_in_child)
+os.register_at_fork(before=_close_before_fork, after_in_child=_abandon_in_child)

@@ -208,7 +208,7 @@ participant = Table(
     Column("joined_at", Float, nullable=False),
 )
 
-# A participant that has still to drop what it remembers of a deleted voice.
+# A participant that has still to delete what it remembers of a deleted voice.
 confirmation = Table(
     "confirmation",
     metadata,
@@ -256,8 +256,8 @@ lease = Table(
     Column("heard", BigInteger, nullable=False),
 )
 
-# A speaker whose row changed or went, by its public id: whoever remembers the row drops
-# it. Known until all who take part have heard of it.
+# A speaker whose row changed or went, by its public id: whoever remembers the row
+# deletes it there. Known until all who take part have heard of it.
 changed_speaker = Table(
     "changed_speaker",
     on_server,

@@ -51,7 +51,7 @@ def tell(db: Connection, tenant: str, audio_sha256: str, kinds: Iterable[str]) -
     _insert(db, tenant, audio_sha256, new - known, _TOLD)
 
 
-def forget(db: Connection, tenant: str, audio_sha256: str) -> None:
+def delete(db: Connection, tenant: str, audio_sha256: str) -> None:
     """The tenant has nothing of this audio any more."""
     db.execute(tenant_encoding.delete().where(*_is_of(tenant, audio_sha256)))
 

@@ -21,12 +21,12 @@ from vllm_tts_cache.entrypoints.request_speaker import (
     CacheOutcome,
     as_clone,
     clone_facts,
-    drop_what_is_ignored,
     names_speaker,
     refuse_embedding,
     report,
     single_url,
     speak_by_embedding,
+    unset_what_is_ignored,
 )
 from vllm_tts_cache.entrypoints.service import SpeakerService
 from vllm_tts_cache.entrypoints.wants import GoneError
@@ -118,7 +118,7 @@ class CachedAdapter:
         host: Any = super()
         if not self.tts_cache_clones:
             return self._refusal(request) or host.validate(request)
-        drop_what_is_ignored(request, self._presets)
+        unset_what_is_ignored(request, self._presets)
         if names_speaker(request, self._presets):
             return None
         if request.speaker_embedding is not None:
@@ -214,12 +214,12 @@ class CachedAdapter:
         try:
             return await self._cloned(request, found, counted)
         except GoneError:
-            self._forget_record(found)
+            self._delete_known(found)
             raise
 
-    def _forget_record(self, found: Found | None) -> None:
+    def _delete_known(self, found: Found | None) -> None:
         if found is not None:
-            self._service.lookups.known.forget(found.record.speaker_id)
+            self._service.lookups.known.delete(found.record.speaker_id)
 
     async def _cloned(
         self, request: Any, found: Found | None, counted: CountedRequest
@@ -249,7 +249,7 @@ class CachedAdapter:
             with self._service.places.inline(self._tenant):
                 clip, existed = await self._encoded(request, None, mode)
         if not existed:  # what is remembered does not know that it is stored by now
-            self._forget_record(found)
+            self._delete_known(found)
         outcome: CacheOutcome = "hit" if existed else "miss"
         report(outcome)
         return Speaker(clip=clip, mode=mode, request=seen), outcome

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.rpc_client import (
     DECODER_STATS,
-    FORGET_STATES,
+    DELETE_STATES,
     A,
     AsyncWorkers,
     Method,
     UnsupportedModelError,
 )
-from vllm_tts_cache.speaker.wire import DecoderStats, ForgetCall
+from vllm_tts_cache.speaker.wire import DecoderStats, DeleteCall
 
 
 class Decoders:
@@ -28,9 +28,9 @@ class Decoders:
         self._workers = workers
         self._family = family
 
-    async def forget(self, call: ForgetCall) -> None:
-        """Drop what is kept of these audios. Raises: WorkerRPCError."""
-        await self._call(FORGET_STATES, call)
+    async def delete(self, call: DeleteCall) -> None:
+        """Delete what is kept of these audios. Raises: WorkerRPCError."""
+        await self._call(DELETE_STATES, call)
 
     async def stats(self) -> list[DecoderStats]:
         """Each worker's counters and sizes; none where nothing is kept.
@@ -39,7 +39,7 @@ class Decoders:
         """
         return await self._call(DECODER_STATS)
 
-    async def _call(self, method: Method[A], call: ForgetCall | None = None) -> list[A]:
+    async def _call(self, method: Method[A], call: DeleteCall | None = None) -> list[A]:
         family = self._family()
         if self._workers is None or family is None or not family.decoders:
             return []

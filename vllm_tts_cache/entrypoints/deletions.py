@@ -24,11 +24,11 @@ from vllm_tts_cache.errors import (
     log_text_of,
 )
 from vllm_tts_cache.speaker.rpc_client import (
-    FORGET,
+    DELETE,
     AsyncWorkers,
     UnsupportedModelError,
 )
-from vllm_tts_cache.speaker.wire import ForgetCall
+from vllm_tts_cache.speaker.wire import DeleteCall
 from vllm_tts_cache.store.recovery import recover_aside
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.throttled_log import ThrottledLog
@@ -69,8 +69,8 @@ class Deletions:
     Args:
         workers: None if the model that is served has none.
         records: Rows of speakers that this process remembers.
-        forget_here: Drops what this process remembers of an audio.
-        forget_all_here: Likewise of all.
+        delete_here: Deletes what this process remembers of an audio.
+        delete_all_here: Likewise of all.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Deletions:
         workers: Callable[[], AsyncWorkers | None],
         decoders: Decoders,
         records: RecordMemory,
-        forget_here: Callable[[str], None],
-        forget_all_here: Callable[[], None],
+        delete_here: Callable[[str], None],
+        delete_all_here: Callable[[], None],
     ):
         self._store = store
         self._records = records
@@ -89,10 +89,10 @@ class Deletions:
         self._lookups = lookups
         self._workers = workers
         self._decoders = decoders
-        self._forget_here = forget_here
-        self._forget_all_here = forget_all_here
-        # After which absence workers were told to drop all, and what they still had.
-        self._dropped, self._busy = 0, set[str]()
+        self._delete_here = delete_here
+        self._delete_all_here = delete_all_here
+        # After which absence workers were told to delete all, and what they still had.
+        self._deleted_after, self._busy = 0, set[str]()
         self._to_remove: dict[int, Deletion] = {}
         self._orphans: dict[int, float] = {}
         self._next_expiry = self._next_sweep = 0.0
@@ -187,7 +187,7 @@ class Deletions:
         return deletion
 
     def carry_out(self, deletion: Deletion) -> None:
-        """Remove a deletion's files soon, and have everybody forget its audio."""
+        """Remove a deletion's files soon, and have everybody delete its audio."""
         self._to_remove[deletion.id] = deletion
         self._news.set()
 
@@ -206,7 +206,7 @@ class Deletions:
             await asyncio.sleep(PROGRESS_SECONDS)
 
     async def _progress(self, name: str, tenant: str) -> DeletionProgress | None:
-        # It may drop participants that died, so it is not a mere look-up.
+        # It may delete participants that died, so it is not a mere look-up.
         return await self._clients.run(self._store.progress, name, tenant)
 
     async def _run(self) -> None:
@@ -249,7 +249,7 @@ class Deletions:
             await self._delete_expired()
         is_ours = bool(self._to_remove)
         error = await self._remove_files()
-        await self._forget_all()
+        await self._delete_all_if_missed()
         if news.is_asked or is_ours:
             await self._confirm()
         if news.is_left or self._orphans:
@@ -286,7 +286,7 @@ class Deletions:
         return error
 
     async def _confirm(self) -> None:
-        """Have this process and its workers forget what others may delete too.
+        """Have this process and its workers delete what others may delete too.
 
         Raises: WorkerRPCError, StorageError.
         """
@@ -297,38 +297,38 @@ class Deletions:
         stored = await self._lookups.run(self._store.stored_kinds, sorted(audios))
         # What others have as well is theirs: workers know of no names or transcripts.
         gone = sorted(sha for sha in audios if AUDIO_KIND not in stored[sha])
-        busy = await self._forget_in_workers(ForgetCall(audio_sha256s=gone))
+        busy = await self._delete_in_workers(DeleteCall(audio_sha256s=gone))
         for deletion in deletions:
             if (sha := deletion.audio_sha256) in busy:
                 continue  # asked again in the next round
             if deletion.public_id is not None:
-                self._records.forget(deletion.public_id)
+                self._records.delete(deletion.public_id)
             if sha is not None:
                 # After the workers, of whom a prompt could have been made anew.
-                self._forget_here(sha)
-                await self._own.run(self._store.forget_unstored, sha)
+                self._delete_here(sha)
+                await self._own.run(self._store.delete_unstored, sha)
             await self._own.run(self._store.confirm, deletion.id)
 
-    async def _forget_all(self) -> None:
-        """Forget everything, if nobody knows any more what was deleted meanwhile.
+    async def _delete_all_if_missed(self) -> None:
+        """Delete all that is remembered, if nobody knows what was deleted meanwhile.
 
         Raises: WorkerRPCError.
         """
         if (absence := self._store.missed()) is None:
             return
-        again = ForgetCall(audio_sha256s=sorted(self._busy))
-        if absence != self._dropped:
-            again = ForgetCall(audio_sha256s=[], everything=True)
-        self._busy = await self._forget_in_workers(again)
-        self._dropped = absence
+        again = DeleteCall(audio_sha256s=sorted(self._busy))
+        if absence != self._deleted_after:
+            again = DeleteCall(audio_sha256s=[], everything=True)
+        self._busy = await self._delete_in_workers(again)
+        self._deleted_after = absence
         if not self._busy:
             # After the workers, of whom a prompt could have been made anew.
-            self._forget_all_here()
-            self._store.has_dropped(absence)
+            self._delete_all_here()
+            self._store.has_deleted_all(absence)
             # Copies on disk of what was deleted meanwhile: each is looked for.
             self._recover_at = time.monotonic()
 
-    async def _forget_in_workers(self, call: ForgetCall) -> set[str]:
+    async def _delete_in_workers(self, call: DeleteCall) -> set[str]:
         """Return which audios an encode thread is still working on.
 
         Raises: WorkerRPCError.
@@ -337,10 +337,10 @@ class Deletions:
         if is_empty or (workers := self._workers()) is None or workers.have_ended:
             return set()
         try:
-            answers = await workers.call(FORGET, call)
+            answers = await workers.call(DELETE, call)
         except UnsupportedModelError:
             return set()
-        await self._decoders.forget(call)
+        await self._decoders.delete(call)
         return {sha for answer in answers for sha in answer.busy}
 
     async def _sweep(self) -> None:
@@ -348,7 +348,7 @@ class Deletions:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
-            await self._own.run(self._store.forget_lost)
+            await self._own.run(self._store.delete_lost)
             # Last, as it fails for as long as the disk does.
             await self._own.run(self._store.sweep)
 

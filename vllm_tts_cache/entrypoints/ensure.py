@@ -30,7 +30,7 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 logger = logging.getLogger("vllm.vllm_tts_cache")
 throttled = ThrottledLog(logger)
 
-# Of those that are forgotten the worker is asked once more.
+# Of those that are not kept the worker is asked once more.
 MAX_FETCHED = 100_000
 # Times the timeout, which is that of one encode: a request that others are always
 # encoded before is to hear of it while its client still listens.
@@ -180,7 +180,7 @@ class Ensurer:
         """Let the worker look at this audio's files once more: a prompt was missing."""
         self._doubted.add(audio_sha256)
 
-    def forget(self, audio_sha256: str) -> None:
+    def delete(self, audio_sha256: str) -> None:
         """Doubt it no longer: it was deleted."""
         self._doubted.discard(audio_sha256)
         self._fetched.pop(audio_sha256, None)
@@ -201,7 +201,7 @@ class Ensurer:
         while len(self._fetched) > MAX_FETCHED:
             self._fetched.popitem(last=False)
 
-    def forget_all(self) -> None:
+    def delete_all(self) -> None:
         """Doubt none any longer."""
         self._doubted.clear()
 

@@ -61,7 +61,7 @@ class BoundedExecutor:
         return await asyncio.wrap_future(future)
 
     def shutdown(self) -> None:
-        """Drop what waits; what runs ends by itself."""
+        """Cancel what waits; what runs ends by itself."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _leave(self) -> None:

@@ -86,7 +86,7 @@ class InlineClips:
         self._max_fetches = max_fetches
         self._is_full = is_full
         self._known: OrderedDict[bytes, Clip] = OrderedDict()
-        self._num_forgets = 0
+        self._num_deletes = 0
         self._num_fetches = process_metrics().fetches
         self._fetches = SharedTasks[Clip]()
         self._decodes = SharedTasks[Clip]()
@@ -112,16 +112,16 @@ class InlineClips:
             raise ServerBusyError(what, RETRY_AFTER_SECONDS)
         return await self._fetches.run(url, lambda: self._fetch(url, connector))
 
-    def forget(self, audio_sha256: str) -> None:
-        """Forget which data URLs hold this audio; what is decoded now is not kept."""
-        self._num_forgets += 1
+    def delete(self, audio_sha256: str) -> None:
+        """Delete what data URLs hold of this audio; what is decoded now is not kept."""
+        self._num_deletes += 1
         for digest, clip in list(self._known.items()):
             if clip.ref.audio_sha256 == audio_sha256:
                 del self._known[digest]
 
-    def forget_all(self) -> None:
-        """Forget what all data URLs hold; what is decoded now is not kept."""
-        self._num_forgets += 1
+    def delete_all(self) -> None:
+        """Delete what all data URLs hold; what is decoded now is not kept."""
+        self._num_deletes += 1
         self._known.clear()
 
     def shutdown(self) -> None:
@@ -138,10 +138,10 @@ class InlineClips:
         return await self._decodes.run(digest.hex(), lambda: self._decode(url, digest))
 
     async def _decode(self, url: str, digest: bytes) -> Clip:
-        num_forgets = self._num_forgets
+        num_deletes = self._num_deletes
         clip = await self._executor.run(lambda: self._keep(decode_data_url(url)))
-        if num_forgets != self._num_forgets:
-            return clip  # it may be what was just forgotten
+        if num_deletes != self._num_deletes:
+            return clip  # it may be what was just deleted
         self._known[digest] = clip
         while len(self._known) > MAX_REMEMBERED_CLIPS:
             self._known.popitem(last=False)
@@ -210,7 +210,7 @@ class SharedTasks(Generic[T]):
             return  # it is over
         self._num_waiting[key] -= 1
         if self._num_waiting[key] == 0 and not task.done():
-            # Forgotten at once: who comes now must not join what is being cancelled.
+            # Deleted at once: who comes now must not join what is being cancelled.
             del self._tasks[key], self._num_waiting[key]
             task.cancel()
 

@@ -114,7 +114,7 @@ class KVWarming:
         self._num_stops[sha] = num_stops
         self._waiting[sha] = record  # behind the others, which may be shorter
 
-    def forget(self, audio_sha256: str) -> None:
+    def delete(self, audio_sha256: str) -> None:
         """It speaks by itself by now, or is deleted."""
         if self._in_hand is not None and self._in_hand[0] == audio_sha256:
             self._stop()
@@ -122,8 +122,8 @@ class KVWarming:
         self._unspoken.pop(audio_sha256, None)
         self._num_stops.pop(audio_sha256, None)
 
-    def forget_all(self) -> None:
-        """As `forget`, of all."""
+    def delete_all(self) -> None:
+        """As `delete`, of all."""
         self._stop()
         self._waiting.clear()
         self._unspoken.clear()

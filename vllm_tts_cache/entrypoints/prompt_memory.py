@@ -34,7 +34,7 @@ class PromptMemory(Generic[P]):
 
     def __init__(self, max_bytes: int):
         self._shelf: Shelf[Hashable, _Entry[P]] = Shelf(Budget(max_bytes))
-        self._num_forgets = 0
+        self._num_deletes = 0
 
     @property
     def num_bytes(self) -> int:
@@ -51,23 +51,23 @@ class PromptMemory(Generic[P]):
         if (entry := self._shelf.entries.get(key)) is not None:
             self._shelf.entries.move_to_end(key)
             return entry.part
-        num_forgets = self._num_forgets
+        num_deletes = self._num_deletes
         part = await build()
-        # Else what was forgotten meanwhile would be kept after all.
-        if num_forgets == self._num_forgets:
+        # Else what was deleted meanwhile would be kept after all.
+        if num_deletes == self._num_deletes:
             self._keep(key, _Entry(audio_sha256, part))
         return part
 
-    def forget(self, audio_sha256: str) -> None:
-        """Drop everything of this audio; what is being built is not kept."""
-        self._num_forgets += 1
+    def delete(self, audio_sha256: str) -> None:
+        """Delete everything of this audio; what is being built is not kept."""
+        self._num_deletes += 1
         for key, entry in list(self._shelf.entries.items()):
             if entry.audio_sha256 == audio_sha256:
                 self._shelf.remove(key)
 
-    def forget_all(self) -> None:
-        """Drop everything; what is being built is not kept."""
-        self._num_forgets += 1
+    def delete_all(self) -> None:
+        """Delete everything; what is being built is not kept."""
+        self._num_deletes += 1
         self._shelf.clear()
 
     def _keep(self, key: Hashable, entry: _Entry[P]) -> None:

@@ -52,7 +52,7 @@ class RecordMemory:
         self._keys: defaultdict[str, set[_Key]] = defaultdict(set)
         self._embeddings: OrderedDict[str, tuple[int, tuple[float, ...]]]
         self._embeddings = OrderedDict()
-        self._num_forgets = 0
+        self._num_deletes = 0
         self._trusted_until = 0.0
         self.counts = RecordCounts()
 
@@ -81,11 +81,11 @@ class RecordMemory:
             self._found.move_to_end(key)
             self.counts.remembered += 1
             return known
-        num_forgets = self._num_forgets
+        num_deletes = self._num_deletes
         self.counts.read += 1
         found = await read()
         # Else a row would be kept that has changed since it was read.
-        if found is not None and self.is_current and num_forgets == self._num_forgets:
+        if found is not None and self.is_current and num_deletes == self._num_deletes:
             self._keep(key, found)
         return found
 
@@ -101,37 +101,37 @@ class RecordMemory:
         generation, known = self._embeddings.get(record.speaker_id, (None, None))
         if self.is_current and generation == record.generation:
             return known
-        num_forgets = self._num_forgets
+        num_deletes = self._num_deletes
         embedding = await read()
-        is_kept = self.is_current and num_forgets == self._num_forgets
+        is_kept = self.is_current and num_deletes == self._num_deletes
         if embedding is not None and is_kept:
             self._embeddings[record.speaker_id] = record.generation, embedding
             if len(self._embeddings) > MAX_EMBEDDINGS:
                 self._embeddings.popitem(last=False)
         return embedding
 
-    def forget(self, speaker_id: str) -> None:
-        """Drop a speaker, whatever it was called; what is being read is not kept."""
-        self._num_forgets += 1
+    def delete(self, speaker_id: str) -> None:
+        """Delete a speaker, whatever it was called; what is being read is not kept."""
+        self._num_deletes += 1
         self._embeddings.pop(speaker_id, None)
         for key in self._keys.pop(speaker_id, ()):
             del self._found[key]
 
-    def forget_all(self) -> None:
-        """Drop all; what is being read is not kept."""
-        self._num_forgets += 1
+    def delete_all(self) -> None:
+        """Delete all; what is being read is not kept."""
+        self._num_deletes += 1
         for each in (self._found, self._keys, self._embeddings):
             each.clear()
 
     def _keep(self, key: _Key, found: Found) -> None:
         if (known := self._found.get(key)) is not None:
-            self._drop(key, known)
+            self._delete_name(key, known)
         self._found[key] = found
         self._keys[found.record.speaker_id].add(key)
         if len(self._found) > self._max_speakers:
-            self._drop(*next(iter(self._found.items())))
+            self._delete_name(*next(iter(self._found.items())))
 
-    def _drop(self, key: _Key, found: Found) -> None:
+    def _delete_name(self, key: _Key, found: Found) -> None:
         del self._found[key]
         keys = self._keys[found.record.speaker_id]
         keys.discard(key)

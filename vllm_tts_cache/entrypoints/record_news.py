@@ -32,7 +32,7 @@ class RecordNews:
         self._records = records
 
     async def hear(self, threads: BoundedExecutor) -> News:
-        """Drop the rows that changed, and know for how long the others are good.
+        """Delete the rows that changed, and know for how long the others are good.
 
         Returns what there was, of deletions too.
 
@@ -44,9 +44,9 @@ class RecordNews:
         asked_at = boot_seconds()
         news = await self._lookups.run(self._store.news)
         if news.speaker_ids is None:
-            self._records.forget_all()
+            self._records.delete_all()
         for speaker_id in news.speaker_ids or ():
-            self._records.forget(speaker_id)
+            self._records.delete(speaker_id)
         if news.speaker_ids is None or news.speaker_ids:
             await threads.run(self._store.hear, news.change)
         self._records.trust(asked_at + news.seconds - MARGIN_SECONDS)

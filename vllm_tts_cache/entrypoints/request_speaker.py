@@ -20,7 +20,7 @@ CacheOutcome = Literal["hit", "miss", "none"]
 CACHE_HEADER = "X-Speaker-Cache"
 
 
-def drop_what_is_ignored(request: Any, presets: Container[str]) -> None:
+def unset_what_is_ignored(request: Any, presets: Container[str]) -> None:
     """Take the voice away from a request that does not mean it.
 
     A raw embedding is the speaker, whatever else is named; and the placeholder is

@@ -132,8 +132,8 @@ class SpeakerService:
             self.encodings.cloning_workers,
             self._decoders,
             self.lookups.known,
-            self._forget,
-            self._forget_all,
+            self._delete_here,
+            self._delete_all_here,
         )
         self.metrics = MetricsRefresh(
             process_metrics(),
@@ -244,18 +244,18 @@ class SpeakerService:
             shown["kv_warming"] = warming
         return shown
 
-    def _forget(self, audio_sha256: str) -> None:
-        self.prompts.forget(audio_sha256)
-        self.inline.forget(audio_sha256)
-        self.kv_warming.forget(audio_sha256)
-        self.encodings.forget(audio_sha256)
+    def _delete_here(self, audio_sha256: str) -> None:
+        self.prompts.delete(audio_sha256)
+        self.inline.delete(audio_sha256)
+        self.kv_warming.delete(audio_sha256)
+        self.encodings.delete(audio_sha256)
 
-    def _forget_all(self) -> None:
-        self.lookups.known.forget_all()
-        self.prompts.forget_all()
-        self.inline.forget_all()
-        self.kv_warming.forget_all()
-        self.encodings.forget_all()
+    def _delete_all_here(self) -> None:
+        self.lookups.known.delete_all()
+        self.prompts.delete_all()
+        self.inline.delete_all()
+        self.kv_warming.delete_all()
+        self.encodings.delete_all()
 
 
 def open_service(

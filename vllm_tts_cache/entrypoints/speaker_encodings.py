@@ -193,15 +193,15 @@ class SpeakerEncodings:
         except UnsupportedModelError:
             return "unsupported", self._model.reason
 
-    def forget(self, audio_sha256: str) -> None:
-        """Drop what is remembered of one audio."""
+    def delete(self, audio_sha256: str) -> None:
+        """Delete what is remembered of one audio."""
         if self._ensurer is not None:
-            self._ensurer.forget(audio_sha256)
+            self._ensurer.delete(audio_sha256)
 
-    def forget_all(self) -> None:
-        """Drop what is remembered of all."""
+    def delete_all(self) -> None:
+        """Delete what is remembered of all."""
         if self._ensurer is not None:
-            self._ensurer.forget_all()
+            self._ensurer.delete_all()
 
     # -------- how
 

@@ -112,7 +112,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
         return SpeakerNames(self.builtin_names, registered)
 
     def _drop_shadowing_uploads(self) -> None:
-        """Nothing to drop: a built-in name is looked up before a registered one."""
+        """Nothing to delete: a built-in name is looked up before a registered one."""
 
     def _load_uploaded_audio(self, voice_name: str) -> tuple[Any, int] | None:
         """Read a voice's audio in our form, for families that we do not serve."""
@@ -134,7 +134,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
         return speaking_tenant(self.tenants).name
 
     def shutdown(self) -> None:
-        """Release what the process holds; stock would go through all names."""
+        """Close what the process holds; stock would go through all names."""
         self.uploaded_speakers = {}
         super().shutdown()
         self.speakers.shutdown()
@@ -207,7 +207,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
         request_id, outputs, params = prepared
         if (ref := SpeakerRef.from_info(params)) is None:
             return prepared
-        self.speakers.kv_warming.forget(ref.audio_sha256)
+        self.speakers.kv_warming.delete(ref.audio_sha256)
 
         async def again() -> AsyncIterator[Any]:
             nonlocal ref

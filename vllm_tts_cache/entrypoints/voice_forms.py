@@ -226,7 +226,7 @@ def parse_embedding(text: str) -> tuple[float, ...]:
 
 
 def without_empty(files: Any) -> Any:
-    """Drop fields without a file, as FastAPI does where only one is taken."""
+    """Leave out fields without a file, as FastAPI does where only one is taken."""
     return [file for file in files if file != ""] if files else files
 
 

@@ -165,19 +165,19 @@ class Wants:
         want.num_waiting -= 1
         want.num_urgent -= urgent
         if want.num_waiting == 0:
-            self._drop(want)
+            self._delete(want)
         elif self._wants.get(want.key) is want:
             self._place(want)
 
     def land(self, want: Want) -> None:
         """End a want whose encoding exists."""
-        self._drop(want)
+        self._delete(want)
         if not want.landed.done():
             want.landed.set_result(None)
 
     def fail(self, want: Want, error: TTSCacheError) -> None:
         """End a want whose encoding cannot be had."""
-        self._drop(want)
+        self._delete(want)
         if not want.landed.done():
             want.landed.set_exception(error)
             want.landed.exception()  # the callers may all have left
@@ -187,7 +187,7 @@ class Wants:
         for want in list(self._wants.values()):
             self.fail(want, error)
 
-    def _drop(self, want: Want) -> None:
+    def _delete(self, want: Want) -> None:
         # Others may want the same by now, after all who waited for this one left.
         if self._wants.get(want.key) is want:
             del self._wants[want.key]

@@ -15,9 +15,9 @@ from vllm_omni.engine.orchestrator import OrchestratorBase
 
 from vllm_tts_cache.speaker.rpc_client import (
     DECODER_STATS,
+    DELETE,
+    DELETE_STATES,
     ENCODING,
-    FORGET,
-    FORGET_STATES,
     METHOD_PREFIX,
     STATS,
     WANT,
@@ -29,7 +29,7 @@ EARLIER_SECONDS = 1.0
 # long step, or dead.
 LATER_SECONDS = 2.0
 _ONE_WILL_DO = {method.name for method in (WANT, ENCODING, STATS, DECODER_STATS)}
-_NEEDS_ALL = {method.name for method in (FORGET, FORGET_STATES) if method.needs_all}
+_NEEDS_ALL = {method.name for method in (DELETE, DELETE_STATES) if method.needs_all}
 
 # The loop itself keeps weak references only.
 _running: set[asyncio.Task[Any]] = set()

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_tts_cache.speaker.wire import DecoderStats, Forgotten
+from vllm_tts_cache.speaker.wire import DecoderStats, Deleted
 from vllm_tts_cache.store.shelf import Shelf
 from vllm_tts_cache.store.stats import Budget
 
 # A request that has its prompt may reach the decoder after its voice was deleted, so
 # that nothing is kept of such a voice for so long. It may be registered again.
-FORGETFUL_SECONDS = 600.0
+DELETED_SECONDS = 600.0
 # Of more voices than that it is not known which they were; then of none.
-_MAX_FORGOTTEN = 4096
+_MAX_DELETED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class DecoderStates:
         self._clock = clock
         self._shelf: Shelf[tuple[str, str], DecoderState] = Shelf(Budget(max_bytes))
         # Until when nothing is kept: of a voice, and of all.
-        self._forgotten: OrderedDict[str, float] = OrderedDict()
-        self._all_forgotten = 0.0
+        self._deleted: OrderedDict[str, float] = OrderedDict()
+        self._all_deleted = 0.0
         self._worker_id = uuid.uuid4().hex
         self._num_calls: Counter[str] = Counter()
 
@@ -69,29 +69,29 @@ class DecoderStates:
             self._shelf.add(key, state)
         return state.value
 
-    def forget(self, audio_sha256s: Collection[str]) -> Forgotten:
-        """Drop states, and keep none of these voices for a while."""
-        until = self._clock() + FORGETFUL_SECONDS
+    def delete(self, audio_sha256s: Collection[str]) -> Deleted:
+        """Delete states, and keep none of these voices for a while."""
+        until = self._clock() + DELETED_SECONDS
         for sha in audio_sha256s:
-            self._forgotten[sha] = until
-            self._forgotten.move_to_end(sha)
-        while len(self._forgotten) > _MAX_FORGOTTEN:
-            _, known_no_more = self._forgotten.popitem(last=False)
-            self._all_forgotten = max(self._all_forgotten, known_no_more)
+            self._deleted[sha] = until
+            self._deleted.move_to_end(sha)
+        while len(self._deleted) > _MAX_DELETED:
+            _, known_no_more = self._deleted.popitem(last=False)
+            self._all_deleted = max(self._all_deleted, known_no_more)
         asked = frozenset(audio_sha256s)
         gone = [key for key in self._shelf.entries if key[0] in asked]
         for key in gone:
             self._shelf.remove(key)
-        return Forgotten(num_entries=len(gone), busy=[])
+        return Deleted(num_entries=len(gone), busy=[])
 
-    def forget_all(self) -> Forgotten:
-        """Drop all states, and keep none for a while."""
-        self._forgotten.clear()
-        self._all_forgotten = self._clock() + FORGETFUL_SECONDS
-        return Forgotten(num_entries=self.drop_all(), busy=[])
+    def delete_all(self) -> Deleted:
+        """Delete all states, and keep none for a while."""
+        self._deleted.clear()
+        self._all_deleted = self._clock() + DELETED_SECONDS
+        return Deleted(num_entries=self.delete_all_for_now(), busy=[])
 
-    def drop_all(self) -> int:
-        """Drop all states, whose voices are as welcome as before; returns how many."""
+    def delete_all_for_now(self) -> int:
+        """Delete all states, of which any may be kept again; returns how many."""
         return self._shelf.clear()
 
     def count_call(self, method: str) -> None:
@@ -114,5 +114,5 @@ class DecoderStates:
         )
 
     def _may_keep(self, audio_sha256: str, state: DecoderState) -> bool:
-        kept_from = max(self._all_forgotten, self._forgotten.get(audio_sha256, 0.0))
+        kept_from = max(self._all_deleted, self._deleted.get(audio_sha256, 0.0))
         return self._shelf.fits(state) and self._clock() >= kept_from

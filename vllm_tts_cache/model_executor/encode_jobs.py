@@ -244,8 +244,8 @@ class Outcomes:
         """The audios of jobs that failed."""
         return {key.audio_sha256 for key in self._failures}
 
-    def forget_failures(self, audio_sha256s: Collection[str]) -> None:
-        """Forget the failures of these audios."""
+    def delete_failures(self, audio_sha256s: Collection[str]) -> None:
+        """Delete the failures of these audios."""
         for key in [k for k in self._failures if k.audio_sha256 in audio_sha256s]:
             del self._failures[key]
 

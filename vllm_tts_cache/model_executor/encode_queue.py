@@ -143,11 +143,11 @@ class EncodeQueue:
         with self._changed:
             return self._outcomes.has_forced(key, force_id)
 
-    def drop(self, audio_sha256s: Collection[str]) -> list[str]:
-        """Remove the jobs of these audios; returns those being encoded right now."""
+    def delete(self, audio_sha256s: Collection[str]) -> list[str]:
+        """Delete the jobs of these audios; returns those being encoded right now."""
         with self._changed:
             self._line.remove(audio_sha256s)
-            self._outcomes.forget_failures(audio_sha256s)
+            self._outcomes.delete_failures(audio_sha256s)
             running = self._running
             if running is None or running.key.audio_sha256 not in audio_sha256s:
                 return []

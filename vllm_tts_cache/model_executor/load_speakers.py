@@ -148,7 +148,7 @@ def build_worker_speakers(
         queue=queue,
         work=work,
         recency=Recency(store.used),
-        forget_copies=store.forget,
+        delete_copies=store.delete_copies,
         close_store=close_store,
         home=store.home,
         clock=time.monotonic,

@@ -48,11 +48,11 @@ def _update_request_with_output(
     request.status = RequestStatus.FINISHED_ERROR
     request.stop_reason = REASON
     request.resumable = False
-    _forget_prefix(self.kv_cache_manager, request.request_id)
+    _delete_prefix(self.kv_cache_manager, request.request_id)
     return [], True
 
 
-def _forget_prefix(kv_cache_manager: Any, request_id: str) -> None:
+def _delete_prefix(kv_cache_manager: Any, request_id: str) -> None:
     """Take the request's blocks out of the prefix cache.
 
     They were put there when they were scheduled, under the voice's ids and salt, and

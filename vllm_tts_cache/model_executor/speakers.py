@@ -19,8 +19,8 @@ from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.speaker.ref import SpeakerRef
 from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
 from vllm_tts_cache.speaker.wire import (
+    Deleted,
     EncodeTimes,
-    Forgotten,
     JobReport,
     JobState,
     Want,
@@ -57,7 +57,7 @@ class WorkerSpeakers:
         queue: The encode thread.
         work: What that does; its counters are told.
         recency: Takes note of which speakers memory answered for.
-        forget_copies: Removes what this machine's disk has of an audio whose truth is
+        delete_copies: Deletes what this machine's disk has of an audio whose truth is
             elsewhere.
         close_store: Called when this is closed.
         home: Where the files are.
@@ -74,7 +74,7 @@ class WorkerSpeakers:
         queue: EncodeQueue,
         work: StoredEncodeWork,
         recency: Recency,
-        forget_copies: Callable[[str], None],
+        delete_copies: Callable[[str], None],
         close_store: Callable[[], None],
         home: StoreHome,
         clock: Callable[[], float],
@@ -84,7 +84,7 @@ class WorkerSpeakers:
         self._queue = queue
         self._work = work
         self._recency = recency
-        self._forget_copies = forget_copies
+        self._delete_copies = delete_copies
         self._close_store = close_store
         self._clock = clock
         self.home = home
@@ -214,25 +214,25 @@ class WorkerSpeakers:
         found = self._cache.get(key, Segment.INLINE)
         return None if found is None else serde.encode(key, found)
 
-    def forget(self, audio_sha256s: Collection[str]) -> Forgotten:
-        """Drop the audios from memory, from copies on disk and from the queue.
+    def delete(self, audio_sha256s: Collection[str]) -> Deleted:
+        """Delete the audios from memory, from copies on disk and from the queue.
 
         An encode in hand stores nothing when it finishes; ``busy`` names its audio,
         for callers that want to be sure that its samples are gone too.
 
         Raises: StorageError: A copy is still there.
         """
-        num_entries = sum(self._cache.forget(sha) for sha in audio_sha256s)
-        busy = self._queue.drop(frozenset(audio_sha256s))
+        num_entries = sum(self._cache.delete(sha) for sha in audio_sha256s)
+        busy = self._queue.delete(frozenset(audio_sha256s))
         for sha in audio_sha256s:
-            self._forget_copies(sha)
-        return Forgotten(num_entries=num_entries, busy=busy)
+            self._delete_copies(sha)
+        return Deleted(num_entries=num_entries, busy=busy)
 
-    def forget_all(self) -> Forgotten:
-        """Drop all audios, as `forget` drops some."""
-        num_entries = self._cache.forget_all()
-        busy = self._queue.drop(self._queue.audios())
-        return Forgotten(num_entries=num_entries, busy=busy)
+    def delete_all(self) -> Deleted:
+        """Delete all audios, as `delete` does some."""
+        num_entries = self._cache.delete_all()
+        busy = self._queue.delete(self._queue.audios())
+        return Deleted(num_entries=num_entries, busy=busy)
 
     def count_call(self, method: str) -> None:
         """Count an RPC."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.ref import FIELD
-from vllm_tts_cache.speaker.rpc_client import FORGET
+from vllm_tts_cache.speaker.rpc_client import DELETE
 
-_MARK = "_vllm_tts_cache_forgets"
+_MARK = "_vllm_tts_cache_deletes"
 
 
 class VoiceBlocks:
@@ -49,7 +49,7 @@ class VoiceBlocks:
             self._audio_of[block] = sha
         self._blocks[sha] |= blocks
 
-    def forget(self, call: wire.ForgetCall, requests: Iterable[Any]) -> None:
+    def delete(self, call: wire.DeleteCall, requests: Iterable[Any]) -> None:
         """Nobody finds blocks of these audios from now on.
 
         Args:
@@ -102,19 +102,19 @@ def install() -> None:
         free(self, request)
 
     @wraps(call_workers)
-    def forgetting(
+    def deleting(
         self: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None
     ) -> Any:
         # After the workers, of whom a request could have had its prompt.
         answer = call_workers(self, method, timeout, args, kwargs)
-        if method == FORGET.name and isinstance(self.scheduler, OmniARScheduler):
-            call = wire.decode(wire.ForgetCall, *args)
-            _noted_by(self.scheduler).forget(call, self.scheduler.requests.values())
+        if method == DELETE.name and isinstance(self.scheduler, OmniARScheduler):
+            call = wire.decode(wire.DeleteCall, *args)
+            _noted_by(self.scheduler).delete(call, self.scheduler.requests.values())
         return answer
 
     setattr(noting, _MARK, True)
     OmniARScheduler._free_request_blocks = noting
-    EngineCore.collective_rpc = forgetting
+    EngineCore.collective_rpc = deleting
 
 
 def _noted_by(scheduler: Any) -> VoiceBlocks:

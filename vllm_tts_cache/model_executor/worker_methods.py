@@ -104,11 +104,9 @@ def tts_cache_encoding(
 
 
 @_of_speakers
-def tts_cache_forget(
-    speakers: WorkerSpeakers, _rank: int, call: bytes
-) -> wire.Forgotten:
-    """Drop the audios of a `ForgetCall` from memory and from the queue."""
-    return _forgotten(speakers, call)
+def tts_cache_delete(speakers: WorkerSpeakers, _rank: int, call: bytes) -> wire.Deleted:
+    """Delete the audios of a `DeleteCall` from memory and from the queue."""
+    return _deleted(speakers, call)
 
 
 @_of_speakers
@@ -132,11 +130,11 @@ def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
 
 
 @_of_states
-def tts_cache_forget_states(
+def tts_cache_delete_states(
     states: DecoderStates, _rank: int, call: bytes
-) -> wire.Forgotten:
-    """Drop what a decoder keeps of the audios of a `ForgetCall`."""
-    return _forgotten(states, call)
+) -> wire.Deleted:
+    """Delete what a decoder keeps of the audios of a `DeleteCall`."""
+    return _deleted(states, call)
 
 
 @_of_states
@@ -145,21 +143,21 @@ def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderSta
     return states.stats(rank)
 
 
-def _forgotten(side: WorkerSpeakers | DecoderStates, call: bytes) -> wire.Forgotten:
-    asked = wire.decode(wire.ForgetCall, call)
+def _deleted(side: WorkerSpeakers | DecoderStates, call: bytes) -> wire.Deleted:
+    asked = wire.decode(wire.DeleteCall, call)
     if asked.everything:
-        return side.forget_all()
-    return side.forget(asked.audio_sha256s)
+        return side.delete_all()
+    return side.delete(asked.audio_sha256s)
 
 
 METHODS = (
     tts_cache_describe,
     tts_cache_want,
     tts_cache_encoding,
-    tts_cache_forget,
+    tts_cache_delete,
     tts_cache_failed,
     tts_cache_stats,
-    tts_cache_forget_states,
+    tts_cache_delete_states,
     tts_cache_decoder_stats,
 )
 
@@ -208,7 +206,7 @@ def _install_on(workers: Any) -> None:
         States of voices in a decoder are none of what sleep mode takes, so they go.
         """
         if (states := _states_of(self)) is not None:
-            states.drop_all()
+            states.delete_all_for_now()
         if (speakers := speakers_of(self)) is None:
             return host(self, "sleep")(*args, **kwargs)
         speakers.sleep()

@@ -79,8 +79,8 @@ def _any_of_them(calls: Sequence[wire.FailedCall]) -> wire.FailedCall:
 DESCRIBE = Method("tts_cache_describe", wire.Described)
 WANT = Method("tts_cache_want", wire.WantAnswer)
 ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
-# Nothing of a deleted voice may be left: that some have dropped it is not enough.
-FORGET = Method("tts_cache_forget", wire.Forgotten, needs_all=True)
+# Nothing of a deleted voice may be left: that some have deleted it is not enough.
+DELETE = Method("tts_cache_delete", wire.Deleted, needs_all=True)
 FAILED = Method("tts_cache_failed", wire.FailedPrompts, merge=_any_of_them)
 STATS = Method(
     "tts_cache_stats",
@@ -89,8 +89,8 @@ STATS = Method(
     seconds_between=STATS_SECONDS,
 )
 # Of families whose decoder keeps states of voices.
-FORGET_STATES = Method(
-    "tts_cache_forget_states", wire.Forgotten, needs_all=True, stage=DECODER_STAGE
+DELETE_STATES = Method(
+    "tts_cache_delete_states", wire.Deleted, needs_all=True, stage=DECODER_STAGE
 )
 DECODER_STATS = Method(
     "tts_cache_decoder_stats",

@@ -132,15 +132,15 @@ class Described(_Message, frozen=True):
     store_place: str = ""
 
 
-class ForgetCall(_Message, frozen=True):
-    """Drop these audios, or all there are, from memory and from the queue."""
+class DeleteCall(_Message, frozen=True):
+    """Delete these audios, or all there are, from memory and from the queue."""
 
     audio_sha256s: list[str]
     everything: bool = False
 
 
-class Forgotten(_Message, frozen=True):
-    """What was dropped.
+class Deleted(_Message, frozen=True):
+    """What was deleted.
 
     Attributes:
         num_entries: Encodings that left memory.

@@ -120,12 +120,12 @@ class Blobs(Protocol):
         """End what was discarded. Raises: StorageError: Something is left."""
         ...
 
-    def forget(self, audio_sha256: str) -> None:
-        """Remove what this machine has of an audio that is nobody's; asks nobody."""
+    def delete_copies(self, audio_sha256: str) -> None:
+        """Delete what this machine has of an audio that is nobody's; asks nobody."""
         ...
 
-    def forget_unstored(self, audio_sha256: str) -> None:
-        """Remove what this machine has of an audio and no row tells of."""
+    def delete_unstored(self, audio_sha256: str) -> None:
+        """Delete what this machine has of an audio and no row tells of."""
         ...
 
     @property

@@ -136,7 +136,7 @@ class BucketBlobs:
                 # Once more: it may have been damaged on its way.
                 if is_last:
                     self._counters.add("corrupt")
-                    self._drop_row(file)
+                    self._delete_row(file)
                     raise
                 continue
             if blob is not None:
@@ -180,15 +180,15 @@ class BucketBlobs:
         del deletion_id
         if audio_sha256 is None:
             return
-        self.forget_unstored(audio_sha256)
+        self.delete_unstored(audio_sha256)
         self._sweep(audio_sha256)
 
-    def forget(self, audio_sha256: str) -> None:
-        """Remove the copies."""
+    def delete_copies(self, audio_sha256: str) -> None:
+        """Delete the copies."""
         self.copies.remove_all(audio_sha256)
 
-    def forget_unstored(self, audio_sha256: str) -> None:
-        """Remove the copies that no row tells of."""
+    def delete_unstored(self, audio_sha256: str) -> None:
+        """Delete the copies that no row tells of."""
         with self._database.read() as db:
             stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
         self.copies.remove(audio_sha256, self.copies.kinds(audio_sha256) - stored)
@@ -229,7 +229,7 @@ class BucketBlobs:
         return blob
 
     def _keep(self, sha: str, kind: str, blob: bytes, object_name: str | None) -> None:
-        """Write a copy, and take it back if its row is not there any more.
+        """Write a copy, and delete it if its row is not there any more.
 
         Who deletes removes the copies after the row: one of the two sees the other.
         """
@@ -251,7 +251,7 @@ class BucketBlobs:
             return stored_files.find(db, sha, kind)
 
     def _lost(self, file: StoredFile) -> None:
-        """An object is not there: forget it, if the bucket itself is.
+        """An object is not there: delete its row, if the bucket itself is.
 
         Raises:
             StorageError: The bucket is not there either.
@@ -260,13 +260,13 @@ class BucketBlobs:
         self._counters.add("lost")
         self._log.warn_of(
             "a lost object",
-            "%s is not in the bucket, and is forgotten: an encoding is made anew, "
+            "%s is not in the bucket; its row is deleted: an encoding is made anew, "
             "audio is to be registered again.",
             file.object_name,
         )
-        self._drop_row(file)
+        self._delete_row(file)
 
-    def _drop_row(self, file: StoredFile) -> None:
+    def _delete_row(self, file: StoredFile) -> None:
         with suppress(StorageUnavailableError), self._database.write() as db:
             now = stored_files.find(db, file.audio_sha256, file.kind)
             if now is not None and now.object_name == file.object_name:

@@ -47,7 +47,7 @@ def problems(
 def _deletion_problems(catalogue: Catalogue) -> list[str]:
     with catalogue.database.read() as db:
         unfinished = deletions.unfinished(db)
-        due = objects.forgotten(db)
+        due = objects.overdue(db)
     return [
         *(f"deletion {deletion.id}: not finished" for deletion in unfinished),
         *(f"left behind in the bucket: {name}" for name in due),

@@ -133,15 +133,15 @@ class Bundles:
             raise InvalidBundleError("its audio is not the one that it names")
         check(name or bundle.voice.name, bundle.voice.ref_text)
         check_audio(audio.audio, bundle.voice.ref_text)
-        # First all that may be wrong with it: then nothing has to be taken back.
+        # First all that may be wrong with it: then nothing has to be deleted again.
         new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
-        consent, forget = self._kept_consent(bundle, tenant)
+        consent, delete = self._kept_consent(bundle, tenant)
         if consent is not None:
             new = replace(new, consent=consent.consent_id)
         try:
             done = self._register(new, audio, on_conflict, tenant.limits)
         except Exception:
-            forget()
+            delete()
             raise
         kept, left = self._take_encodings(bundle, audio.audio.audio_sha256)
         return Imported(done=done, num_kept=kept, num_left=left)
@@ -186,7 +186,7 @@ class Bundles:
     def _kept_consent(
         self, bundle: Bundle, tenant: Tenant
     ) -> tuple[ConsentRecord | None, Callable[[], None]]:
-        """The recording of the bundle here, and how to take it back."""
+        """The recording of the bundle here, and how to delete it again."""
         told, audio = bundle.voice.consent_recording, _decoded(bundle, "consent")
         if told is None or audio is None:
             return None, lambda: None
@@ -196,12 +196,12 @@ class Bundles:
             return known, lambda: None
         kept = consents.add(told.name, told.language, audio, whose, tenant.limits)
 
-        def forget() -> None:
+        def delete() -> None:
             # Another import may have found it, and stand on it.
             with suppress(ConsentInUseError, ConsentNotFoundError):
                 self._store.remove_files(consents.delete(kept.consent_id, whose))
 
-        return kept, forget
+        return kept, delete
 
     def _consent(self, record: SpeakerRecord) -> ConsentRecord | None:
         if record.consent_id is None:

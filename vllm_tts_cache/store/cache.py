@@ -55,7 +55,7 @@ class EncodingCache:
         if (encoding := self._memory.get(key, segment)) is not None:
             self._hits.add("memory")
             return encoding
-        since = self._memory.num_forgets
+        since = self._memory.num_deletes
         if (encoding := self._attempt(self._store.read_here, key)) is None:
             self._counters.add("misses")
             return None
@@ -68,12 +68,12 @@ class EncodingCache:
 
         If its audio was deleted neither has it; if the disk fails memory has it.
         """
-        since = self._memory.num_forgets
+        since = self._memory.num_deletes
         # None: the disk failed, so nobody knows whether the audio was deleted while
-        # it was encoded, but the memory, which was told to forget it.
+        # it was encoded, but the memory, which was told to delete it.
         published = self._attempt(self._store.publish, key, encoding)
         if published is None:
-            since = self._memory.oldest_known_forget
+            since = self._memory.oldest_known_delete
         if published is not False:
             self._memory.put(key, encoding, segment, since=since)
 
@@ -88,7 +88,7 @@ class EncodingCache:
         """
         if self._memory.contains(key):
             return True
-        since = self._memory.num_forgets
+        since = self._memory.num_deletes
         if (encoding := self._attempt(self._store.read, key)) is None:
             return False
         self._memory.put(key, encoding, segment, since=since)
@@ -102,16 +102,16 @@ class EncodingCache:
         """Whether the disk, which outlives the process, has the encoding."""
         return bool(self._attempt(self._store.is_stored, key))
 
-    def forget(self, audio_sha256: str) -> int:
-        """Drop an audio's encodings from memory; return how many there were.
+    def delete(self, audio_sha256: str) -> int:
+        """Delete an audio's encodings from memory; return how many there were.
 
         What is being read or made of it now will not be kept in memory either.
         """
-        return self._memory.forget(audio_sha256)
+        return self._memory.delete(audio_sha256)
 
-    def forget_all(self) -> int:
-        """Drop everything from memory, as `forget` does; return how many there were."""
-        return self._memory.forget_all()
+    def delete_all(self) -> int:
+        """Delete all from memory, as `delete` does one; return how many there were."""
+        return self._memory.delete_all()
 
     def snapshot(self) -> CacheStats:
         """Return the counts since the start, and what the memory holds now."""

@@ -13,7 +13,7 @@ from vllm_tts_cache.errors import (
     ConsentLimitError,
     ConsentNotFoundError,
 )
-from vllm_tts_cache.store.registrations import released
+from vllm_tts_cache.store.registrations import deleted_audio
 from vllm_tts_cache.store.writing import Owner, Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits
 
@@ -120,8 +120,8 @@ class Consents:
             if voices := speakers.standing_on(db, consent_id, _MAX_NAMED):
                 raise ConsentInUseError(consent_id, voices)
             consents.delete(db, record)
-            deletions.drop_expired(db)
-            sha = released(db, record.audio_sha256, tenant)
+            deletions.delete_old(db)
+            sha = deleted_audio(db, record.audio_sha256, tenant)
             return deletions.add(db, sha, tenant=tenant, public_id=consent_id)
 
 

@@ -65,7 +65,7 @@ class Copies:
     def remove_all(self, audio_sha256: str) -> None:
         """Remove every copy of an audio. Raises: StorageError."""
         self._files.remove(audio_sha256, self.kinds(audio_sha256))
-        self._files.drop_quarantine(audio_sha256)
+        self._files.delete_quarantine(audio_sha256)
 
     def kinds(self, audio_sha256: str) -> set[str]:
         """Of which files of an audio there are copies. Raises: StorageError."""

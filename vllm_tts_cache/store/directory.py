@@ -178,8 +178,8 @@ class StoreDirectory:
         trash = self.trash if deletion_id is None else self.trash / str(deletion_id)
         remove_tree(trash)
 
-    def drop_quarantine(self, audio_sha256: str) -> None:
-        """Remove what of an audio was set aside.
+    def delete_quarantine(self, audio_sha256: str) -> None:
+        """Delete what of an audio was set aside.
 
         Raises: StorageError.
         """

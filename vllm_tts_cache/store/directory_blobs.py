@@ -107,17 +107,17 @@ class DirectoryBlobs:
             self._files.discard(audio_sha256, deletion_id)
             return
         self.remove(db, audio_sha256, self._files.kinds(audio_sha256) - set(keep))
-        self._files.drop_quarantine(audio_sha256)
+        self._files.delete_quarantine(audio_sha256)
 
     def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
         """Empty the trash."""
         del audio_sha256
         self._files.empty_trash(deletion_id)
 
-    def forget(self, audio_sha256: str) -> None:
+    def delete_copies(self, audio_sha256: str) -> None:
         """Nothing: whoever deletes removes the files for all."""
 
-    forget_unstored = forget
+    delete_unstored = delete_copies
 
     @property
     def home(self) -> StoreHome:

@@ -20,7 +20,7 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
-FORGET_SECONDS = 600.0
+DELETE_LOST_SECONDS = 600.0
 
 
 class LeasedParticipation:
@@ -28,8 +28,8 @@ class LeasedParticipation:
 
     On a thread of its own: a process that is busy, and confirms late, is alive.
 
-    One that was away for so long that it was forgotten joins anew by itself, and then
-    has everything dropped that it remembers: what it missed, nobody knows. Until then
+    One that was away for so long that it was deleted joins anew by itself, and then
+    has everything deleted that it remembers: what it missed, nobody knows. Until then
     it may speak what it finds by rows that it reads in the catalogue, which knows of no
     deleted voice. What it may not do is to say that a deletion is finished.
 
@@ -45,8 +45,8 @@ class LeasedParticipation:
         self._left = threading.Event()
         self._is_lost = False
         self._num_returns = 0
-        self._num_dropped = 0  # of returns, those after which all was dropped
-        self._next_forgetting = 0.0
+        self._num_deleted = 0  # of returns, those after which all was deleted
+        self._next_delete_lost = 0.0
         self._log = ThrottledLog(logger)
 
     def join(self) -> Participant:
@@ -101,34 +101,34 @@ class LeasedParticipation:
         return is_known and not self._is_lost and self.missed() is None
 
     def missed(self) -> int | None:
-        """A number, if all that is remembered is to be dropped."""
+        """A number, if all that is remembered is to be deleted."""
         num = self._num_returns
-        return None if num == self._num_dropped else num
+        return None if num == self._num_deleted else num
 
-    def has_dropped(self, number: int) -> None:
-        """All was dropped since `missed` answered this number."""
-        self._num_dropped = number
+    def has_deleted_all(self, number: int) -> None:
+        """All was deleted since `missed` answered this number."""
+        self._num_deleted = number
 
-    def drop_dead(self, deletion_id: int) -> None:
+    def delete_dead(self, deletion_id: int) -> None:
         """Nothing: those whose lease is over are not counted."""
 
-    def forget_lost(self) -> None:
-        """Forget who was away for too long, and what nobody needs, now and then."""
-        if (now := time.monotonic()) < self._next_forgetting:
+    def delete_lost(self) -> None:
+        """Delete who was away for too long, and what nobody needs, now and then."""
+        if (now := time.monotonic()) < self._next_delete_lost:
             return
-        self._next_forgetting = now + FORGET_SECONDS
+        self._next_delete_lost = now + DELETE_LOST_SECONDS
         with self._database.alone() as db:
             if (heard := leases.heard_by_all(db)) is not None:
-                changed_speakers.forget(db, heard)
-            encode_turns.drop_dead(db)
+                changed_speakers.delete(db, heard)
+            encode_turns.delete_dead(db)
             if not leases.lost(db):
                 return
         with self._database.write() as db:
             for participant_id in leases.end_lost(db):
                 deletions.leave(db, participant_id)
 
-    def drop_all_dead(self) -> None:
-        """Nothing: who was away for too long is forgotten in time."""
+    def delete_all_dead(self) -> None:
+        """Nothing: who was away for too long is deleted in time."""
 
     def num_alive(self) -> int:
         """How many other processes take part."""
@@ -140,7 +140,7 @@ class LeasedParticipation:
         if not self._is_here():
             return News(change=0, speaker_ids=[], seconds=0.0)
         standing = leases.standing(self._database, str(self._mine))
-        if standing is None:  # lost: we join anew, and drop all
+        if standing is None:  # lost: we join anew, and delete all
             return News(change=0, speaker_ids=[], seconds=0.0)
         change, changed = standing.newest, list[str]()
         if change != standing.heard:
@@ -180,7 +180,7 @@ class LeasedParticipation:
                 self._log.warn_of("a lease", "A lease: %s", exc.log_text)
 
     def _return(self, mine: str, left: threading.Event) -> None:
-        """Join anew; what was deleted before that is dropped with everything else."""
+        """Join anew; what others deleted before goes with all that is remembered."""
         with self._database.write() as db:
             if left.is_set():  # whose row goes, or went, in another transaction
                 return
@@ -192,7 +192,7 @@ class LeasedParticipation:
         self._is_lost = False
         logger.warning(
             "This API server was away for too long to know what was deleted meanwhile. "
-            "It drops all that it and its workers have in memory, and goes on."
+            "It deletes all that it and its workers have in memory, and goes on."
         )
 
     def _is_here(self) -> bool:

@@ -13,8 +13,8 @@ from vllm_tts_cache.store.stats import Budget, TierStats
 # Python 3.11 looks a member of an enum up in Python, which a hit can feel.
 _REGISTERED = Segment.REGISTERED
 
-# Addresses that were forgotten, kept for writes that began before.
-_MAX_FORGOTTEN = 4096
+# Addresses that were deleted, kept for writes that began before.
+_MAX_DELETED = 4096
 
 
 _Shelf = Shelf[EncodingKey, Encoding]
@@ -36,19 +36,19 @@ class MemoryTier:
         self._pinned = _Shelf(Budget(sys.maxsize, None))
         self._pinned_audios: frozenset[str] = frozenset()
         self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
-        self._forgotten: OrderedDict[str, int] = OrderedDict()
-        self._num_forgets = 0
+        self._deleted: OrderedDict[str, int] = OrderedDict()
+        self._num_deletes = 0
         self._oldest_known = 0
         self._lock = threading.Lock()
 
     @property
-    def num_forgets(self) -> int:
-        """How often something was forgotten: ask before reading what you will put."""
-        return self._num_forgets
+    def num_deletes(self) -> int:
+        """How often something was deleted: ask before reading what you will put."""
+        return self._num_deletes
 
     @property
-    def oldest_known_forget(self) -> int:
-        """The number from which on it is known what was forgotten."""
+    def oldest_known_delete(self) -> int:
+        """The number from which on it is known what was deleted."""
         return self._oldest_known
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
@@ -80,11 +80,11 @@ class MemoryTier:
             key: Of the encoding.
             encoding: What is kept.
             segment: Whose budget it counts against.
-            since: `num_forgets` from before it was read or made; if its audio was
-                forgotten after that, it is not kept.
+            since: `num_deletes` from before it was read or made; if its audio was
+                deleted after that, it is not kept.
         """
         with self._lock:
-            if self._was_forgotten(key.audio_sha256, since):
+            if self._was_deleted(key.audio_sha256, since):
                 return
             if (shelf := self._holder(key)) is None:
                 self._add(self._shelf_of(key, segment), key, encoding)
@@ -110,22 +110,22 @@ class MemoryTier:
         with self._lock:
             return self._holder(key) is not None
 
-    def forget(self, audio_sha256: str) -> int:
-        """Remove every encoding of one audio, without looking at the others."""
+    def delete(self, audio_sha256: str) -> int:
+        """Delete every encoding of one audio, without looking at the others."""
         with self._lock:
-            self._remember_forgotten(audio_sha256)
+            self._remember_deleted(audio_sha256)
             keys = self._by_audio.pop(audio_sha256, set())
             for key in keys:
                 if (shelf := self._holder(key)) is not None:
                     shelf.remove(key)
             return len(keys)
 
-    def forget_all(self) -> int:
-        """Remove every encoding, and keep none that is being read or made by now."""
+    def delete_all(self) -> int:
+        """Delete every encoding, and keep none that is being read or made by now."""
         with self._lock:
-            self._num_forgets += 1
-            self._oldest_known = self._num_forgets
-            self._forgotten.clear()
+            self._num_deletes += 1
+            self._oldest_known = self._num_deletes
+            self._deleted.clear()
             self._by_audio.clear()
             shelves = self._registered, self._inline, self._pinned
             return sum(shelf.clear() for shelf in shelves)
@@ -137,17 +137,17 @@ class MemoryTier:
             pinned = len(self._pinned.entries), self._pinned.num_bytes
         return TierStats(self.name, segments, *pinned)
 
-    def _was_forgotten(self, audio_sha256: str, since: int) -> bool:
-        known = self._forgotten.get(audio_sha256, 0)
-        # Of what was forgotten longer ago than is known, it may have been.
+    def _was_deleted(self, audio_sha256: str, since: int) -> bool:
+        known = self._deleted.get(audio_sha256, 0)
+        # Of what was deleted longer ago than is known, it may have been.
         return known > since or self._oldest_known > since
 
-    def _remember_forgotten(self, audio_sha256: str) -> None:
-        self._num_forgets += 1
-        self._forgotten[audio_sha256] = self._num_forgets
-        self._forgotten.move_to_end(audio_sha256)
-        if len(self._forgotten) > _MAX_FORGOTTEN:
-            _, self._oldest_known = self._forgotten.popitem(last=False)
+    def _remember_deleted(self, audio_sha256: str) -> None:
+        self._num_deletes += 1
+        self._deleted[audio_sha256] = self._num_deletes
+        self._deleted.move_to_end(audio_sha256)
+        if len(self._deleted) > _MAX_DELETED:
+            _, self._oldest_known = self._deleted.popitem(last=False)
 
     def _shelf(self, segment: Segment) -> _Shelf:
         return self._registered if segment is _REGISTERED else self._inline

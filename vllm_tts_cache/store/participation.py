@@ -28,7 +28,7 @@ class News:
 
     Attributes:
         change: The last one that it tells of; `Participation.hear` is called with it.
-        speaker_ids: Whose rows changed; None: drop all.
+        speaker_ids: Whose rows changed; None: delete all.
         seconds: How long the others are good for, from before it was asked for: no row
             changes in that time without waiting for this process.
         is_asked: Whether there may be deletions to confirm.
@@ -58,7 +58,7 @@ class Participation(Protocol):
     def deletions_to_confirm(self) -> list[Deletion]:
         """Deletions whose files are gone and that wait for us, oldest first.
 
-        Only then: what is dropped before could be read from the files again.
+        Only then: what is deleted before could be read from the files again.
         """
         ...
 
@@ -74,27 +74,27 @@ class Participation(Protocol):
         ...
 
     def missed(self) -> int | None:
-        """A number, if all that is remembered is to be dropped, see `has_dropped`.
+        """A number, if all that is remembered is to be deleted: `has_deleted_all`.
 
         We were away for so long that what was deleted meanwhile is not known any more,
         and are asked about deletions again.
         """
         ...
 
-    def has_dropped(self, number: int) -> None:
-        """All was dropped, here and by workers, since `missed` answered this number."""
+    def has_deleted_all(self, number: int) -> None:
+        """All was deleted, here and by workers, since `missed` answered this number."""
         ...
 
-    def drop_dead(self, deletion_id: int) -> None:
+    def delete_dead(self, deletion_id: int) -> None:
         """Wait no longer for those a deletion waits for that have died."""
         ...
 
-    def drop_all_dead(self) -> None:
-        """Forget all participants that have died."""
+    def delete_all_dead(self) -> None:
+        """Delete all participants that have died."""
         ...
 
-    def forget_lost(self) -> None:
-        """Forget who was away for too long, and what nobody needs any more."""
+    def delete_lost(self) -> None:
+        """Delete who was away for too long, and what nobody needs any more."""
         ...
 
     def num_alive(self) -> int:
@@ -179,28 +179,28 @@ class LockedParticipation:
         """Nothing, for the same reason."""
         return None
 
-    def has_dropped(self, number: int) -> None:
+    def has_deleted_all(self, number: int) -> None:
         """Nothing."""
 
-    def drop_dead(self, deletion_id: int) -> None:
+    def delete_dead(self, deletion_id: int) -> None:
         """Wait no longer for those a deletion waits for that have died."""
         with self._database.read() as db:
             waited_for = deletions.waited_for(db, deletion_id)
-        self._drop_dead(waited_for)
+        self._delete_dead_among(waited_for)
 
-    def drop_all_dead(self) -> None:
-        """Forget all participants that have died."""
+    def delete_all_dead(self) -> None:
+        """Delete all participants that have died."""
         with self._database.read() as db:
             all_ = deletions.participants(db)
-        self._drop_dead(all_)
+        self._delete_dead_among(all_)
         with storage_errors(self._directory):
             for path in self._directory.glob(f"*{_SUFFIX}"):
                 if (claimed := locks.claim(path)) is not None:
                     path.unlink(missing_ok=True)
                     os.close(claimed)
 
-    def forget_lost(self) -> None:
-        """Nothing: who is away is dead, see `drop_all_dead`."""
+    def delete_lost(self) -> None:
+        """Nothing: who is away is dead, see `delete_all_dead`."""
 
     def num_alive(self) -> int:
         """How many other processes take part."""
@@ -225,7 +225,7 @@ class LockedParticipation:
         """Nobody."""
         return 0
 
-    def _drop_dead(self, ids: list[str]) -> None:
+    def _delete_dead_among(self, ids: list[str]) -> None:
         with storage_errors(self._directory):
             dead = [
                 id_

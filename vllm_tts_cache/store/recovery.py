@@ -114,7 +114,7 @@ def _steps_of_copies(
 ) -> Iterator[Callable[[], list[str]]]:
     yield partial(_sweep_partials, directory)
     for prefix in sorted(directory.prefixes()):
-        yield partial(_forget_strays, directory, database, prefix)
+        yield partial(_delete_strays, directory, database, prefix)
     yield partial(_empty_trash, directory)
     yield partial(trim_quarantine, directory, database)
 
@@ -143,7 +143,7 @@ def _empty_trash(directory: StoreDirectory) -> list[str]:
 
 def _put_rows_right(database: Database) -> list[str]:
     with database.write() as db:
-        deletions.drop_expired(db)
+        deletions.delete_old(db)
     # First without the turn to write: of a million voices it takes seconds.
     with database.snapshot() as db:
         if not _wrong_sums(db):
@@ -185,7 +185,7 @@ def _reconcile(
     ]
 
 
-def _forget_strays(
+def _delete_strays(
     directory: StoreDirectory, database: Database, prefix: str
 ) -> list[str]:
     lines: list[str] = []
@@ -213,11 +213,13 @@ def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str
         }
         files = directory.kinds(sha)
         if missing := rows.keys() - files:
-            lines.append(f"{sha}: forgot {len(missing)} files that are not there")
+            lines.append(
+                f"{sha}: deleted the rows of {len(missing)} files that are not there"
+            )
         stored_files.remove(db, sha, missing | unowned)
         orphans = (files - rows.keys()) | (unowned - missing)
-        if is_owned and AUDIO_KIND in orphans and _took_back(db, directory, sha):
-            lines.append(f"{sha}: took back the audio of a voice that has no other")
+        if is_owned and AUDIO_KIND in orphans and _restored(db, directory, sha):
+            lines.append(f"{sha}: restored the audio of a voice that has no other")
             orphans.discard(AUDIO_KIND)
         if orphans:
             lines.append(f"{sha}: removed {len(orphans)} files that nobody has")
@@ -236,7 +238,9 @@ def _settle_copies(
     with database.write() as db:
         rows = {row.kind: row.segment for row in stored_files.of_audio(db, sha)}
         if Segment.REGISTERED in rows.values() and not owners.is_owned(db, sha):
-            lines.append(f"{sha}: forgot {len(rows)} files that nobody has")
+            lines.append(
+                f"{sha}: deleted the rows of {len(rows)} files that nobody has"
+            )
             stored_files.remove(db, sha)
             rows = {}
     if orphans := found - rows.keys():
@@ -245,7 +249,7 @@ def _settle_copies(
     return lines
 
 
-def _took_back(db: Connection, directory: StoreDirectory, sha: str) -> bool:
+def _restored(db: Connection, directory: StoreDirectory, sha: str) -> bool:
     """Give audio its row again, whose file was away for a while, if it is whole."""
     blob = directory.read(sha, AUDIO_KIND)
     try:
@@ -280,7 +284,7 @@ def trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]:
     for sha in addresses:
         num_bytes += directory.quarantined_bytes(sha)
         if num_bytes > _QUARANTINE_MAX_BYTES or not (stored[sha] or sha in owned):
-            directory.drop_quarantine(sha)
+            directory.delete_quarantine(sha)
             lines.append(f"{sha}: removed what was set aside")
     return lines
 
@@ -308,7 +312,7 @@ def remove_files(
         _remove_stock_file(directory, file)
     with database.write() as db:
         for file in stock_files:
-            imports.forget_file(db, file.file_name)
+            imports.delete_file_name(db, file.file_name)
         deletions.files_are_removed(db, deletion.id)
     database.wipe_log()
 

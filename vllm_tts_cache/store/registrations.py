@@ -45,7 +45,7 @@ from vllm_tts_cache.store.preview_kinds import of_other_tenants
 from vllm_tts_cache.store.writing import Owner, Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits
 
-_DROP_SECONDS = 60.0
+_DELETE_OLD_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Registrations:
         self._policy: RegistrationPolicy = policy
         self._needs_recording = needs_recording
         self._max_pinned = max_pinned
-        self._drop_next = 0.0
+        self._delete_old_next = 0.0
 
     def register(
         self,
@@ -219,7 +219,7 @@ class Registrations:
             deletion = None
             if _spoken(after) != _spoken(before):
                 if before.audio_sha256 is not None:
-                    drop_previews(db, before.audio_sha256, tenant)
+                    delete_previews(db, before.audio_sha256, tenant)
                 deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
         return Registered(
             record=after, replaced=before, deletion=deletion, change=change
@@ -236,13 +236,13 @@ class Registrations:
             SpeakerNotFoundError: No speaker has this name or id.
         """
         with self._database.write() as db:
-            self._drop_old_deletions(db)
+            self._delete_old_deletions(db)
             return self._delete(db, _find(db, name, tenant))
 
     def delete_expired(self, limit: int) -> list[Deletion]:
         """Delete speakers whose end has come, so many at most, as `delete` does."""
         with self._database.write() as db:
-            self._drop_old_deletions(db)
+            self._delete_old_deletions(db)
             over = speakers.expired(db, dialect.now(db), limit)
             return [self._delete(db, record) for record in over]
 
@@ -250,10 +250,10 @@ class Registrations:
         tenant, name_key = record.tenant, record.name_key
         speakers.delete(db, record)
         changed_speakers.note(db, record.speaker_id)
-        deletions.drop_finished(db, tenant, name_key)
+        deletions.delete_finished(db, tenant, name_key)
         deletion = deletions.add(
             db,
-            released(db, record.audio_sha256, tenant),
+            deleted_audio(db, record.audio_sha256, tenant),
             tenant=tenant,
             hashed=deletions.name_hash(tenant, name_key),
             public_id=record.speaker_id,
@@ -262,12 +262,12 @@ class Registrations:
             imports.mark_deleted(db, name_key, deletion.id)
         return deletion
 
-    def _drop_old_deletions(self, db: Connection) -> None:
-        """Forget those that nobody asked after, now and then: it goes through all."""
+    def _delete_old_deletions(self, db: Connection) -> None:
+        """Delete rows that nobody asked after, now and then: it goes through all."""
         now = time.monotonic()
-        if now >= self._drop_next:
-            self._drop_next = now + _DROP_SECONDS
-            deletions.drop_expired(db)
+        if now >= self._delete_old_next:
+            self._delete_old_next = now + _DELETE_OLD_SECONDS
+            deletions.delete_old(db)
 
     def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
         found = consents.find(db, new.consent, new.tenant)
@@ -319,7 +319,7 @@ def _replace(
     deletion = None
     change = 0 if replaced is None else changed_speakers.note(db, replaced.speaker_id)
     if replaced is not None and _spoken(replaced) != _spoken(record):
-        sha = released(db, replaced.audio_sha256, record.tenant)
+        sha = deleted_audio(db, replaced.audio_sha256, record.tenant)
         if sha is not None:
             deletion = deletions.add(db, sha, tenant=record.tenant)
     return Registered(
@@ -351,8 +351,8 @@ def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:
     return record.audio_sha256, record.ref_text
 
 
-def released(db: Connection, audio_sha256: str | None, tenant: str) -> str | None:
-    """The audio of what a tenant removed; if nobody else has it, its rows go.
+def deleted_audio(db: Connection, audio_sha256: str | None, tenant: str) -> str | None:
+    """The audio of what a tenant deleted; if nobody else has it, its rows go.
 
     It is told even where others have it: what was remembered of it may hold the
     transcript of the one that is gone.
@@ -363,16 +363,16 @@ def released(db: Connection, audio_sha256: str | None, tenant: str) -> str | Non
     if not having:
         stored_files.remove(db, audio_sha256)
         return audio_sha256
-    drop_previews(db, audio_sha256, tenant)
+    delete_previews(db, audio_sha256, tenant)
     if tenant not in having:
-        tenant_encodings.forget(db, tenant, audio_sha256)
+        tenant_encodings.delete(db, tenant, audio_sha256)
     return audio_sha256
 
 
-def drop_previews(
+def delete_previews(
     db: Connection, audio_sha256: str, tenant: str, *, keep: int = 0
 ) -> None:
-    """Forget a tenant's previews of an audio but the newest; files go with a deletion.
+    """Delete a tenant's previews of an audio but the newest; files go with a deletion.
 
     What other tenants have that have the audio too is theirs.
     """

@@ -45,7 +45,7 @@ from vllm_tts_cache.store.eviction import DiskBudgets
 from vllm_tts_cache.store.home import StoreHome
 from vllm_tts_cache.store.leased_participation import LeasedParticipation
 from vllm_tts_cache.store.participation import LockedParticipation, Participation
-from vllm_tts_cache.store.registrations import Registrations, drop_previews
+from vllm_tts_cache.store.registrations import Registrations, delete_previews
 from vllm_tts_cache.store.writing import Writer
 
 # Recency to the minute is enough to choose what to evict, and spares a write per use.
@@ -139,16 +139,16 @@ class SpeakerStore:
         self.delete = registrations.delete
         self.excess = self._writer.excess
         self.trim = self._writer.trim
-        self.forget = blobs.forget
-        self.forget_unstored = blobs.forget_unstored
+        self.delete_copies = blobs.delete_copies
+        self.delete_unstored = blobs.delete_unstored
         self.delete_expired = registrations.delete_expired
         self.join = self._participation.join
         self.leave = self._participation.leave
         self.deletions_to_confirm = self._participation.deletions_to_confirm
         self.confirm = self._participation.confirm
         self.missed = self._participation.missed
-        self.has_dropped = self._participation.has_dropped
-        self.forget_lost = self._participation.forget_lost
+        self.has_deleted_all = self._participation.has_deleted_all
+        self.delete_lost = self._participation.delete_lost
         self.num_alive = self._participation.num_alive
         self.news = self._participation.news
         self.hear = self._participation.hear
@@ -281,7 +281,7 @@ class SpeakerStore:
         """
         found = self.catalogue.progress(name, tenant)
         if found is not None and found.waiting_for:
-            self._participation.drop_dead(found.deletion.id)
+            self._participation.delete_dead(found.deletion.id)
             found = self.catalogue.progress(name, tenant)
         if found is not None and not self._participation.is_asked():
             return replace(found, waiting_for=max(found.waiting_for, 1))
@@ -304,7 +304,7 @@ class SpeakerStore:
             return deletions.unfinished(db)
 
     def acknowledge(self, deletion_id: int) -> None:
-        """The client knows that a deletion is finished: forget that there was one."""
+        """The client knows that a deletion is finished: delete the row of it."""
         with self._database.write() as db:
             deletions.acknowledge(db, deletion_id)
 
@@ -380,7 +380,7 @@ class SpeakerStore:
         if not self._writer.publish(key, encoding):
             return
         with self._database.write() as db:
-            drop_previews(db, sha, tenant, keep=_MAX_PREVIEWS)
+            delete_previews(db, sha, tenant, keep=_MAX_PREVIEWS)
             kept = {file.kind for file in stored_files.of_audio(db, sha)}
             self.blobs.remove(db, sha, self.files.kinds(sha) - kept)
 
@@ -405,7 +405,7 @@ class SpeakerStore:
                 catalogue's (any more), as where it is not mounted: then nothing is.
         """
         self.blobs.check_still()
-        self._participation.drop_all_dead()
+        self._participation.delete_all_dead()
         return recovery.recover(self.files, self.blobs, self._database)
 
     def sweep(self) -> int:

@@ -87,7 +87,7 @@ class TierStats:
 
     @property
     def evictions(self) -> int:
-        """Entries dropped to stay within a budget."""
+        """Entries evicted to stay within a budget."""
         return sum(s.evictions for s in self.segments.values())
 
 
@@ -121,7 +121,7 @@ class CacheStats:
 
     @property
     def evictions(self) -> int:
-        """Entries that the memory dropped to stay within its budget."""
+        """Entries that the memory evicted to stay within its budget."""
         return self.memory.evictions
 
     def plain(self) -> dict[str, Any]:

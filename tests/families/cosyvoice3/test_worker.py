@@ -231,7 +231,7 @@ def test_what_was_spoken_before_a_preemption_is_computed_as_it_was(
 def test_a_preempted_request_goes_on_though_its_voice_was_deleted(talker, ours):
     voice = Voice(talker, pitch_hz=555.0)
     rows, request = prefill(talker, ours(voice, ZERO_SHOT))
-    voice.speakers.forget([voice.ref.audio_sha256])
+    voice.speakers.delete([voice.ref.audio_sha256])
     request.info[FIELD] = [ABSENT, "registered"]
     request.num_computed = 0
     assert torch.equal(request.step(talker), rows)

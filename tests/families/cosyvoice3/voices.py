@@ -51,7 +51,7 @@ class Voice:
     def remember(self, **arrays):
         """Have the worker's memory hold these arrays instead, by encoder."""
         kept = {TOKENS: self.tokens, MEL: self.mel, SPEAKER: self.vector, **arrays}
-        self.speakers.forget([self.ref.audio_sha256])
+        self.speakers.delete([self.ref.audio_sha256])
         memory = self.speakers._cache._memory
         for name, array in kept.items():
             key = EncodingKey(
@@ -59,7 +59,7 @@ class Voice:
                 encoder_fingerprint=self.speakers.fingerprints[name],
             )
             encoding = Encoding({name: np.ascontiguousarray(array)})
-            memory.put(key, encoding, Segment.REGISTERED, since=memory.num_forgets)
+            memory.put(key, encoding, Segment.REGISTERED, since=memory.num_deletes)
 
 
 class Prompts:

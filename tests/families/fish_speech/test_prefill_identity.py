@@ -158,7 +158,7 @@ def test_a_prefill_without_a_speaker_is_the_hosts(slow_ar, chunk):
 
 def test_a_span_behind_the_reference_asks_for_no_encoding(slow_ar, voice):
     expected = as_the_host(slow_ar, voice)
-    voice.speakers.forget([voice.ref.audio_sha256])
+    voice.speakers.delete([voice.ref.audio_sha256])
     before = num_failed(slow_ar)
     behind = voice.reference.start + voice.reference.num_rows
     rows = prefill(slow_ar, voice.ids, voice.info, start=behind)

@@ -65,10 +65,10 @@ def test_after_a_gap_nothing_before_it_is_told():
     assert_said(frames, "one", 9, 11)
 
 
-def test_who_has_ended_is_forgotten():
+def test_who_has_ended_is_deleted():
     frames = SpokenFrames()
     speak(frames, "one", 5, 7)
     speak(frames, "two", 5, 7)
-    frames.forget({"one", "never there"})
+    frames.delete({"one", "never there"})
     assert "one" not in frames
     assert len(frames) == 1

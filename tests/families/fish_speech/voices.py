@@ -50,7 +50,7 @@ class Voice:
         }
 
     def remember(self, codes):
-        self.speakers.forget([self.ref.audio_sha256])
+        self.speakers.delete([self.ref.audio_sha256])
         memory = self.speakers._cache._memory
-        encoding, since = Encoding({"codes": codes}), memory.num_forgets
+        encoding, since = Encoding({"codes": codes}), memory.num_deletes
         memory.put(self.key, encoding, Segment.REGISTERED, since=since)

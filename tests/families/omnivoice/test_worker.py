@@ -71,9 +71,9 @@ class Voice:
             audio_sha256=self.ref.audio_sha256,
             encoder_fingerprint=self.speakers.fingerprints["codec"],
         )
-        self.speakers.forget([self.ref.audio_sha256])
+        self.speakers.delete([self.ref.audio_sha256])
         memory = self.speakers._cache._memory
-        encoding, since = Encoding(arrays), memory.num_forgets
+        encoding, since = Encoding(arrays), memory.num_deletes
         memory.put(key, encoding, Segment.REGISTERED, since=since)
 
 

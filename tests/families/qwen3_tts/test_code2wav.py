@@ -211,7 +211,7 @@ def test_without_memory_for_a_state_the_hosts_first_chunk_is_decoded(
     assert "CUDA out of memory" in caplog.text
 
 
-def test_other_weights_drop_the_states_and_ban_no_voice(stage):
+def test_other_weights_delete_the_states_and_ban_no_voice(stage):
     stepped(stage.ours, clone("a", 1)[0])
     stage.ours.load_weights(iter(()))
     assert stage.states.stats(0).states == 0

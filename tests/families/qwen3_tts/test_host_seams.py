@@ -81,7 +81,7 @@ def test_seam_adapter_salts_the_prefix_cache_by_the_reference():
     )
     assert function is not None, "conditioning_cache_salt is gone"
     assert parameters(function) == ["request", "tts_params"]
-    assert "ref_audio_cache_key" in ast.unparse(function), "the salt forgot the audio"
+    assert "ref_audio_cache_key" in ast.unparse(function), "the salt lacks the audio"
 
 
 def test_seam_adapter_takes_the_announced_length_of_the_codes():

@@ -92,9 +92,9 @@ class Voice:
             audio_sha256=self.ref.audio_sha256,
             encoder_fingerprint=self.speakers.fingerprints[encoder],
         )
-        self.speakers.forget([self.ref.audio_sha256])
+        self.speakers.delete([self.ref.audio_sha256])
         memory = self.speakers._cache._memory
-        encoding, since = Encoding({"features": features}), memory.num_forgets
+        encoding, since = Encoding({"features": features}), memory.num_deletes
         memory.put(key, encoding, Segment.REGISTERED, since=since)
 
 

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from tests.fault.killing import carry_out, confirm_all, killed_deleting, open_here
-from tests.lease_times import forget
+from tests.lease_times import delete_participants
 from tests.store_samples import address, publish, register, traces
 
 MIN_STEPS = 20  # fewer, and the child has died of something else
@@ -35,7 +35,7 @@ def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
                 waits_for(other, is_deleted=other.find("Ann") is None)
             finish(other)
             if engine == "postgresql":
-                forget(other)  # whoever was killed, an hour later
+                delete_participants(other)  # whoever was killed, an hour later
         nothing_is_left(directory)
     assert num_steps > MIN_STEPS
 

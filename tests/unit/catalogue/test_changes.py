@@ -83,7 +83,7 @@ def test_a_change_says_what_changes_and_leaves_the_rest(store):
     assert change(store, "ann", labels=None).record.labels == {}
 
 
-def test_another_transcript_makes_everybody_forget_the_prompts_of_the_old_one(store):
+def test_another_transcript_makes_everybody_delete_the_prompts_of_the_old_one(store):
     register(store, "Ann", 0, ref_text="words")
     assert change(store, "Ann", ref_text="words").deletion is None
     done = change(store, "Ann", ref_text="other words")

@@ -111,7 +111,7 @@ def test_what_an_earlier_version_stored_is_taken_over(tmp_path, postgres):
 
 
 def test_a_directory_that_is_not_mounted_for_a_while_costs_no_voice(voices):
-    """Its rows were forgotten, and then its files removed as nobody's."""
+    """Its rows were deleted, and then its files removed as nobody's."""
     directory, url = voices
     store, away = opened(directory, catalogue_url=url), directory.parent / "away"
     directory.rename(away)

@@ -106,8 +106,8 @@ def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
     delete(one, "Ann")
     assert objects_in(fleet) == []
     assert copies_in(one) == []
-    # Each machine is asked, and drops its own; see `entrypoints.deletions`.
-    other.forget_unstored(address(0))
+    # Each machine is asked, and deletes its own; see `entrypoints.deletions`.
+    other.delete_unstored(address(0))
     assert traces(fleet.root, address(0)) == []
     assert other.read(key(0)) is None
     assert other.read_audio(address(0)) is None
@@ -135,7 +135,7 @@ def test_what_another_voice_has_stays(fleet):
     publish(one, 0)
     other.read(key(0))
     delete(one, "Ann")
-    other.forget_unstored(address(0))
+    other.delete_unstored(address(0))
     assert other.is_stored(key(0))
     assert one.read(key(0)) is not None
     delete(one, "Bob")
@@ -152,7 +152,7 @@ def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
 
     def slowly(sha, kind, data):
         delete(one, "Ann")
-        other.forget_unstored(sha)  # as its participant, before the copy is there
+        other.delete_unstored(sha)  # as its participant, before the copy is there
         write(sha, kind, data)
 
     monkeypatch.setattr(other.blobs.copies, "write", slowly)
@@ -185,7 +185,7 @@ def test_a_damaged_copy_is_fetched_again(fleet):
     assert one.read_audio(address(0)) is not None
 
 
-def test_a_damaged_object_is_forgotten_so_that_it_is_made_anew(fleet):
+def test_the_row_of_a_damaged_object_is_deleted_so_that_it_is_made_anew(fleet):
     one, other = fleet.open("one"), fleet.open("other")
     register(one, "Ann", 0)
     publish(one, 0)
@@ -220,7 +220,7 @@ def test_an_object_that_fell_short_is_not_taken_for_damaged(fleet):
     assert other.read_audio(address(0)) is not None
 
 
-def test_a_lost_object_is_forgotten_where_the_bucket_is_there(fleet):
+def test_the_row_of_a_lost_object_is_deleted_where_the_bucket_is_there(fleet):
     one, other = fleet.open("one"), fleet.open("other")
     register(one, "Ann", 0)
     publish(one, 0)
@@ -255,7 +255,7 @@ def test_what_a_killed_process_was_storing_goes_in_time(fleet, monkeypatch):
     monkeypatch.setattr(objects, "MAKING_SECONDS", -1.0)
     one.blobs.stage(b"half a voice", address(0))
     assert len(objects_in(fleet)) == 1
-    monkeypatch.setattr(objects, "FORGOTTEN_SECONDS", 0.0)
+    monkeypatch.setattr(objects, "OVERDUE_SECONDS", 0.0)
     assert any("left behind" in line for line in one.verify())
     assert one.sweep() == 1
     assert objects_in(fleet) == []

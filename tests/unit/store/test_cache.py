@@ -59,12 +59,12 @@ def test_what_was_deleted_while_it_was_encoded_is_kept_nowhere(cache, memory, st
     assert not cache.is_stored(key())
 
 
-def test_forgetting_empties_memory_only(cache, memory, store):
+def test_deleting_empties_memory_only(cache, memory, store):
     cache.put(key(), make_encoding(), REGISTERED)
-    assert cache.forget(address()) == 1
+    assert cache.delete(address()) == 1
     assert not memory.contains(key())
     assert cache.is_stored(key())
-    assert cache.forget(address()) == 0
+    assert cache.delete(address()) == 0
 
 
 class PausingStore:
@@ -82,7 +82,7 @@ class PausingStore:
         return encoding
 
 
-def test_a_read_that_was_under_way_does_not_bring_a_forgotten_voice_back(
+def test_a_read_that_was_under_way_does_not_bring_a_deleted_voice_back(
     cache, memory, store
 ):
     store.publish(key(), make_encoding())
@@ -92,7 +92,7 @@ def test_a_read_that_was_under_way_does_not_bring_a_forgotten_voice_back(
         read = pool.submit(cache.get, key(), REGISTERED)
         pausing.has_read.wait(10)
         delete(store, "Ann")
-        cache.forget(address())
+        cache.delete(address())
         pausing.may_return.set()
         assert read.result(10) is not None
     assert not memory.contains(key())
@@ -125,9 +125,9 @@ def test_a_broken_disk_keeps_memory_and_never_raises(memory, plugin_log):
     assert len(plugin_log.records) == 1
 
 
-def test_a_broken_disk_does_not_keep_a_voice_that_was_forgotten_meanwhile(memory):
+def test_a_broken_disk_does_not_keep_a_voice_that_was_deleted_meanwhile(memory):
     cache = EncodingCache(memory, BrokenStore())
-    cache.forget(address(0))  # while it was encoded: nobody knows when that began
+    cache.delete(address(0))  # while it was encoded: nobody knows when that began
     cache.put(key(0), make_encoding(), REGISTERED)
     cache.put(key(1), make_encoding(), REGISTERED)
     assert not memory.contains(key(0))

@@ -7,7 +7,7 @@ import time
 import pytest
 from sqlalchemy import text
 
-from tests.lease_times import SECONDS, forget, shift, silent_for
+from tests.lease_times import SECONDS, delete_participants, shift, silent_for
 from tests.store_samples import address, delete, opened, register, voice
 from vllm_tts_cache import config
 from vllm_tts_cache.catalogue import changed_speakers, deletions, leases, schema
@@ -109,11 +109,11 @@ def test_after_any_outage_all_have_time_to_come_back(
 
 
 @pytest.mark.parametrize("seconds", [leases.LOST_SECONDS + 60, -3600.0])
-def test_a_clock_that_is_set_ends_no_lease_and_forgets_nobody(
+def test_a_clock_that_is_set_ends_no_lease_and_deletes_nobody(
     store, open_here, alone, monkeypatch, seconds
 ):
-    """The first one that renewed by it forgot all the others."""
-    monkeypatch.setattr(leased_participation, "FORGET_SECONDS", 0.0)
+    """The first one that renewed by it deleted all the others."""
+    monkeypatch.setattr(leased_participation, "DELETE_LOST_SECONDS", 0.0)
     first, second = open_here(), open_here()
     register(store, "Ann")
     mine = first.join().id
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_ends_no_lease_and_forgets_nobody(
     for _ in range(2):
         assert pending(store) == 2
         for one in (first, second):
-            one.forget_lost()
+            one.delete_lost()
             assert one.deletions_to_confirm() == [deletion]
         with store.catalogue.database.write() as db:
             assert leases.renew(db, mine)  # and the other one is a moment later
@@ -174,9 +174,7 @@ def test_a_lease_lives_on_while_its_process_is_busy_with_other_things(
     until_none_is_alive(store)
 
 
-def test_whoever_was_forgotten_joins_anew_once_it_notices(
-    store, open_here, monkeypatch
-):
+def test_whoever_was_deleted_joins_anew_once_it_notices(store, open_here, monkeypatch):
     """It asked for a restart, and took deletions for finished that it had missed."""
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.5)
     other = open_here()
@@ -184,7 +182,7 @@ def test_whoever_was_forgotten_joins_anew_once_it_notices(
     register(store, "Bob", 1)
     other.join()
     deletion_of(store)
-    forget(store)
+    delete_participants(store)
     assert participants(store) == set()
     assert store.progress("Ann").is_finished
     assert pending(other) == 1
@@ -193,7 +191,7 @@ def test_whoever_was_forgotten_joins_anew_once_it_notices(
         assert time.monotonic() < until
         time.sleep(0.02)
     assert pending(other) == 1
-    other.has_dropped(other.missed())
+    other.has_deleted_all(other.missed())
     assert other.missed() is None
     assert other.progress("Ann").is_finished
     assert other.deletions_to_confirm() == []
@@ -210,7 +208,7 @@ def test_whoever_joins_anew_is_asked_about_files_that_it_may_still_read(
     register(store, "Ann")
     other.join()
     deletion = store.delete("Ann")
-    forget(store)
+    delete_participants(store)
     until = time.monotonic() + 20
     while other.missed() is None:
         assert time.monotonic() < until
@@ -273,10 +271,10 @@ def test_nothing_waits_where_nobody_takes_part(tmp_path):
     store.close()
 
 
-def test_after_an_outage_of_hours_nobody_is_forgotten_who_comes_back(
+def test_after_an_outage_of_hours_nobody_is_deleted_who_comes_back(
     store, open_here, monkeypatch
 ):
-    """The first one that was back forgot them all, itself included, for good."""
+    """The first one that was back deleted them all, itself included, for good."""
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
     first, second = open_here(), open_here()
     for each in (first, second):
@@ -294,9 +292,9 @@ def test_after_an_outage_of_hours_nobody_is_forgotten_who_comes_back(
     assert store.num_alive() == 3
 
 
-def test_whoever_never_comes_back_is_forgotten_in_time(store, open_here, monkeypatch):
+def test_whoever_never_comes_back_is_deleted_in_time(store, open_here, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
-    monkeypatch.setattr(leased_participation, "FORGET_SECONDS", 0.1)
+    monkeypatch.setattr(leased_participation, "DELETE_LOST_SECONDS", 0.1)
     here = open_here()
     here.join()
     with store.catalogue.database.write() as db:
@@ -304,14 +302,14 @@ def test_whoever_never_comes_back_is_forgotten_in_time(store, open_here, monkeyp
         until = leases.NOW - 2 * leases.LOST_SECONDS
         gone = {"participant_id": "gone", "until": until, "seconds": 60, "heard": 0}
         db.execute(schema.lease.insert().values(**gone))
-    here.forget_lost()
+    here.delete_lost()
     assert "gone" in participants(store)  # renewals have not gone on for so long
     with store.catalogue.database.write() as db:
         began_at = leases.NOW - 2 * leases.LOST_SECONDS
         db.execute(schema.renewals.update().values(began_at=began_at))
     until = time.monotonic() + 20
     while "gone" in participants(store):
-        here.forget_lost()
+        here.delete_lost()
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -350,7 +348,7 @@ def test_a_change_waits_for_all_who_take_part_and_live(store, open_here, ended):
 def test_replacing_and_deleting_are_changes_and_are_kept_until_all_have_heard(
     store, open_here, monkeypatch
 ):
-    monkeypatch.setattr(leased_participation, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(leased_participation, "DELETE_LOST_SECONDS", 0.0)
     other = open_here()
     other.join()
     ann = register(store, "Ann").record
@@ -363,13 +361,13 @@ def test_replacing_and_deleting_are_changes_and_are_kept_until_all_have_heard(
     assert {d.public_id for d in other.deletions_to_confirm()} >= {vec.speaker_id}
     assert deletion in other.deletions_to_confirm()
     assert heard_of(other) == [ann.speaker_id, ann.speaker_id, vec.speaker_id]
-    other.forget_lost()
+    other.delete_lost()
     with store.catalogue.database.read() as db:
         (left,) = db.execute(schema.changed_speaker.select()).all()
     assert left.number > replaced.change
 
 
-def test_who_has_missed_too_much_drops_all(store, open_here, monkeypatch):
+def test_who_has_missed_too_much_deletes_all(store, open_here, monkeypatch):
     monkeypatch.setattr(changed_speakers, "MAX_TOLD", 3)
     other = open_here()
     other.join()

@@ -34,7 +34,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule(key=keys, segment=segments)
     def put(self, key, segment):
-        since = self.tier.num_forgets
+        since = self.tier.num_deletes
         self.tier.put(key, sized_encoding(SIZES[key]), segment, since=since)
         if self.holder(key) is None:
             self.add(key, segment)
@@ -49,9 +49,9 @@ class MemoryMachine(RuleBasedStateMachine):
             self.use(key, segment)
 
     @rule()
-    def forget_all(self):
-        since = self.tier.num_forgets
-        assert self.tier.forget_all() == sum(map(len, self.model.values()))
+    def delete_all(self):
+        since = self.tier.num_deletes
+        assert self.tier.delete_all() == sum(map(len, self.model.values()))
         self.model = {segment: [] for segment in Segment}
         for key in SIZES:  # read before, and put behind it
             self.tier.put(key, sized_encoding(SIZES[key]), REGISTERED, since=since)
@@ -61,12 +61,12 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.tier.contains(key) == (self.holder(key) is not None)
 
     @rule(audio=audios)
-    def forget(self, audio):
+    def delete(self, audio):
         num_held = sum(map(len, self.model.values()))
         for held in self.model.values():
             held[:] = [key for key in held if key.audio_sha256 != audio]
         num_gone = num_held - sum(map(len, self.model.values()))
-        assert self.tier.forget(audio) == num_gone
+        assert self.tier.delete(audio) == num_gone
 
     @invariant()
     def what_is_held_is_counted_right_and_within_budget(self):
@@ -78,7 +78,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for audio in {key.audio_sha256 for key in SIZES}:
-            self.tier.forget(audio)
+            self.tier.delete(audio)
         assert self.tier.stats().entries == self.tier.stats().bytes == 0
         assert not self.tier._by_audio, "the index keeps audios that are gone"
 
@@ -164,12 +164,12 @@ def test_counts_hold_when_threads_race():
     def work(seed):
         for n in range(400):
             audio, segment = (seed * 7 + n) % 11, (REGISTERED, INLINE)[n % 2]
-            since = tier.num_forgets
+            since = tier.num_deletes
             encoding = sized_encoding(40 + audio)
             tier.put(make_key(audio, n % 2), encoding, segment, since=since)
             tier.get(make_key((audio + 3) % 11, n % 2), REGISTERED)
             if n % 13 == 0:
-                tier.forget(make_key(audio).audio_sha256)
+                tier.delete(make_key(audio).audio_sha256)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -179,7 +179,7 @@ def test_counts_hold_when_threads_race():
     stats = tier.stats()
     assert stats.hits + stats.misses == 1600
     audios = {make_key(audio, 0).audio_sha256 for audio in range(11)}
-    assert stats.entries == sum(map(tier.forget, audios))
+    assert stats.entries == sum(map(tier.delete, audios))
     assert tier.stats().bytes == 0
 
 
@@ -188,25 +188,25 @@ def test_a_negative_budget_is_refused():
         Budget(-1)
 
 
-def test_what_was_forgotten_since_it_was_read_is_not_kept():
+def test_what_was_deleted_since_it_was_read_is_not_kept():
     tier = MemoryTier(dict.fromkeys(Segment, Budget(1000)))
-    since = tier.num_forgets
-    assert tier.forget(make_key(1).audio_sha256) == 0
+    since = tier.num_deletes
+    assert tier.delete(make_key(1).audio_sha256) == 0
     tier.put(make_key(1), sized_encoding(1), REGISTERED, since=since)
     tier.put(make_key(2), sized_encoding(1), REGISTERED, since=since)
     assert not tier.contains(make_key(1))
     assert tier.contains(make_key(2))
-    tier.put(make_key(1), sized_encoding(1), REGISTERED, since=tier.num_forgets)
+    tier.put(make_key(1), sized_encoding(1), REGISTERED, since=tier.num_deletes)
     assert tier.contains(make_key(1))
 
 
-def test_what_may_have_been_forgotten_long_ago_is_not_kept_either(monkeypatch):
-    monkeypatch.setattr("vllm_tts_cache.store.memory._MAX_FORGOTTEN", 3)
+def test_what_may_have_been_deleted_long_ago_is_not_kept_either(monkeypatch):
+    monkeypatch.setattr("vllm_tts_cache.store.memory._MAX_DELETED", 3)
     tier = MemoryTier(dict.fromkeys(Segment, Budget(1000)))
-    since = tier.num_forgets
+    since = tier.num_deletes
     for n in range(5):
-        tier.forget(make_key(n).audio_sha256)
+        tier.delete(make_key(n).audio_sha256)
     tier.put(make_key(0), sized_encoding(1), REGISTERED, since=since)
     assert not tier.contains(make_key(0))
-    tier.put(make_key(0), sized_encoding(1), REGISTERED, since=tier.num_forgets)
+    tier.put(make_key(0), sized_encoding(1), REGISTERED, since=tier.num_deletes)
     assert tier.contains(make_key(0))

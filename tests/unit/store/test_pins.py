@@ -92,7 +92,7 @@ def test_deleting_a_pinned_voice_takes_it_out_of_memory(store):
     pins = pins_of(store, cache)
     pins.refresh()
     delete(store, "Ann")
-    assert cache.forget(address(0)) == 1
+    assert cache.delete(address(0)) == 1
     pins.refresh()
     assert not in_memory(cache, 0)
     assert cache.stats()["tiers"]["memory"]["pinned"] == {"entries": 0, "bytes": 0}

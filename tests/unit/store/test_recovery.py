@@ -50,7 +50,7 @@ def test_files_that_nobody_has_are_shown_and_removed(store):
 
 
 @pytest.mark.directory
-def test_rows_without_a_file_are_shown_and_forgotten(store):
+def test_rows_without_a_file_are_shown_and_deleted(store):
     register(store, "Ann", 0)
     publish(store, 0)
     store.keep_inline(clip(1))
@@ -181,9 +181,9 @@ def test_audio_that_comes_back_is_its_voices_again(store):
     register(store, "Ann", 0)
     folder = path_of(store, 0).parent
     folder.rename(store.directory / "away")
-    assert any("forgot" in line for line in store.recover())
+    assert any("deleted the rows" in line for line in store.recover())
     (store.directory / "away").rename(folder)
-    assert any("took back the audio" in line for line in store.recover())
+    assert any("restored the audio" in line for line in store.recover())
     assert store.read_audio(address(0)) is not None
     assert store.recover() == store.verify() == []
 

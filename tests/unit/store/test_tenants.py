@@ -243,7 +243,7 @@ def test_what_another_had_encoded_is_told_to_whoever_asked(store):
     store.tell(B, address(), [KIND])
     store.tell(B, address(), [KIND])
     assert told(store, B) == {KIND}
-    # Encoded anew, by force: nobody forgets that it is there.
+    # Encoded anew, by force: everybody knows that it is there.
     publish(store)
     assert (told(store, A), told(store, B)) == ({KIND}, {KIND})
 

@@ -81,7 +81,7 @@ class CodecEncoder:
         except (RuntimeError, ValueError) as exc:
             raise EncodeError(f"codec encoder: {exc}") from exc
         finally:
-            self._forget_masks()
+            self._delete_masks()
         return Encoding({"codes": codes.T.astype(np.int16)})
 
     def _codes(self, samples: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class CodecEncoder:
         _, residual_codes = quantizer.quantizer(latents - semantic)
         return torch.cat([semantic_codes, residual_codes], dim=1)[0]
 
-    def _forget_masks(self) -> None:
+    def _delete_masks(self) -> None:
         """The host's network keeps a mask for each length that it has seen."""
         for module in self.network.modules():
             if isinstance(module, ArkttsCodecWindowTransformer):

@@ -27,10 +27,10 @@ def build_encoding_half(
         CheckpointError: A tensor of the codec is missing or of another shape.
     """
 
-    def drop(codec: DAC, quantizer: Any) -> None:
+    def delete(codec: DAC, quantizer: Any) -> None:
         del codec.decoder, quantizer.post_module, quantizer.upsample
 
-    return _build_half(sizes, state, drop, path=path)
+    return _build_half(sizes, state, delete, path=path)
 
 
 def build_decoding_half(
@@ -42,16 +42,16 @@ def build_decoding_half(
         CheckpointError: A tensor of the codec is missing or of another shape.
     """
 
-    def drop(codec: DAC, quantizer: Any) -> None:
+    def delete(codec: DAC, quantizer: Any) -> None:
         del codec.encoder, quantizer.pre_module, quantizer.downsample
 
-    return _build_half(sizes, state, drop, path=path)
+    return _build_half(sizes, state, delete, path=path)
 
 
 def _build_half(
     sizes: CodecSizes,
     state: Mapping[str, Tensor],
-    drop_other_half: Callable[[DAC, Any], None],
+    delete_other_half: Callable[[DAC, Any], None],
     *,
     path: str,
 ) -> tuple[DAC, dict[str, Tensor]]:
@@ -66,7 +66,7 @@ def _build_half(
     state = in_the_spelling_of(whole, state)
     # The other half is compared too: a file that was cut off is no codec.
     pick_tensors(_stored(whole), _stored(state), path=path)
-    drop_other_half(codec, codec.quantizer)
+    delete_other_half(codec, codec.quantizer)
     rotary = _take_computed_buffers(codec, state)
     half = _stored(codec.state_dict())
     weights = {name: state[name] for name in half} | rotary
@@ -82,7 +82,7 @@ def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _take_computed_buffers(
     codec: nn.Module, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Drop the masks; return the rotary frequencies by their full names.
+    """Delete the masks; return the rotary frequencies by their full names.
 
     They are rounded to bfloat16, as the host's buffer rounds them, also where they
     come from the file. Under another rounding other codes come out.

@@ -58,8 +58,8 @@ class SpokenFrames:
         spoken = self._requests.get(request_id)
         return None if spoken is None else spoken.between(begin, end)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Drop what requests have spoken that have ended."""
+    def delete(self, request_ids: Iterable[str]) -> None:
+        """Delete what requests have spoken that have ended."""
         for request_id in request_ids:
             self._requests.pop(request_id, None)
 

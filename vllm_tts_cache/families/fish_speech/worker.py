@@ -69,8 +69,8 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
         return input_ids, rows, {"codes": {"audio": codes}}
 
     def on_requests_finished(self, request_ids: Iterable[str]) -> None:
-        """Forget what they spoke; the runner calls it."""
-        self._spoken.forget(request_ids)
+        """Delete what they spoke; the runner calls it."""
+        self._spoken.delete(request_ids)
 
     def _add_sums(self, span: torch.Tensor, sums: torch.Tensor) -> None:
         span.add_(sums).div_(math.sqrt(self._num_codebooks + 1))

@@ -38,8 +38,8 @@ class SpokenStates:
             if request_id in self._of_requests
         }
 
-    def forget(self, request_ids: Collection[str]) -> None:
-        """Drop what requests have spoken that are over."""
+    def delete(self, request_ids: Collection[str]) -> None:
+        """Delete what requests have spoken that are over."""
         for request_id in request_ids:
             self._of_requests.pop(request_id, None)
         self._requests_of_rows = [

@@ -65,8 +65,8 @@ class CachedHiggsAudioV2Talker(
         self._slot_output_len = dict.fromkeys(self._audio_state, 0)
 
     def on_requests_finished(self, finished_req_ids: Collection[str]) -> None:
-        """Forget what they spoke; the runner calls it before their rows are others'."""
-        self._spoken.forget(finished_req_ids)
+        """Delete what they spoke; the runner calls it before their rows are others'."""
+        self._spoken.delete(finished_req_ids)
 
     def forward(
         self,

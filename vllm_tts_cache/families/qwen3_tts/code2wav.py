@@ -27,14 +27,14 @@ class CachedQwen3TTSCode2Wav(Qwen3TTSCode2Wav):
     _prefixes: DecoderPrefixes | None = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the decoder; what was computed with other weights is dropped.
+        """Load the decoder; what was computed with other weights is deleted.
 
         With CUDA graphs the host's own first chunk is replayed from one, and stays.
         """
         loaded = super().load_weights(weights)
         max_bytes = load_settings().decoder_max_bytes
         if self.tts_cache_decoder_states is not None:
-            self.tts_cache_decoder_states.drop_all()
+            self.tts_cache_decoder_states.delete_all_for_now()
         elif max_bytes and self._async_chunk and not self.decoder._cudagraph_enabled:
             self.tts_cache_decoder_states = DecoderStates(max_bytes)
             states = self.tts_cache_decoder_states

@@ -54,16 +54,16 @@ class DecoderPrefixes:
                 device.
             audio_sha256: Of a registered voice, whose state is kept.
 
-        Returns None, and drops all that is kept, where the device has no memory for
+        Returns None, and deletes all that is kept, where the device has no memory for
         one: the host's own first chunk needs no state.
         """
         make = partial(self._make, codes)
         try:
             return dict(self._states.get(audio_sha256, _digest(codes), make))
         except torch.OutOfMemoryError as exc:
-            num_dropped = self._states.drop_all()
-            message = "No memory for a voice's state in the decoder; dropped %d: %s"
-            throttled.warn_of("making a decoder's state", message, num_dropped, exc)
+            num_deleted = self._states.delete_all_for_now()
+            message = "No memory for a voice's state in the decoder; deleted %d: %s"
+            throttled.warn_of("making a decoder's state", message, num_deleted, exc)
             return None
 
     @torch.no_grad()

@@ -186,7 +186,7 @@ def _build(
         network = modeling.Qwen3TTSTokenizerV2Encoder(encoder_config)
     weights = assign_float32(network, tensors, path=path)
     _compute_derived_buffers(network)
-    _drop_unread_codebooks(network, config.encoder_valid_num_quantizers)
+    _delete_unread_codebooks(network, config.encoder_valid_num_quantizers)
     if can_be_sliced(network.encoder):
         sliced = SlicedEncoder(network.encoder, config.input_sample_rate)
         network.encoder = sliced  # pyright: ignore[reportAttributeAccessIssue]
@@ -203,7 +203,7 @@ def _compute_derived_buffers(network: modeling.Qwen3TTSTokenizerV2Encoder) -> No
         network._init_weights(owner)
 
 
-def _drop_unread_codebooks(
+def _delete_unread_codebooks(
     network: modeling.Qwen3TTSTokenizerV2Encoder, num_codebooks: int
 ) -> None:
     """Free the codebooks that the talker does not speak; half of them as released."""

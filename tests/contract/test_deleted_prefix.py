@@ -21,7 +21,7 @@ from tests.real_scheduler import (
 from vllm_tts_cache.model_executor.voice_blocks import audio_of
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.ref import FIELD
-from vllm_tts_cache.speaker.rpc_client import FORGET, STATS
+from vllm_tts_cache.speaker.rpc_client import DELETE, STATS
 
 ANN, BOB = "a" * 64, "b" * 64
 NUM_BLOCKS_OF_PROMPT = 5
@@ -57,9 +57,9 @@ def speak(core, name, sha, *, ends=True):
     return num_cached(scheduled, name) // BLOCK_SIZE
 
 
-def forget(core, *audios, **fields):
-    call = wire.encode(wire.ForgetCall(audio_sha256s=list(audios), **fields))
-    assert core.collective_rpc(FORGET.name, 5.0, (call,)) == ["told"]
+def delete(core, *audios, **fields):
+    call = wire.encode(wire.DeleteCall(audio_sha256s=list(audios), **fields))
+    assert core.collective_rpc(DELETE.name, 5.0, (call,)) == ["told"]
 
 
 def num_found(core):
@@ -73,17 +73,17 @@ def test_a_deleted_voice_is_computed_again_and_others_are_not(core):
         assert speak(core, f"first {sha}", sha) == 0
         assert speak(core, f"second {sha}", sha) == NUM_BLOCKS_OF_PROMPT
     assert core.collective_rpc(STATS.name) == ["told"]
-    forget(core, ANN)
+    delete(core, ANN)
     assert speak(core, "ann", ANN) == 0
     assert speak(core, "bob", BOB) == NUM_BLOCKS_OF_PROMPT
-    forget(core, everything=True)
+    delete(core, everything=True)
     assert [speak(core, f"{sha} again", sha) for sha in (ANN, BOB)] == [0, 0]
 
 
 def test_what_a_request_of_it_computes_yet_is_not_found_either(core):
     speak(core, "running", ANN, ends=False)
     assert num_found(core) == NUM_BLOCKS_OF_PROMPT
-    forget(core, ANN)
+    delete(core, ANN)
     for _ in range(BLOCK_SIZE):  # so that a block of its own speech is full
         step(core.scheduler, OTHER_TOKEN)
     step(core.scheduler, STOP)
@@ -97,7 +97,7 @@ def test_one_that_waits_yet_has_nothing_to_lose(core):
     waiting: Any = new_request("waiting", 40, 4)
     waiting.additional_information = {FIELD: [BOB, "registered"]}
     core.scheduler.add_request(waiting)
-    forget(core, BOB)
+    delete(core, BOB)
     step(core.scheduler, STOP)
 
 
