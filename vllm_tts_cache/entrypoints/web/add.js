@@ -128,7 +128,7 @@ function registered(answer) {
   consent.stop();
   byId("add-consent").replaceChildren((consent = new ConsentField()).element);
   watched = { ...answer, since: performance.now() };
-  statuses.forget(answer.voice.id);
+  statuses.delete(answer.voice.id);
   statuses.watch(answer.voice.id);
   byId("add-progress").hidden = false;
   showProgress({ status: "pending" });
@@ -173,5 +173,5 @@ async function retry() {
   const { id } = watched.voice;
   showProgress({ status: "processing" });
   await send(voicePath(id, "cache"), { method: "POST" }).catch(() => {}); // the status will say
-  statuses.forget(id);
+  statuses.delete(id);
 }

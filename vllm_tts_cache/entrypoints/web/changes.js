@@ -98,7 +98,7 @@ export async function deleteWhole(path, progress) {
       }
       hasBegun = true;
       progress.textContent = deletion.files_removed
-        ? `Its files are removed; waiting for ${deletion.waiting_for} server processes to drop it from memory …`
+        ? `Its files are removed; waiting for ${deletion.waiting_for} server processes to delete it from memory …`
         : "No request finds it any more; its files are being removed …";
       await new Promise((go) => setTimeout(go, 1000 * (error.retryAfterSeconds ?? RETRY_SECONDS)));
     }

@@ -31,7 +31,7 @@ export class ClipPlayer {
   #toggle;
   #peaks = new Float32Array(48);
   #samples = null;
-  #forget;
+  #stopRedrawing;
   #frame = 0;
 
   constructor(blob, label) {
@@ -44,7 +44,7 @@ export class ClipPlayer {
     for (const type of ["play", "pause", "ended", "durationchange", "seeked"]) {
       this.#audio.addEventListener(type, () => this.#show(label));
     }
-    this.#forget = redrawn(this.#canvas, () => this.#measure());
+    this.#stopRedrawing = redrawn(this.#canvas, () => this.#measure());
     this.ready = decode(blob).then((decoded) => {
       this.#samples = decoded?.samples ?? null;
       this.seconds = decoded?.seconds ?? null;
@@ -61,7 +61,7 @@ export class ClipPlayer {
 
   dispose() {
     this.#audio.pause();
-    this.#forget();
+    this.#stopRedrawing();
     cancelAnimationFrame(this.#frame);
     URL.revokeObjectURL(this.#audio.src);
   }

@@ -18,7 +18,7 @@ export class Run {
   #frame = 0;
   #isOver = false;
   #onEnd;
-  #forget;
+  #stopRedrawing;
 
   /** `onEnd` is called once nothing more of it will be heard. */
   constructor({ results, canvas, onEnd }) {
@@ -26,7 +26,7 @@ export class Run {
     this.canvas = canvas;
     this.#onEnd = onEnd;
     this.#player.onProgress = () => this.#count();
-    this.#forget = redrawn(canvas, () => this.#paint());
+    this.#stopRedrawing = redrawn(canvas, () => this.#paint());
   }
 
   /** Send, and play what comes; the samples, or null if it was stopped. */
@@ -60,7 +60,7 @@ export class Run {
 
   dispose() {
     this.pause();
-    this.#forget();
+    this.#stopRedrawing();
   }
 
   #end() {

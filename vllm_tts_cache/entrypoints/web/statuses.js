@@ -43,7 +43,7 @@ class Statuses extends EventTarget {
   }
 
   /** Ask anew: something about the voice has changed. */
-  forget(id) {
+  delete(id) {
     this.#known.delete(id);
   }
 

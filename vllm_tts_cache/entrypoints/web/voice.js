@@ -89,14 +89,14 @@ function tools(voice) {
       await send(voicePath(voice.id, "cache"), { method: "POST" });
       toast("Its encodings are there.");
     } finally {
-      statuses.forget(voice.id);
+      statuses.delete(voice.id);
     }
   }), { id: "encode" });
   const bundle = button("Bundle", () => busy(bundle, error, () => saveBundle(voice)), { iconName: "export", id: "save-bundle" });
   const edit = button("Edit", async () => {
     const changed = await askEdit(voice);
     if (!changed) return;
-    statuses.forget(voice.id);
+    statuses.delete(voice.id);
     toast(whatChanged(changed.modes));
     load();
     showVoice(voice.id);
@@ -104,7 +104,7 @@ function tools(voice) {
   const remove = button("Delete", async () => {
     if (!await askDelete(voice)) return;
     toast(`${voice.name} is deleted: nothing of it is left.`);
-    statuses.forget(voice.id);
+    statuses.delete(voice.id);
     load();
     location.hash = "#/";
   }, { iconName: "trash", id: "delete-voice" });
