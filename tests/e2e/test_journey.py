@@ -4,6 +4,7 @@ The tests of one family follow one another, on two starts of the engine; the def
 family's begin with stock's server on the same directory.
 """
 
+import re
 import threading
 import time
 
@@ -102,6 +103,72 @@ def speak_as_ada(client, family):
     heard = [s.audio for s in spoken]
     assert len(set(heard)) == len(heard)
     return heard
+
+
+@pytest.mark.does("keeps_decoder_states")
+def test_a_precomputed_voice_is_in_the_decoder_before_its_first_text(told, make_clip):
+    client, before = told.client, decoder_counts(told.client)
+    make_ready(client, "early", make_clip(4.0))
+    at_rest = decoder_counts(client)
+    assert grown(before, at_rest) == {"made": 1, "hits": 0, "states": 1}
+    assert client.speak("Hi.", voice="early").cache == "hit"
+    first = decoder_counts(client)
+    assert grown(at_rest, first) == {"made": 0, "hits": 1, "states": 0}
+    client.register("late", make_clip(4.0), ref_text=SPOKEN).raise_for_status()
+    assert client.speak("Hi.", voice="late").cache == "miss"
+    second = decoder_counts(client)
+    assert grown(first, second) == {"made": 1, "hits": 0, "states": 1}
+    assert client.speak("Hi.", voice="late").cache == "hit"
+    last = decoder_counts(client)
+    assert grown(second, last) == {"made": 0, "hits": 1, "states": 0}
+    until = time.monotonic() + 60.0
+    while decoder_metrics(client) != {"made": last["made"], "hit": last["hits"]}:
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    for name in ("early", "late"):
+        client.http.delete(f"/v1/audio/voices/{name}").raise_for_status()
+    gone = decoder_counts(client)
+    assert (gone["states"], gone["bytes"]) == (before["states"], before["bytes"])
+
+
+@pytest.mark.does("keeps_decoder_states")
+def test_a_voice_that_is_deleted_before_it_spoke_leaves_no_state(told, make_clip):
+    client, before = told.client, decoder_counts(told.client)
+    make_ready(client, "never", make_clip(4.0))
+    assert decoder_counts(client)["bytes"] > before["bytes"]
+    client.http.delete("/v1/audio/voices/never").raise_for_status()
+    gone = decoder_counts(client)
+    assert (gone["states"], gone["bytes"]) == (before["states"], before["bytes"])
+
+
+def make_ready(client, name, clip):
+    """Precompute a voice, and wait until what depends on it alone is computed too."""
+
+    def num_warmed():
+        return client.stats()["kv_warming"]["warmed"]
+
+    before = num_warmed()
+    client.register(name, clip, ref_text=SPOKEN).raise_for_status()
+    client.precompute(name).raise_for_status()
+    until = time.monotonic() + 60.0
+    while num_warmed() == before:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def decoder_counts(client):
+    (stats,) = client.stats()["decoders"]
+    return stats
+
+
+def grown(before, after):
+    return {name: after[name] - before[name] for name in ("made", "hits", "states")}
+
+
+def decoder_metrics(client):
+    pattern = r'decoder_states_total\{outcome="(\w+)"\} (\S+)'
+    found = re.findall(pattern, client.http.get("/metrics").text)
+    return {outcome: float(number) for outcome, number in found}
 
 
 def test_evicted_corrupted_and_deleted_encodings(told, family, make_clip):
@@ -227,6 +294,18 @@ def test_after_the_restart_nothing_known_is_encoded_again(told, family):
     assert sum(w["failed_prompts"] for w in workers) == 0
 
 
+@pytest.mark.does("keeps_decoder_states")
+def test_without_decoder_states_a_clone_in_context_sounds_the_same(told, case):
+    """To the bit: the tiny decoder in bfloat16 has no other sums."""
+    assert case.second_server["SPEAKER_CACHE_DECODER_MAX_BYTES"] == 0
+    client = told.client
+    assert "decoders" not in client.stats()
+    assert "decoder_states_total{" not in client.http.get("/metrics").text
+    for _ in range(2):  # as the host's first chunk and its later ones
+        spoken = client.speak(TEXT, voice="Ada")
+        assert (spoken.cache, spoken.audio) == ("hit", told.heard[0])
+
+
 @pytest.mark.does("waits_for_kv")
 def test_audio_depends_on_no_cache_no_chunk_and_no_neighbour(told, case):
     """With what the family caches, in chunks, in a pool too small for all voices."""
@@ -243,17 +322,7 @@ def test_audio_depends_on_no_cache_no_chunk_and_no_neighbour(told, case):
 @pytest.mark.does("shares_kv")
 def test_a_precomputed_voice_is_in_the_kv_before_its_first_text(told, make_clip):
     client = told.client
-
-    def warmed():
-        return client.stats()["kv_warming"]["warmed"]
-
-    before = warmed()
-    client.register("early", make_clip(10.0), ref_text=SPOKEN, precompute="false")
-    client.precompute("early").raise_for_status()
-    until = time.monotonic() + 60.0
-    while warmed() == before:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    make_ready(client, "early", make_clip(10.0))
     spoken, had, found = prefix_tokens(
         client, lambda: client.speak(TEXT, voice="early")
     )

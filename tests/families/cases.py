@@ -37,7 +37,8 @@ class Case:
         does: What it is able to do beyond the rest: the shared tests that are marked
             so run on it. ``raw_embeddings`` speak; ``waits_for_kv``: with
             ``short_of_kv``; ``shares_kv``: of a voice's texts; ``two_api_processes``:
-            so its second server is started. Words of its own mark tests in its own
+            so its second server is started; ``keeps_decoder_states``: of voices, and
+            its second server keeps none. Words of its own mark tests in its own
             folder.
         refusing: Checkpoints of it that clone nothing, by what they are: written to a
             directory that is absent, with the fixture ``tiny`` at hand.

@@ -47,8 +47,10 @@ CASE = Case(
     second_server={
         "arguments": ("--api-server-count", "2"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        # The first server has them, and what is heard is compared.
+        "SPEAKER_CACHE_DECODER_MAX_BYTES": 0,
     },
-    does=frozenset({"raw_embeddings", "two_api_processes"}),
+    does=frozenset({"raw_embeddings", "two_api_processes", "keeps_decoder_states"}),
     refusing={
         "custom voice": of_another_kind("custom_voice", {"ryan": 3061, "vivian": 3065}),
         "voice design": of_another_kind("voice_design", {}),

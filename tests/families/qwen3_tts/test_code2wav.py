@@ -186,6 +186,18 @@ def test_codes_beside_the_ids_are_those_that_are_decoded(stage):
     assert torch.equal(samples, expected)
 
 
+def test_with_no_bytes_for_states_all_samples_are_the_hosts_to_the_bit(
+    stage, monkeypatch
+):
+    monkeypatch.setenv("SPEAKER_CACHE_DECODER_MAX_BYTES", "0")
+    without = CachedQwen3TTSCode2Wav(vllm_config=stage.ours.vllm_config)
+    without.load_weights(iter(()))
+    assert without.tts_cache_decoder_states is None
+    for chunk in clone("a", 1):
+        [mine], [theirs] = (stepped(model, chunk) for model in (without, stage.hosts))
+        assert torch.equal(mine, theirs)
+
+
 def test_a_first_chunk_without_its_reference_is_refused_as_by_the_host(stage):
     cut = Chunk("a", codes_of(1, 1, 2048), WINDOW)
     for model in (stage.ours, stage.hosts):
