@@ -199,3 +199,30 @@ def test_seam_both_are_called_alike():
         for flow in (FixedNoiseCFM, cfm.CausalConditionalCFM)
     )
     assert ours == hosts
+
+
+def reference_keys(decoder, codes):
+    """Of each layer in each of its steps: those of the reference's frames."""
+    voice, kept = told(1), []
+    num_frames = voice["speech_feat"].shape[1] - 6  # three tokens look into the text
+    blocks = decoder.code2wav.flow_model.decoder.estimator.transformer_blocks
+    hooks = [
+        block.attn.to_k.register_forward_hook(
+            lambda _module, _given, keys: kept.append(keys[:, :num_frames].clone())
+        )
+        for block in blocks
+    ]
+    meta = {"left_context_size": 0, "stream_finished": torch.tensor(True)}
+    speak(decoder, (voice, codes, meta))
+    for hook in hooks:
+        hook.remove()
+    return kept
+
+
+def test_seam_what_the_flow_makes_of_a_reference_depends_on_the_text(decoder):
+    """When this fails, a state of the reference could be kept, as Qwen3-TTS's is."""
+    texts = (reference_keys(decoder, codes_of(seed)) for seed in (1, 2))
+    are_equal = [torch.equal(one, other) for one, other in zip(*texts, strict=True)]
+    assert len(are_equal) == 2 * 10
+    # The first layer of the first step alone: it reads the noise and the reference.
+    assert are_equal == [True] + [False] * 19
