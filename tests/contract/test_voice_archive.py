@@ -10,6 +10,7 @@ import pytest
 
 from tests.audio_clips import sndfile_bytes
 from tests.contract.test_speech import wav
+from tests.slow_readers import LARGE, loses_its_place
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
 from vllm_tts_cache.entrypoints import archive_routes, sending
@@ -19,7 +20,6 @@ from vllm_tts_cache.store.archive_format import ArchiveReader
 from vllm_tts_cache.store.bundle_format import read
 
 ARCHIVE, VOICES = "/v1/audio/voice_archive", "/v1/audio/voices"
-LARGE = bytes(40 * 1024 * 1024)  # more than sockets hold
 
 
 @pytest.fixture
@@ -164,23 +164,6 @@ async def test_one_more_than_may_be_sent_at_once_is_told_to_wait(server):
     assert (await server.client.get(ARCHIVE)).status_code == 503
     places.pop()()
     assert await archive(server) == (["Ann"], [])
-
-
-async def loses_its_place(server, path, places):
-    """A client that reads the first bytes and then nothing more."""
-    num_places = places._num_free
-    async with (
-        listening(server.app) as port,
-        httpx.AsyncClient() as client,
-        client.stream("GET", f"http://127.0.0.1:{port}{path}") as answer,
-    ):
-        chunks = answer.aiter_raw(1024)
-        await anext(chunks)
-        assert places._num_free == num_places - 1
-        await soon(lambda: places._num_free == num_places)
-        with pytest.raises(httpx.TransportError):
-            async for _ in chunks:
-                pass
 
 
 async def test_a_client_that_reads_nothing_more_loses_its_place(server, monkeypatch):

@@ -15,7 +15,7 @@ from vllm_tts_cache.entrypoints.answer_documents import (
 from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.metrics.uploads import VoicesRoute
 from vllm_tts_cache.entrypoints.routing import VOICE_MAX_BYTES, guarded_route
-from vllm_tts_cache.entrypoints.sending import PlacedAnswer, in_pieces
+from vllm_tts_cache.entrypoints.sending import placed_file
 from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS
 from vllm_tts_cache.entrypoints.voices import Handler
 from vllm_tts_cache.errors import DownloadsOffError
@@ -67,9 +67,14 @@ async def get_audio(
     speakers = handler.speakers
     if not speakers.may_download:
         raise DownloadsOffError
-    found = await speakers.lookups.get(tenant, name)
-    data, media_type = await speakers.lookups.audio(found.record)
-    return Response(data, media_type=media_type, headers=FILE_HEADERS)
+    leave = speakers.sounds.enter()
+    try:
+        found = await speakers.lookups.get(tenant, name)
+        data, media_type = await speakers.lookups.audio(found.record)
+    except BaseException:
+        leave()
+        raise
+    return placed_file(data, leave, media_type, FILE_HEADERS)
 
 
 @router.get(
@@ -92,12 +97,8 @@ async def export_voice(
         leave()
         raise
     shown = f"attachment; filename*=UTF-8''{quote(record.name, safe='')}.voice"
-    headers = {
-        **FILE_HEADERS,
-        "Content-Disposition": shown,
-        "Content-Length": str(len(data)),
-    }
-    return PlacedAnswer(in_pieces(data), leave, BUNDLE_TYPE, headers)
+    headers = {**FILE_HEADERS, "Content-Disposition": shown}
+    return placed_file(data, leave, BUNDLE_TYPE, headers)
 
 
 @import_router.post(

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request, Response
@@ -15,7 +16,9 @@ from vllm_tts_cache.entrypoints.callers import CallingTenant
 from vllm_tts_cache.entrypoints.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.entrypoints.previews import default_text
 from vllm_tts_cache.entrypoints.routing import CHANGES_MAX_BYTES, guarded_route
+from vllm_tts_cache.entrypoints.sending import placed_file
 from vllm_tts_cache.entrypoints.speech_routes import create_speech
+from vllm_tts_cache.entrypoints.voice_models import FILE_HEADERS
 from vllm_tts_cache.entrypoints.voices import Handler
 from vllm_tts_cache.errors import PreviewNotFoundError, ServerBusyError
 
@@ -79,10 +82,12 @@ async def make_preview(
         return None
 
     previews, model = handler.speakers.previews, handler.checkpoint_name
+    sounds = handler.speakers.sounds
     wav, was_kept = await previews.kept_or_made(look, model, given, speak)
     if wav is None:
         return failed[0]
-    return _wav(wav, "kept" if was_kept else "made")
+    # Not before: it may take a minute to be spoken. What was is kept for who comes back.
+    return _wav(wav, sounds.enter(), "kept" if was_kept else "made")
 
 
 @router.get(
@@ -99,13 +104,18 @@ async def get_preview(
     ] = None,
 ) -> Response:
     """Give a preview that was kept; nothing is spoken."""
-    record = (await handler.speakers.lookups.get(tenant, name)).record
-    told = (text or "").strip() or default_text(record.language)
-    previews = handler.speakers.previews
-    wav = await previews.kept(record, handler.checkpoint_name, told)
-    if wav is None:
-        raise PreviewNotFoundError(name)
-    return _wav(wav, "kept")
+    speakers = handler.speakers
+    leave = speakers.sounds.enter()
+    try:
+        record = (await speakers.lookups.get(tenant, name)).record
+        told = (text or "").strip() or default_text(record.language)
+        wav = await speakers.previews.kept(record, handler.checkpoint_name, told)
+        if wav is None:
+            raise PreviewNotFoundError(name)
+    except BaseException:
+        leave()
+        raise
+    return _wav(wav, leave, "kept")
 
 
 class _Patience:
@@ -130,10 +140,5 @@ class _Patience:
             return {"type": "http.disconnect"}
 
 
-def _wav(data: bytes, outcome: str) -> Response:
-    headers = {
-        HEADER: outcome,
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Response(data, media_type=_WAV, headers=headers)
+def _wav(data: bytes, leave: Callable[[], None], outcome: str) -> Response:
+    return placed_file(data, leave, _WAV, {**FILE_HEADERS, HEADER: outcome})

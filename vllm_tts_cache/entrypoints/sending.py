@@ -52,6 +52,17 @@ class PlacedAnswer(StreamingResponse):
             self._leave()
 
 
+def placed_file(
+    data: bytes,
+    leave: Callable[[], None],
+    media_type: str,
+    headers: Mapping[str, str],
+) -> PlacedAnswer:
+    """Return an answer of what is in memory; it says how long it is."""
+    headers = {**headers, "Content-Length": str(len(data))}
+    return PlacedAnswer(in_pieces(data), leave, media_type, headers)
+
+
 async def in_pieces(data: bytes) -> AsyncIterator[bytes]:
     """Cut what is in memory.
 

@@ -39,6 +39,7 @@ from vllm_tts_cache.tenants import Caller, Tenant
 PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
 MAX_BUNDLES = 4
 MAX_ARCHIVES = 2
+MAX_SOUNDS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class SpeakerService:
         bundling: Runs that, one at a time: a bundle may have 64 MiB.
         exports: Bundles that are being sent.
         archives: The same of archives, which take minutes.
+        sounds: The same of reference audio and previews.
         places: Inline references of each tenant that are worked on.
         previews: What voices have said to try them.
         may_download: Whether the operator lets reference audio out.
@@ -124,6 +126,7 @@ class SpeakerService:
         )
         self.exports = Places("too many bundles are being sent", MAX_BUNDLES)
         self.archives = Places("too many archives are being sent", MAX_ARCHIVES)
+        self.sounds = Places("too many clips are being sent", MAX_SOUNDS)
         self._counts = Counts(store, settings, keys, self.lookups.known)
         self._decoders = Decoders(workers, model.family)
         self.deletions = Deletions(
