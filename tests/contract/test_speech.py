@@ -18,9 +18,8 @@ from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.entrypoints import kv_warming
-from vllm_tts_cache.entrypoints.adapter import MAX_TRIES
 from vllm_tts_cache.entrypoints.speech import MAX_SUBMITS
-from vllm_tts_cache.entrypoints.wants import GoneError
+from vllm_tts_cache.entrypoints.wants import MAX_TRIES, GoneError
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.ref import FIELD
 
@@ -246,6 +245,65 @@ async def test_a_voice_that_was_replaced_meanwhile_speaks_as_the_new_one(server,
     assert told == [sha, new[0].audio_sha256]
 
 
+def replaced_each_time(server, sha):
+    """Before each prefill the voice has another clip, and the files of the last go."""
+    store = server.service.store
+    numbers, shas = iter(range(1, 100)), [sha]
+
+    def replace():
+        lose_files(server, shas[-1])
+        record = store_clip(store, clip(next(numbers)), name="Ann")
+        store.files.discard(shas[-1], 0)
+        shas.append(record.audio_sha256)
+
+    return [replace] * MAX_SUBMITS
+
+
+BUSY_REPLACING = "Voice 'Ann' is being replaced"
+
+
+@WAYS
+async def test_a_voice_that_is_replaced_at_each_submit_is_to_be_asked_for_later(
+    server, speak
+):
+    """It was a 500, as if the server had failed."""
+    sha = await registered(server)
+    server.engine.before_prefill = replaced_each_time(server, sha)
+    answer = await speak(server, voice="Ann", x_vector_only_mode=True)
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) > 0
+    assert BUSY_REPLACING in answer.json()["error"]["message"]
+    assert len(server.engine.prompts) == MAX_SUBMITS
+    again = await speak(server, voice="Ann", x_vector_only_mode=True)
+    assert again.status_code == 200, again.text
+
+
+@pytest.mark.parametrize("speak", [in_a_batch, by_websocket])
+async def test_so_it_says_in_a_batch_and_on_a_websocket(server, speak):
+    sha = await registered(server)
+    server.engine.before_prefill = replaced_each_time(server, sha)
+    told = await speak(server, voice="Ann", x_vector_only_mode=True)
+    assert BUSY_REPLACING in told
+
+
+@WAYS
+async def test_a_voice_that_is_deleted_before_the_last_submit_is_not_registered(
+    server, speak
+):
+    sha = await registered(server)
+
+    def delete():
+        store = server.service.store
+        store.remove_files(store.delete("Ann"))
+        lose_files(server, sha)
+
+    lose = [lambda: lose_files(server, sha)] * (MAX_SUBMITS - 1)
+    server.engine.before_prefill = [*lose, delete]
+    answer = await speak(server, voice="Ann")
+    assert answer.status_code == 400, answer.text
+    assert "'Ann' is not registered" in answer.json()["error"]["message"]
+
+
 @WAYS
 async def test_a_voice_that_was_deleted_meanwhile_is_not_registered(server, speak):
     sha = await registered(server)
@@ -304,6 +362,94 @@ async def test_a_voice_that_is_replaced_twice_while_its_prompt_is_made_speaks(
     answer = await server.speak(voice="Ann", x_vector_only_mode=True)
     assert answer.status_code == 200, answer.text
     assert len(set(spoken)) == MAX_TRIES
+
+
+@WAYS
+async def test_one_that_is_replaced_each_time_that_its_prompt_is_made_is_a_503(
+    server, speak, monkeypatch
+):
+    await registered(server)
+    adapter = type(server.handler._get_tts_adapter())
+    spoken = []
+
+    async def cloned(self, speaker):
+        spoken.append(speaker.ref.audio_sha256)
+        store_clip(server.service.store, clip(len(spoken)), name="Ann")
+        raise GoneError("it is gone")
+
+    monkeypatch.setattr(adapter, "clone", cloned)
+    answer = await speak(server, voice="Ann", x_vector_only_mode=True)
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) > 0
+    assert BUSY_REPLACING in answer.json()["error"]["message"]
+    assert len(set(spoken)) == MAX_TRIES
+
+
+async def test_what_goes_each_time_of_a_voice_that_stays_is_the_servers_failure(
+    server, monkeypatch
+):
+    await registered(server)
+
+    async def cloned(self, speaker):
+        raise GoneError("it is gone")
+
+    monkeypatch.setattr(type(server.handler._get_tts_adapter()), "clone", cloned)
+    answer = await server.speak(voice="Ann")
+    assert answer.status_code == 500, answer.text
+
+
+@pytest.mark.parametrize("num_times", [MAX_TRIES - 1, MAX_TRIES])
+async def test_a_precompute_follows_a_voice_that_is_replaced_and_then_says_so(
+    server, monkeypatch, num_times
+):
+    """With the second time it was a 500."""
+    await registered(server)
+    encodings = server.service.encodings
+    ensure, asked = encodings.ensure, []
+
+    async def replacing(tenant, need, **how):
+        asked.append(need.ref.audio_sha256)
+        if len(asked) <= num_times:
+            store_clip(server.service.store, clip(len(asked)), name="Ann")
+            raise GoneError("it is gone")
+        return await ensure(tenant, need, **how)
+
+    monkeypatch.setattr(encodings, "ensure", replacing)
+    answer = await server.client.post("/v1/audio/voices/Ann/cache")
+    assert len(set(asked)) == MAX_TRIES
+    if num_times < MAX_TRIES:
+        assert answer.json()["cache_status"] == "ready", answer.text
+        return
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) > 0
+    assert BUSY_REPLACING in answer.json()["error"]["message"]
+
+
+async def test_an_embedding_that_another_replaces_while_it_is_read_speaks(
+    server, monkeypatch
+):
+    """It was a 400: not registered."""
+    dim = server.engine.model_config.hf_config.talker_config.hidden_size
+    store = server.service.store
+
+    def register(value):
+        raw = NewSpeaker(name="Ann", consent="y", embedding=(value,) * dim)
+        return store.register(raw, None)
+
+    register(0.125)
+    look = store.catalogue.speaker_embedding
+
+    def late(record):
+        if record.generation == 1:
+            register(0.25)
+        return look(record)
+
+    monkeypatch.setattr(store.catalogue, "speaker_embedding", late)
+    answer = await server.speak(voice="Ann")
+    assert answer.status_code == 200, answer.text
+    (prompt,) = server.engine.prompts
+    spoken = prompt["additional_information"]["voice_clone_prompt"][0]
+    assert set(spoken["ref_spk_embedding"]) == {0.25}
 
 
 async def test_a_voice_that_an_embedding_replaces_while_its_prompt_is_made_speaks(

@@ -10,7 +10,11 @@ from vllm_tts_cache.entrypoints import routing
 from vllm_tts_cache.entrypoints.other_sites import OtherSiteError
 from vllm_tts_cache.entrypoints.routing import GuardedRoute
 from vllm_tts_cache.entrypoints.served_model import CannotCloneError
-from vllm_tts_cache.entrypoints.wants import AudioGoneError, GoneError
+from vllm_tts_cache.entrypoints.wants import (
+    AudioGoneError,
+    GoneError,
+    SpeakerReplacedError,
+)
 from vllm_tts_cache.speaker.rpc_client import (
     ForeignStoreError,
     UnsupportedModelError,
@@ -65,6 +69,7 @@ ERRORS = [
     (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
     (GoneError("gone"), 500, "InternalServerError"),
     (AudioGoneError("a" * 64), 500, "InternalServerError"),
+    (SpeakerReplacedError("ann"), 503, "InternalServerError"),
     (CannotCloneError("It has no encoders."), 400, "BadRequestError"),
     (errors.StorageFullError("/x"), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),

@@ -29,7 +29,7 @@ from vllm_tts_cache.entrypoints.request_speaker import (
     unset_what_is_ignored,
 )
 from vllm_tts_cache.entrypoints.service import SpeakerService
-from vllm_tts_cache.entrypoints.wants import GoneError
+from vllm_tts_cache.entrypoints.wants import MAX_TRIES, GoneError
 from vllm_tts_cache.errors import (
     CheckpointError,
     InvalidAudioError,
@@ -48,8 +48,6 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # What the host's validation takes for inline audio; nothing is ever read from it.
 _ELSEWHERE = "data:,"
-# What goes while a prompt is made is resolved anew, as often as a request is submitted.
-MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +132,8 @@ class CachedAdapter:
     ) -> PreparedRequest:
         """Resolve the speaker, ensure its encodings, build a prompt that names them.
 
-        Raises: SpeakerRequestError, ServerFaultError.
+        Raises: SpeakerRequestError, ServerFaultError; SpeakerReplacedError of a voice
+            that was replaced each time.
         """
         with process_metrics().request(self.tts_cache_family.name) as counted:
             if not (self.tts_cache_clones and names_speaker(request, self._presets)):
@@ -207,14 +206,18 @@ class CachedAdapter:
         self, request: Any, sampling_params_list: list[Any], counted: CountedRequest
     ) -> PreparedRequest:
         found = await self._found(request)
-        if found is not None and found.record.audio_sha256 is None:
-            report("none")
-            named = await self._named_by_embedding(request, found.record)
-            return await self.speak(named, sampling_params_list, False)
         try:
+            if found is not None and found.record.audio_sha256 is None:
+                report("none")
+                named = await self._named_by_embedding(request, found.record)
+                return await self.speak(named, sampling_params_list, False)
             return await self._cloned(request, found, counted)
         except GoneError:
             self._delete_known(found)
+            if found is not None:
+                sha = found.record.audio_sha256
+                stays = self._service.lookups.check_stays
+                await stays(self._tenant, request.voice, sha)
             raise
 
     def _delete_known(self, found: Found | None) -> None:

@@ -86,7 +86,7 @@ async def make_preview(
     wav, was_kept = await previews.kept_or_made(look, model, given, speak)
     if wav is None:
         return failed[0]
-    # Not before: it may take a minute to be spoken. What was is kept for who comes back.
+    # Not before: it may take a minute to be spoken. What was is kept.
     return _wav(wav, sounds.enter(), "kept" if was_kept else "made")
 
 

@@ -20,6 +20,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import (
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.callers import caller_of
 from vllm_tts_cache.entrypoints.other_sites import OtherSiteError
+from vllm_tts_cache.entrypoints.wants import SpeakerReplacedError
 from vllm_tts_cache.errors import (
     AdminKeyError,
     AudioBudgetError,
@@ -206,6 +207,7 @@ _ROUTE_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (ServerBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
     (DeletionPendingError, HTTPStatus.SERVICE_UNAVAILABLE),
     (EncodeTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (SpeakerReplacedError, HTTPStatus.SERVICE_UNAVAILABLE),
     (WorkerBusyError, HTTPStatus.SERVICE_UNAVAILABLE),
     (ServerFaultError, HTTPStatus.INTERNAL_SERVER_ERROR),
 )

@@ -16,7 +16,7 @@ from vllm_tts_cache.entrypoints.speaker_lookups import SpeakerLookups
 from vllm_tts_cache.entrypoints.status import CacheStatus
 from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
 from vllm_tts_cache.entrypoints.told import ToldEnsurer
-from vllm_tts_cache.entrypoints.wants import GoneError
+from vllm_tts_cache.entrypoints.wants import MAX_TRIES, GoneError
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers, UnsupportedModelError
 from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
@@ -127,17 +127,22 @@ class SpeakerEncodings:
     async def precompute(self, found: Found, *, force: bool) -> bool:
         """Make the speaker's encodings exist; True if they already did.
 
-        Raises: SpeakerNotFoundError if it is deleted meanwhile, CannotCloneError,
-            and as `Ensurer.ensure`.
+        Raises: SpeakerNotFoundError if it is deleted meanwhile, SpeakerReplacedError
+            if it is replaced again and again, CannotCloneError, and as
+            `Ensurer.ensure`.
         """
+        tenant, name = Tenant(name=found.record.tenant), found.record.name
+        for _ in range(MAX_TRIES - 1):
+            try:
+                return await self._precompute(found, force=force)
+            except GoneError:
+                found = await self._speakers.get(tenant, name)
         try:
-            existed = await self._precompute(found, force=force)
+            return await self._precompute(found, force=force)
         except GoneError:
-            tenant = Tenant(name=found.record.tenant)
-            found = await self._speakers.get(tenant, found.record.name)
-            existed = await self._precompute(found, force=force)
-        self._kv_warming.add(found.record)
-        return existed
+            sha = found.record.audio_sha256
+            await self._speakers.check_stays(tenant, name, sha)
+            raise
 
     def precompute_in_background(self, record: SpeakerRecord) -> None:
         """Begin to make them, where the model that is served can."""
@@ -207,11 +212,14 @@ class SpeakerEncodings:
 
     async def _precompute(self, found: Found, *, force: bool) -> bool:
         self._model.check_clones()
-        if found.record.audio_sha256 is None:
-            return True
         record, stored = found.record, found.fingerprints
-        need = self._model.need_of(record)
-        return await self.ensure(record.tenant, need, stored=stored, force=force)
+        if record.audio_sha256 is None:
+            existed = True
+        else:
+            need = self._model.need_of(record)
+            existed = await self.ensure(record.tenant, need, stored=stored, force=force)
+        self._kv_warming.add(record)
+        return existed
 
     async def _covers(self, stored: frozenset[str], need: EncodingNeed) -> bool:
         """Whether what a look-up said is to be believed: it may be of some time ago."""

@@ -12,6 +12,7 @@ from vllm_tts_cache.entrypoints import voice_models
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.entrypoints.record_memory import RecordMemory
 from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
+from vllm_tts_cache.entrypoints.wants import GoneError, SpeakerReplacedError
 from vllm_tts_cache.errors import SpeakerNotFoundError, StorageBusyError
 from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
 from vllm_tts_cache.tenants import Tenant
@@ -84,6 +85,17 @@ class SpeakerLookups:
             raise SpeakerNotFoundError(name)
         return found
 
+    async def check_stays(
+        self, tenant: Tenant, name: str, audio_sha256: str | None
+    ) -> None:
+        """See that a speaker still has the audio that nobody could speak with.
+
+        Raises: SpeakerNotFoundError, SpeakerReplacedError, StorageError.
+        """
+        found = await self.get(tenant, name)
+        if found.record.audio_sha256 != audio_sha256:
+            raise SpeakerReplacedError(found.record.name)
+
     async def get_all(
         self, tenant: Tenant, names: Iterable[str]
     ) -> list[SpeakerRecord]:
@@ -104,7 +116,7 @@ class SpeakerLookups:
     async def embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
         """Return the embedding that a speaker was registered as.
 
-        Raises: SpeakerNotFoundError if it was deleted or replaced meanwhile.
+        Raises: GoneError if it was deleted or replaced meanwhile.
         """
         look = self._store.catalogue.speaker_embedding
 
@@ -112,7 +124,7 @@ class SpeakerLookups:
             return await self._lookups.run(look, record)
 
         if (found := await self.known.embedding(record, read)) is None:
-            raise SpeakerNotFoundError(record.name)
+            raise GoneError("The speaker embedding is not stored (any more).")
         return found
 
     async def audio(self, record: SpeakerRecord) -> tuple[bytes, str]:

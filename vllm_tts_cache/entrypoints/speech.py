@@ -218,7 +218,9 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
             self._speech_output_policies.pop(request_id, None)
             return outputs
 
-        return request_id, self._until_begun(request_id, outputs, again), params
+        stays = functools.partial(self._check_stays, request)
+        begun = self._until_begun(request_id, outputs, again, lambda: stays(ref))
+        return request_id, begun, params
 
     async def _create_diffusion_speech(self, request: Any) -> Any:
         """As the host, with a speaker that the prompt names by content address."""
@@ -249,7 +251,9 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
                 ref = SpeakerRef.from_info(prompt)  # another one, if it was replaced
                 return submit(prompt)
 
-            return self._until_begun(request_id, submit(named), again)
+            stays = functools.partial(self._check_stays, request)
+            outputs = submit(named)
+            return self._until_begun(request_id, outputs, again, lambda: stays(ref))
 
         with diffusion.spoken_by(speak):
             return await host(without_speaker(request))
@@ -258,11 +262,21 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
         if ref is not None:
             self.speakers.encodings.ensurer.doubt(ref.audio_sha256)
 
+    async def _check_stays(self, request: Any, ref: SpeakerRef | None) -> None:
+        """See that the voice of a request is the one that it was last submitted with.
+
+        Raises: SpeakerNotFoundError, SpeakerReplacedError, StorageError.
+        """
+        if ref is not None and request.ref_audio is None:
+            tenant, sha = speaking_tenant(self.tenants), ref.audio_sha256
+            await self.speakers.lookups.check_stays(tenant, request.voice, sha)
+
     async def _until_begun(
         self,
         request_id: str,
         outputs: AsyncIterator[Any],
         again: Callable[[], Awaitable[AsyncIterator[Any]]],
+        stays: Callable[[], Awaitable[None]],
     ) -> AsyncIterator[Any]:
         """Pass outputs on; without any, for want of the prompt, submit anew."""
         for num_left in reversed(range(MAX_SUBMITS)):
@@ -288,6 +302,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
                 if cause is None:
                     raise
                 if num_left == 0:
+                    await _told(stays())
                     reason = f"The speaker prompt could not be had: {cause}"
                     raise _as_told(EncodeError(reason)) from exc
             finally:

@@ -20,6 +20,9 @@ from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.store.encoding import EncodingKey
 
+# What goes while a prompt is made is resolved anew, as often as a request is submitted.
+MAX_TRIES = 3
+
 
 class GoneError(EncodeError):
     """What a request was to speak with went while it was prepared: resolve it again."""
@@ -31,6 +34,29 @@ class AudioGoneError(GoneError):
     def __init__(self, audio_sha256: str):
         super().__init__("The reference audio is not stored (any more).")
         self.audio_sha256 = audio_sha256
+
+
+class SpeakerReplacedError(GoneError):
+    """Another clip was registered under the voice's name meanwhile (503).
+
+    Attributes:
+        retry_after_seconds: When it is worth trying again.
+    """
+
+    retry_after_seconds = RETRY_AFTER_SECONDS
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"Voice {name!r} is being replaced: each time that its encodings were "
+            "there for this request, it had another clip. Try again in "
+            f"{self.retry_after_seconds} s, when that is over."
+        )
+        self.name = name
+
+    @property
+    def log_text(self) -> str:
+        """The message without the name."""
+        return "A voice was replaced each time that a request had its encodings."
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
