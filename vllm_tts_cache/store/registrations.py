@@ -31,6 +31,7 @@ from vllm_tts_cache.catalogue.record import (
     NewSpeaker,
     Segment,
     SpeakerRecord,
+    pack_embedding,
 )
 from vllm_tts_cache.config import RegistrationPolicy
 from vllm_tts_cache.errors import (
@@ -137,8 +138,10 @@ class Registrations:
                 raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
             if replaced is None:
                 self._check_room(db, new.tenant, limits)
+            is_same = replaced is not None and _sounds_the_same(db, new, replaced)
             done = _replace(db, new, replaced, self._consent_id(db, new))
-            done = _with_stock_files(db, done)
+            if not is_same:
+                done = _with_stock_files(db, done)
             self._check_pins(db, done.record, limits)
             return dataclasses.replace(done, change=done.change or change)
 
@@ -327,17 +330,23 @@ def _replace(
     )
 
 
+def _sounds_the_same(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
+    """Whether a speaker who is still there has the same clip, or embedding."""
+    if new.embedding is None or old.audio_sha256 is not None:
+        return new.audio_sha256 == old.audio_sha256
+    kept = speakers.embedding(db, old.generation)
+    return kept is not None and pack_embedding(kept) == pack_embedding(new.embedding)
+
+
 def _with_stock_files(db: Connection, done: Registered) -> Registered:
     """Leave stock's files of whoever was replaced to the deletion.
 
-    Going back to stock is not to bring back a person who was replaced by another. Files
-    of the same clip stay. So do those that a file of stock's own replaced: a server
-    that merely starts removes nothing of stock's.
+    Going back to stock is not to bring back a person who was replaced by another. So
+    files of the same clip or embedding stay, and those that a file of stock's own
+    replaced: a server that merely starts removes nothing of stock's.
     """
-    old, new = done.replaced, done.record
-    if old is None or new.tenant != DEFAULT_TENANT:
-        return done
-    if old.audio_sha256 is not None and old.audio_sha256 == new.audio_sha256:
+    new = done.record
+    if done.replaced is None or new.tenant != DEFAULT_TENANT:
         return done
     if not imports.has_files(db, new.name_key):
         return done

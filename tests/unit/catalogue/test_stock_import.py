@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from tests.store_samples import delete, register, traces, voice
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
 from vllm_tts_cache.errors import StorageFullError
 from vllm_tts_cache.store.opening import import_stock_voices
 
@@ -225,6 +225,24 @@ def test_stocks_file_stays_where_the_same_clip_is_registered_anew(
     done = store.register(voice("ana", audio, ref_text="other words"), audio)
     store.remove_files(done.deletion)
     assert path.exists()  # going back to stock finds its voice
+    delete(store, "ana")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_stocks_file_of_an_embedding_stays_where_the_same_is_registered_anew(
+    write, take_over, store, is_same
+):
+    """As a clip's; it went, and going back to stock found no voice."""
+    tensors = {"speaker_embedding": np.full((1, 3), 0.1, np.float32)}
+    path = write("ana", 1000, tensors)
+    take_over()
+    # As a client sends it: float32 is what is kept, and what is compared.
+    values = (0.1, 0.1, 0.1 if is_same else 0.2)
+    done = store.register(NewSpeaker(name="Ana", consent="y", embedding=values), None)
+    if done.deletion is not None:
+        store.remove_files(done.deletion)
+    assert path.exists() is is_same
     delete(store, "ana")
     assert not path.exists()
 
