@@ -46,8 +46,9 @@ async def test_of_several_clips_one_is_taken_and_that_is_said(server, clips, pla
     def use(browser):
         browser.open("add" if "drop" in place else "")
         browser.drop(place, *clips)
-        browser.see(".toast", "Only one.wav is taken")
+        browser.see(".toast", "Only one.wav is taken: this model takes one clip")
         browser.see(CLIP, "one.wav")
+        assert len(browser.all(".clip")) == 1 and not browser.all("#more-clips")
 
     async with visited(server) as using:
         await using(use)

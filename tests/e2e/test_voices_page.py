@@ -98,8 +98,8 @@ def microphone(tmp_path):
 
 def judged(browser):
     """What the server says of the clip, before anything is registered."""
-    verdict = browser.see("#verdict .verdict").get_attribute("data-verdict")
-    browser.see("#verdict .figures", "dBFS")
+    verdict = browser.see(".clip .verdict").get_attribute("data-verdict")
+    browser.see(".clip .figures", "dBFS")
     return verdict
 
 

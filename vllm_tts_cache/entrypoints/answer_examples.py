@@ -102,6 +102,7 @@ EXAMPLES: Mapping[type[BaseModel], dict[str, Any]] = {
     voice_models.VoiceList: {
         "voices": ["default", "keeper"],
         "uploaded_voices": [_VOICE],
+        "max_clips": 1,
     },
     voice_models.CacheStatus: {"voice": "keeper", "cache_status": "ready"},
     voice_models.Quality: _QUALITY,

@@ -43,6 +43,12 @@ class ServedModel:
         """The error that says why it does not."""
         return CannotCloneError(self.reason)
 
+    @property
+    def max_clips(self) -> int:
+        """How many clips a voice may be made of."""
+        family = self.family()
+        return 1 if family is None else family.max_clips
+
     def check_clips(self, num_clips: int) -> None:
         """Refuse a registered voice of more clips than the model takes.
 

@@ -2,33 +2,32 @@
 // watching it become ready.
 
 import { getJson, send, voicePath } from "./api.js";
-import { ClipInput } from "./clip-input.js";
+import { ClipsInput } from "./clips-input.js";
 import { ConsentField } from "./consent.js";
 import { busy, button, byId, debounced, el, icon, showError } from "./dom.js";
-import { fromLocalField, seconds } from "./format.js";
+import { clipNames, fromLocalField, seconds, toLocalField } from "./format.js";
 import { LabelEditor } from "./labels.js";
 import { load } from "./library.js";
 import { statuses } from "./statuses.js";
-import { showVerdict, verdictOf } from "./verdict.js";
+import { verdictOf } from "./verdict.js";
 
-const PLAIN = ["name", "ref_text", "language", "speaker_description"];
+const PLAIN = ["name", "language", "speaker_description"];
 
-let clip;
+let clips;
 let labels;
 let consent;
-let checking = new AbortController();
 let watched = null;
 
 export function startAdd() {
   const form = byId("add-form");
-  clip = new ClipInput({ what: "the clip", kind: "clip", onChange: clipChanged });
+  clips = new ClipsInput();
+  addEventListener("clips-known", () => clips.show());
   labels = new LabelEditor();
   consent = new ConsentField();
-  byId("clip-input").append(clip.element);
+  byId("clip-input").append(clips.element);
   byId("add-labels").append(labels.element);
   byId("add-consent").append(consent.element);
   form.elements.name.addEventListener("input", debounced(noteName, 400));
-  form.elements.ref_text.addEventListener("change", judge);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     busy(byId("register"), byId("add-error"), register);
@@ -41,13 +40,13 @@ export function startAdd() {
 /** Clips from elsewhere on the page. */
 export function takeClips(files) {
   again();
-  clip.takeFirst(files);
+  clips.take(files);
 }
 
 /** Another view is shown: the microphone does not stay on behind it. */
 export function leaveAdd() {
   again();
-  clip.stop();
+  clips.stop();
   consent.stop();
 }
 
@@ -59,21 +58,17 @@ export function again() {
   byId("add-form").hidden = false;
 }
 
-async function clipChanged(blob) {
-  byId("verdict").replaceChildren();
-  const { ref_text: transcript } = byId("add-form").elements;
-  if (blob && clip.readText && !transcript.value.trim()) transcript.value = clip.readText;
-  await judge();
-}
-
-/** Have the clip judged; again when the transcript is another, which may not fit it. */
-async function judge() {
-  checking.abort();
-  checking = new AbortController();
-  if (!clip.blob) return;
-  const transcript = byId("add-form").elements.ref_text.value.trim();
-  const { fileName } = clip;
-  await showVerdict(byId("verdict"), clip.blob, { fileName, transcript, signal: checking.signal });
+/** Begin with what is written beside a voice: other clips are to take its place. */
+export function addOver(voice) {
+  again();
+  clear();
+  const { elements } = byId("add-form");
+  for (const name of PLAIN) elements[name].value = voice[name] ?? "";
+  elements.expires_at.value = toLocalField(voice.expires_at);
+  elements.pinned.checked = voice.pinned;
+  labels.set(voice.labels);
+  consent.set(voice);
+  noteName();
 }
 
 async function noteName() {
@@ -91,14 +86,10 @@ async function noteName() {
 
 async function register() {
   const form = byId("add-form");
-  if (!clip.blob) {
-    clip.explain(new Error("Record a clip first, or choose a file."));
-    clip.focus();
-    return;
-  }
+  const fields = new FormData();
+  if (!clips.appendTo(fields)) return;
   const given = consent.value;
   if (!given) return;
-  const fields = new FormData();
   for (const name of PLAIN) {
     const value = form.elements[name].value.trim();
     if (value) fields.append(name, value);
@@ -108,25 +99,21 @@ async function register() {
   if (expires) fields.append("expires_at", expires);
   if (form.elements.pinned.checked) fields.append("pinned", "true");
   if (Object.keys(labels.value).length) fields.append("labels", JSON.stringify(labels.value));
-  fields.append("audio_sample", clip.blob, clip.fileName);
   byId("register").textContent = "Registering …";
   try {
     const answer = await (await send("audio/voices", { method: "POST", body: fields })).json();
     registered(answer);
+  } catch (error) {
+    error.message = clipNames(error.message);
+    throw error;
   } finally {
     byId("register").textContent = "Register";
   }
 }
 
 function registered(answer) {
-  const form = byId("add-form");
-  form.reset();
-  form.hidden = true;
-  labels.set({});
-  clip.clear();
-  byId("name-note").textContent = "";
-  consent.stop();
-  byId("add-consent").replaceChildren((consent = new ConsentField()).element);
+  clear();
+  byId("add-form").hidden = true;
   watched = { ...answer, since: performance.now() };
   statuses.delete(answer.voice.id);
   statuses.watch(answer.voice.id);
@@ -134,6 +121,16 @@ function registered(answer) {
   showProgress({ status: "pending" });
   byId("add-progress").querySelector("h2").focus();
   load();
+}
+
+function clear() {
+  byId("add-form").reset();
+  labels.set({});
+  clips.clear();
+  byId("name-note").textContent = "";
+  showError(byId("add-error"), null);
+  consent.stop();
+  byId("add-consent").replaceChildren((consent = new ConsentField()).element);
 }
 
 function showProgress({ status, error }) {
@@ -156,12 +153,12 @@ function showProgress({ status, error }) {
       el("li", { class: encoded[0], role: "listitem", "aria-current": encoded[0] === "now" ? "step" : null }, encoded[1])),
     el("div", { id: "progress-error" }),
     note ? el("p", { class: "notice" }, note) : "",
-    ...warnings.map(({ message }) => el("p", { class: "notice fair" }, message)),
+    ...warnings.map(({ message }) => el("p", { class: "notice fair" }, clipNames(message))),
     quality ? verdictOf(quality) : "",
     el("div", { class: "actions" },
       button("Add another", () => {
         again();
-        clip.focus();
+        clips.focus();
       }, { id: "add-another" }),
       el("a", { class: "button primary", href: `#/voices/${encodeURIComponent(voice.id)}`, id: "try-new" },
         icon("play"), "Try it")));

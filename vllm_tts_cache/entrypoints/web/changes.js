@@ -21,15 +21,14 @@ export function askEdit(voice) {
   const description = input(voice.speaker_description, { maxlength: 2000 });
   const language = input(voice.language, { list: "languages", maxlength: 35 });
   const expires = input(toLocalField(voice.expires_at), { type: "datetime-local" });
-  const transcript = el("textarea", { rows: 3, maxlength: 2000 });
-  transcript.value = voice.ref_text ?? "";
+  const said = transcriptFields(voice);
   const pinned = el("input", { type: "checkbox", checked: voice.pinned });
   const labels = new LabelEditor(voice.labels);
   const fields = [
     ["name", () => name.value.trim(), voice.name],
     ["speaker_description", () => description.value.trim() || null, voice.speaker_description ?? null],
     ["language", () => language.value.trim() || null, voice.language ?? null],
-    ["ref_text", () => transcript.value.trim() || null, voice.ref_text ?? null],
+    ["ref_text", () => joined(said, voice), voice.ref_text ?? null],
     ["labels", () => labels.value, voice.labels],
     ["pinned", () => pinned.checked, voice.pinned],
   ];
@@ -37,7 +36,8 @@ export function askEdit(voice) {
     title: `Edit ${voice.name}`,
     body: [
       field("Name", name), field("Description", description),
-      field("What is said in the clip", transcript, "It decides the ways of cloning; what is newly needed is encoded at once."),
+      ...said.map((text, index) => field(said.length > 1 ? `What is said in clip ${index + 1}` : "What is said in the clip", text,
+        index ? null : "It decides the ways of cloning; what is newly needed is encoded at once.")),
       el("div", { class: "pair" }, field("Language", language), field("Expires", expires)),
       labels.element,
       el("label", { class: "check" }, pinned, el("span", {}, "Pinned: its encodings stay in memory")),
@@ -55,6 +55,22 @@ export function askEdit(voice) {
       return getJson(voicePath(voice.id), { method: "PATCH", json: changes });
     },
   });
+}
+
+/** A field for each clip: of several the transcript has a line for each. */
+function transcriptFields({ clips = [null], ref_text: text = "" }) {
+  const lines = clips.length > 1 ? text.split("\n") : [text];
+  return clips.map((_, index) => {
+    const node = el("textarea", { rows: clips.length > 1 ? 2 : 3, maxlength: 2000 });
+    node.value = lines[index] ?? "";
+    return node;
+  });
+}
+
+function joined(said, { clips = [null] }) {
+  const texts = said.map(({ value }) => value.trim());
+  if (clips.length === 1) return texts[0] || null;
+  return texts.filter(Boolean).map((text) => text.replace(/\s*[\r\n]+\s*/g, " ")).join("\n") || null;
 }
 
 /** True once nothing of the voice is left. */

@@ -24,11 +24,18 @@ export class ClipInput {
   #recorder = null;
   #asking = null; // for the microphone; aborted when nobody wants it any more
   #onChange;
+  #onFiles;
+  #takesSeveral;
   blob = null;
   readText = null;
 
-  /** `what` names it for people; `onChange` is called with the clip, or with null. */
-  constructor({ what, kind, onChange = () => {} }) {
+  /**
+   * `what` names it for people; `onChange` is called with the clip, or with null, and
+   * `onFiles` with files that are dropped or chosen: by itself it takes the first.
+   */
+  constructor({ what, kind, onChange = () => {}, onFiles = null, takesSeveral = () => false }) {
+    this.#onFiles = onFiles ?? ((files) => this.#takeFirst(files));
+    this.#takesSeveral = takesSeveral;
     this.#what = what;
     this.kind = kind;
     this.#onChange = onChange;
@@ -54,10 +61,9 @@ export class ClipInput {
     this.#onChange(file);
   }
 
-  /** Take the first of several files, and say that the others stay. */
-  takeFirst([file, ...others]) {
+  #takeFirst([file, ...others]) {
     this.take(file);
-    if (others.length) toast(`Only ${file.name} is taken: on this page a voice has one clip.`);
+    if (others.length) toast(`Only ${file.name} is taken: ${this.#what} is one file.`);
   }
 
   clear({ focus = false } = {}) {
@@ -74,6 +80,12 @@ export class ClipInput {
     this.#stopRecording();
   }
 
+  /** It is shown no more. */
+  dispose() {
+    this.#stopRecording();
+    this.#player?.dispose();
+  }
+
   focus() {
     this.#stage.querySelector("button, input")?.focus();
   }
@@ -87,11 +99,15 @@ export class ClipInput {
     this.#player = null;
     showError(this.#error, null);
     const file = el("input", { type: "file", accept: ACCEPTED, class: "hidden", tabindex: -1, "aria-label": `File of ${this.#what}` });
-    file.addEventListener("change", () => file.files[0] && this.take(file.files[0]));
+    file.multiple = this.#takesSeveral();
+    file.addEventListener("change", () => file.files.length && this.#onFiles([...file.files]));
     const drop = el("div", { class: "drop" }, icon("wave", "big"),
       el("p", {}, `Drop ${this.#what} here, or`),
       el("div", { class: "row" },
-        button("Choose a file", () => file.click(), { iconName: "file", data: { act: "choose" } }),
+        button("Choose a file", () => {
+          file.multiple = this.#takesSeveral(); // known some time after the page
+          file.click();
+        }, { iconName: "file", data: { act: "choose" } }),
         button("Record", () => this.#record(), { iconName: "mic", data: { act: "record" } })),
       el("p", { class: "hint" }, `WAV, FLAC, OGG, MP3, M4A or WebM; up to ${MAX_SECONDS} s and ${bytes(MAX_BYTES)}`), file);
     drop.addEventListener("dragover", (event) => {
@@ -105,7 +121,7 @@ export class ClipInput {
       const files = [...event.dataTransfer.files];
       if (!files.length || files.some(isOfVoices)) return; // no clip: the page's to take
       event.stopPropagation();
-      this.takeFirst(files);
+      this.#onFiles(files);
     });
     this.#stage.replaceChildren(drop);
   }

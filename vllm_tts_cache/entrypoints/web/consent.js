@@ -49,17 +49,27 @@ export class ConsentField {
     return null;
   }
 
+  /** Take over what a voice stands on. */
+  set({ consent, consent_id: id }) {
+    if (!id) {
+      this.#text.value = consent;
+      return;
+    }
+    this.element.querySelector("input[value=recording]").checked = true;
+    this.#choose("recording", id);
+  }
+
   /** End a recording of it that is under way. */
   stop() {
     this.#clip?.stop();
   }
 
-  #choose(kind) {
+  #choose(kind, chosen = "") {
     this.stop();
     this.#kind = kind;
     this.#inWords.hidden = kind !== "text";
     this.#recordings.hidden = kind !== "recording";
-    if (kind === "recording") this.#load().catch((error) => showError(this.#error, error));
+    if (kind === "recording") this.#load(chosen).catch((error) => showError(this.#error, error));
   }
 
   async #load(chosen = "") {

@@ -40,5 +40,8 @@ export function hueOf(text) {
   return hash % 360;
 }
 
+/** What the server calls a form's field, of several clips, as people count them. */
+export const clipNames = (text) => text.replace(/audio_sample\[(\d+)\]/g, (_, index) => `clip ${Number(index) + 1}`);
+
 /** `in_context` as people read it. */
 export const modeTitle = (mode) => mode.replaceAll("_", " ").replaceAll("x vector", "x-vector");

@@ -11,6 +11,10 @@ const MAX_SUGGESTED = 8;
 const state = { labels: new Set(), next: null, selected: null };
 const voices = new Map(); // id -> {voice, item, pill}
 let loading = null;
+let numClips = 1;
+
+/** How many clips the served model takes for one voice, as far as is known. */
+export const maxClips = () => numClips;
 
 // Rows that can be seen, and a little more: only those are asked about.
 const seen = new IntersectionObserver((entries) => {
@@ -51,6 +55,8 @@ export async function load({ more = false, focus = false } = {}) {
     if (loading !== mine) return;
     loading = null;
     state.next = page.next ?? null;
+    numClips = page.max_clips ?? 1;
+    dispatchEvent(new Event("clips-known"));
     show(page, more, focus);
     showError(byId("list-error"), null);
   } catch (error) {

@@ -2,7 +2,7 @@
 
 import { send } from "./api.js";
 import { el, showError } from "./dom.js";
-import { number, seconds } from "./format.js";
+import { clipNames, number, seconds } from "./format.js";
 
 const SAYS = {
   good: "A good clip",
@@ -44,7 +44,7 @@ export function verdictOf(quality) {
   const figures = FIGURES.filter(([field]) => Number.isFinite(quality[field]));
   return el("div", { class: "verdict", data: { verdict } },
     el("p", {}, el("span", { class: `pill ${verdict}` }, verdict), ` ${SAYS[verdict] ?? ""}`),
-    reasons.length ? el("ul", {}, reasons.map((reason) => el("li", {}, reason.message))) : null,
+    reasons.length ? el("ul", {}, reasons.map((reason) => el("li", {}, clipNames(reason.message)))) : null,
     el("dl", { class: "figures" }, figures.map(([field, title, show]) =>
       el("div", {}, el("dt", {}, title), el("dd", {}, show(quality[field]))))));
 }

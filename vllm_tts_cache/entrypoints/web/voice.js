@@ -1,12 +1,13 @@
 // One voice: what is known of it, its clip, trying it, changing it.
 
+import { addOver } from "./add.js";
 import { getJson, send, voicePath } from "./api.js";
 import { saveBundle } from "./bundles.js";
 import { askDelete, askEdit } from "./changes.js";
 import { ClipPlayer } from "./clip-player.js";
 import { busy, button, byId, el, icon, showError, toast } from "./dom.js";
 import { bytes, modeTitle, moment, seconds } from "./format.js";
-import { face, load, select } from "./library.js";
+import { face, load, maxClips, select } from "./library.js";
 import { previewBlock, tryIt } from "./speak.js";
 import { showStatus, statusPill, statuses } from "./statuses.js";
 
@@ -101,6 +102,10 @@ function tools(voice) {
     load();
     showVoice(voice.id);
   }, { iconName: "edit", id: "edit-voice" });
+  const other = button(maxClips() > 1 ? "Other clips" : "Another clip", () => {
+    location.hash = "#/add";
+    addOver(voice);
+  }, { iconName: "mic", id: "other-clips" });
   const remove = button("Delete", async () => {
     if (!await askDelete(voice)) return;
     toast(`${voice.name} is deleted: nothing of it is left.`);
@@ -108,7 +113,7 @@ function tools(voice) {
     load();
     location.hash = "#/";
   }, { iconName: "trash", id: "delete-voice" });
-  return el("div", {}, el("div", { class: "tools" }, edit, bundle, voice.audio_sha256 ? encode : null, remove), error);
+  return el("div", {}, el("div", { class: "tools" }, edit, other, bundle, voice.audio_sha256 ? encode : null, remove), error);
 }
 
 const whatChanged = (modes) =>
@@ -143,12 +148,13 @@ function facts(voice, modes) {
   }, { iconName: "copy", class: "quiet", "aria-label": "Copy the id" });
   const labels = Object.entries(voice.labels ?? {});
   const rows = [
-    ["Said in the clip", voice.ref_text && el("q", {}, voice.ref_text)],
+    ["Said in the clip", voice.ref_text && el("span", {}, saidIn(voice))],
     ["Labels", labels.length && el("span", { class: "chips" }, labels.map(([key, value]) => el("span", { class: "chip" }, `${key}: ${value}`)))],
     ["Language", voice.language],
     ["Ways of cloning", modes.map(modeTitle).join(", ")],
     ["Consent", voice.consent_id ? `recording ${voice.consent_id}` : voice.consent],
     ["Clip", voice.duration_seconds && `${seconds(voice.duration_seconds)}, ${voice.sample_rate} Hz, ${bytes(voice.file_size)}`],
+    ["Clips", voice.clips && voice.clips.map((clip) => seconds(clip.duration_seconds)).join(", ")],
     ["Embedding", voice.embedding_dim && `${voice.embedding_dim} values`],
     ["Registered", moment(voice.created_at)],
     ["Changed", voice.updated_at && moment(voice.updated_at)],
@@ -157,6 +163,11 @@ function facts(voice, modes) {
   ];
   return el("dl", { class: "facts" }, rows.filter(([, value]) => value)
     .map(([title, value]) => [el("dt", {}, title), el("dd", {}, value)]).flat());
+}
+
+function saidIn({ clips, ref_text: text }) {
+  const lines = clips ? text.split("\n") : [text];
+  return lines.map((line, index) => [index ? el("br") : null, el("q", {}, line)]).flat();
 }
 
 function invitation() {
