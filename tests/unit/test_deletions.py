@@ -57,6 +57,16 @@ def left_of(rig, sha):
 NOTHING = ([], 0, frozenset())
 
 
+async def keep_a_prompt(rig, record):
+    class Part:
+        num_bytes = 1
+
+    async def build():
+        return Part()
+
+    await rig.service.prompts.get_or_build("key", record.audio_sha256, build)
+
+
 async def test_a_deleted_speaker_is_nowhere_when_the_answer_comes(rig):
     record = await rig.register(ref_text="words")
     await rig.precompute()
@@ -69,14 +79,7 @@ async def test_a_deleted_speaker_is_nowhere_when_the_answer_comes(rig):
 
 async def test_the_prompt_memory_deletes_as_well(rig):
     record = await rig.register()
-
-    class Part:
-        num_bytes = 1
-
-    async def build():
-        return Part()
-
-    await rig.service.prompts.get_or_build("key", record.audio_sha256, build)
+    await keep_a_prompt(rig, record)
     await delete(rig)
     assert rig.service.prompts.num_bytes == 0
 
@@ -156,8 +159,10 @@ async def test_every_api_server_deletes_before_the_answer(rig, tmp_path):
     await rig.precompute()
     found = await other.service.lookups.get(ALONE, "Ann")
     await other.service.encodings.precompute(found, force=True)
+    await keep_a_prompt(other, record)
     await delete(rig)
     assert left_of(rig, record.audio_sha256) == NOTHING
+    assert other.service.prompts.num_bytes == 0
     assert other.speakers.stats()["tiers"]["memory"]["entries"] == 0
     assert other.engine.calls.count("tts_cache_delete") == 1
     await other.close()

@@ -1,6 +1,8 @@
+import os
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -672,6 +674,38 @@ def test_the_engines_thread_asks_the_catalogue_for_nothing(speakers, ref, monkey
     speakers.delete([ref.audio_sha256])
     assert spectra(speakers, ref).keys() == set(NAMES), "from the files"
     assert forbidden == []
+
+
+def test_the_engines_thread_waits_for_no_file_that_the_encode_thread_writes(
+    speakers, encoders, store, ref, monkeypatch
+):
+    """A fence was held over the fsync: an RPC waited for the disk."""
+    other = store_clip(store, clip(1))
+    prepare(speakers, other, NAMES)
+    fsync, writing, gate = os.fsync, threading.Event(), threading.Event()
+
+    def slow(handle):
+        writing.set()
+        assert gate.wait(WAIT_SECONDS)
+        fsync(handle)
+
+    def engine():
+        spectra(speakers, other)
+        look(speakers, ref)
+        speakers.want(want_call(ref, NAMES), 0)
+        speakers.stats()
+        speakers.stored_encoding(other.audio_sha256, "codec")
+        return speakers.delete([ref.audio_sha256]).busy
+
+    monkeypatch.setattr(os, "fsync", slow)
+    speakers.want(want_call(ref, NAMES), 0)
+    assert writing.wait(WAIT_SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(engine)
+        try:
+            assert answer.result(WAIT_SECONDS / 3) == [ref.audio_sha256]
+        finally:
+            gate.set()
 
 
 def test_the_real_encoders_give_the_same_bytes_to_memory_and_to_disk(

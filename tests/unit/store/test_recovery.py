@@ -199,17 +199,24 @@ def test_a_quarantine_of_nobody_is_shown_and_removed(store):
 
 @pytest.mark.directory
 @pytest.mark.parametrize("bound", ["recover", "sweep"])
-def test_the_quarantine_is_bounded(store, monkeypatch, bound):
+@pytest.mark.parametrize("kind", ["audio", "e" * 64], ids=["audio", "encodings"])
+def test_the_quarantine_is_bounded(store, monkeypatch, bound, kind):
+    """That of audio had no bound."""
     monkeypatch.setattr("vllm_tts_cache.store.recovery._QUARANTINE_MAX_BYTES", 1_000)
     for number in range(4):
         register(store, f"{number}", number)
         publish(store, number)
-        path_of(store, number, "e" * 64).write_bytes(b"x" * 400)
+        path_of(store, number, kind).write_bytes(b"x" * 400)
         with pytest.raises(StorageError):
-            store.read(key(number))
+            if kind == "audio":
+                store.read_audio(address(number))
+            else:
+                store.read(key(number))
     getattr(store, bound)()
     assert len(store.files.quarantined()) == 2
     store.recover()  # the rows of what is not there any more
+    for number in range(4):
+        delete(store, f"{number}")  # one whose audio is gone is nothing that is right
 
 
 def test_recovering_keeps_what_is_registered_meanwhile(store, open_here, monkeypatch):
