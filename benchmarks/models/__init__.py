@@ -35,7 +35,6 @@ class Model:
     Attributes:
         name: As the command line and the table spell it.
         family: What is served.
-        talker: The host's module that only the process of stage 0 runs, for profiles.
         options: Of its checkpoint, beside the default ones.
         scenarios: Names of those that it is measured in.
         modes: Clone mode -> what a registration adds to the clip, cheapest first.
@@ -57,7 +56,6 @@ class Model:
 
     name: str
     family: Family
-    talker: str
     scenarios: frozenset[str]
     modes: Mapping[str, Mapping[str, str]]
     inline: Mapping[str, Any]

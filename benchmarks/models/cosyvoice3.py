@@ -55,7 +55,6 @@ def own_tokenizer() -> None:
 COSYVOICE3 = Model(
     name="cosyvoice3",
     family=FAMILY,
-    talker="cosyvoice3_talker",
     options={"encoders": "real"},
     scenarios=frozenset({"warm_hit", "first_request", "cold_bystander"}),
     modes={"zero-shot": {"ref_text": TRANSCRIPT}},

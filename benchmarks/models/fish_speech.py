@@ -48,7 +48,6 @@ def _stay(tensor: Any, *_: Any, **__: Any) -> Any:
 FISH_SPEECH = Model(
     name="fish-speech",
     family=FAMILY,
-    talker="fish_speech_slow_ar",
     scenarios=frozenset({"warm_hit", "ttfa", "kv_prefix", "first_request"}),
     modes={"in-context": {"ref_text": TRANSCRIPT}},
     inline={"ref_text": TRANSCRIPT},

@@ -42,7 +42,6 @@ def _tokenizer(checkpoint: Path) -> Any:
 HIGGS_AUDIO_V3 = Model(
     name="higgs-audio-v3",
     family=FAMILY,
-    talker="higgs_audio_v3_talker",
     scenarios=frozenset(
         {"warm_hit", "ttfa", "kv_prefix", "cold_bystander", "first_request"}
     ),

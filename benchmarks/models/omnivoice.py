@@ -29,7 +29,6 @@ def without_triton() -> None:
 OMNIVOICE = Model(
     name="omnivoice",
     family=FAMILY,
-    talker="omnivoice_generator",
     options={"encoders": "real"},
     scenarios=frozenset({"warm_hit", "cold_neighbour", "first_request"}),
     modes={"in-context": {"ref_text": TRANSCRIPT}},

@@ -117,7 +117,6 @@ def _raw_embedding(checkpoint: Path) -> dict[str, Any]:
 QWEN3_TTS = Model(
     name="qwen3-tts",
     family=FAMILY,
-    talker="qwen3_tts_talker",
     options={"encoders": "real"},
     scenarios=frozenset(
         {

@@ -9,7 +9,6 @@ from vllm_tts_cache.families.voxcpm2.family import FAMILY
 VOXCPM2 = Model(
     name="voxcpm2",
     family=FAMILY,
-    talker="voxcpm2_talker",
     scenarios=frozenset({"warm_hit", "first_request"}),
     modes={"reference": {}},
     inline={},

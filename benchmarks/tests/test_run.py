@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import profiles, server_plugins
+from benchmarks import server_plugins
 from benchmarks.__main__ import _parser, _plan
 from benchmarks.bench import SAMPLE_RATE_HZ, Bench, clip
 from benchmarks.measure import OURS, STOCK, RatioAtMost, Row, Summary
@@ -191,31 +191,6 @@ def test_a_scenario_that_fails_costs_only_its_own_rows(tmp_path, capsys):
     assert [(row.scenario, row.what) for row in outcome.rows] == [("good", "w")]
     assert outcome.failures == ["bad: no audio"]
     assert "Traceback" in capsys.readouterr().err
-
-
-API, STAGE = 'process 12:"vllm serve"', 'process 12:"vllm serve";process {}:"stage"'
-STACKS = f"""\
-{API};main (threading.py:1);run (vllm_omni/api.py:3);read (io.py:9) 5
-{API};main (threading.py:1);find (vllm_tts_cache/a/service.py:115) 2
-{API};run (vllm_omni/api.py:7);<lambda> (vllm/u.py:1);poll (x.py) 1
-{API};main (threading.py:1);select (selectors.py:468) 4
-{STAGE.format(99)};go (vllm/core.py:5);forward (vllm_omni/m/{FIRST.talker}.py:8) 7
-{STAGE.format(100)};go (vllm/core.py:5);conv (torch/nn.py:2) 3
-"""
-
-
-def test_a_profile_counts_a_sample_for_the_innermost_function_of_known_owners():
-    found = profiles.read(STACKS, FIRST.talker)
-    assert found == {
-        "API": {
-            ("vLLM-Omni", "run (api.py)"): 5,
-            ("ours", "find (a/service.py)"): 2,
-            ("vLLM", "<lambda> (u.py)"): 1,
-            ("libraries", "event loop, HTTP, threads of libraries"): 4,
-        },
-        "talker": {("vLLM-Omni", f"forward (m/{FIRST.talker}.py)"): 7},
-        "other stages": {("vLLM", "go (core.py)"): 3},
-    }
 
 
 def test_what_stock_was_changed_by_is_said_beside_its_figures_only():
