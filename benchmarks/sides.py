@@ -144,6 +144,10 @@ class Side:
         if self.is_ours:
             self.client.precompute(name).raise_for_status()
 
+    def encodes(self) -> dict[str, int]:
+        """What each encoder of ours has encoded so far; stock does not count."""
+        return self.client.encodes() if self.is_ours else {}
+
     def speak(self, text: str, **fields: Any) -> Speech:
         """Speak a stream to its end.
 

@@ -5,10 +5,10 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import lowest, machine
 from benchmarks.bench import Bench, clip
@@ -22,30 +22,65 @@ from benchmarks.measure import (
     percentile,
 )
 from benchmarks.sides import Side
+from vllm_tts_cache.testing.client import data_url
 from vllm_tts_cache.testing.server import MODEL_NAME
 
 NUM_STREAMS = 3
+QUICK_COLD_SECONDS = 6
 QUIET = "quiet"
 LOWEST = "while another program computes at the lowest priority"
 _SENTENCES = 40
 _COMPUTE = "while True: pass"
 _SETTLE_SECONDS = 0.5
 
+B = TypeVar("B", bound="Background")
 
-class RunningStreams:
-    """Streams of long texts, one after another on each thread, until closed.
 
-    Use as a context manager; a stream that fails is raised when it ends.
+class Background:
+    """The same act again and again on a thread each, until closed.
+
+    Use as a context manager; what an act raises is raised when it ends.
     """
 
-    def __init__(self, side: Side, bodies: list[Callable[[], dict[str, Any]]]):
-        self._side = side
+    def __init__(self, acts: Sequence[Callable[[], None]]):
         self._stop = threading.Event()
-        self._streams: list[list[float]] = []
         self._errors: list[BaseException] = []
         self._threads = [
-            threading.Thread(target=self._run, args=(body,)) for body in bodies
+            threading.Thread(target=self._run, args=(act,)) for act in acts
         ]
+
+    def __enter__(self: B) -> B:
+        for thread in self._threads:
+            thread.start()
+        self._wait_until_running()
+        time.sleep(_SETTLE_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def _wait_until_running(self) -> None:
+        """Return at once, unless it takes something to see that all run."""
+
+    def _run(self, act: Callable[[], None]) -> None:
+        try:
+            while not self._stop.is_set():
+                act()
+        except Exception as exc:  # noqa: BLE001  raised again where the thread is joined
+            self._errors.append(exc)
+
+
+class RunningStreams(Background):
+    """Streams of long texts, one after another on each thread."""
+
+    def __init__(self, side: Side, bodies: list[Callable[[], dict[str, Any]]]):
+        super().__init__([lambda body=body: self._listen(body()) for body in bodies])
+        self._side = side
+        self._streams: list[list[float]] = []
 
     def gaps_ms(self, began: float, ended: float) -> list[float]:
         """Times between chunks of one stream, of those that ended in the interval.
@@ -59,30 +94,12 @@ class RunningStreams:
             found += [1e3 * (b - a) for a, b in gaps if began < b <= ended]
         return found
 
-    def __enter__(self) -> "RunningStreams":
-        for thread in self._threads:
-            thread.start()
+    def _wait_until_running(self) -> None:
         until = time.monotonic() + 60
         while len([s for s in self._streams if s]) < len(self._threads):
             if self._errors or time.monotonic() > until:
                 break
             time.sleep(0.02)
-        time.sleep(_SETTLE_SECONDS)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        if self._errors:
-            raise self._errors[0]
-
-    def _run(self, body: Callable[[], dict[str, Any]]) -> None:
-        try:
-            while not self._stop.is_set():
-                self._listen(body())
-        except Exception as exc:  # noqa: BLE001  raised again where the thread is joined
-            self._errors.append(exc)
 
     def _listen(self, body: dict[str, Any]) -> None:
         arrivals: list[float] = []
@@ -120,12 +137,7 @@ class Bystanders:
 
     def register(self, side: Side) -> None:
         """Make the streams' voices known and warm."""
-        fields = self._bench.model.modes[self._bench.model.cheapest_mode]
-        for stream in range(NUM_STREAMS):
-            voice = _voice(stream)
-            side.register(voice, clip(3, self._bench.number()), **fields)
-            side.precompute(voice)
-            side.speak(self._bench.short_text(), voice=voice)
+        make_warm(self._bench, side, map(_voice, range(NUM_STREAMS)))
 
     @contextmanager
     def beside(self, side: Side, quiet_seconds: float) -> Iterator[None]:
@@ -222,6 +234,24 @@ def _computing() -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+def make_warm(bench: Bench, side: Side, voices: Iterable[str]) -> None:
+    """Register voices in the cheapest mode, and let each speak once."""
+    fields = bench.model.modes[bench.model.cheapest_mode]
+    for voice in voices:
+        side.register(voice, clip(3, bench.number()), **fields)
+        side.precompute(voice)
+        side.speak(bench.short_text(), voice=voice)
+
+
+def speak_cold(bench: Bench, side: Side) -> float:
+    """Seconds of one request whose reference nobody has seen."""
+    seconds = bench.pick(full=bench.model.cold_seconds, quick=QUICK_COLD_SECONDS)
+    reference = data_url(clip(seconds, bench.number()))
+    began = time.perf_counter()
+    side.speak(bench.short_text(), ref_audio=reference, **bench.model.inline)
+    return time.perf_counter() - began
 
 
 def _voice(stream: int) -> str:

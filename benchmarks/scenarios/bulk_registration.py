@@ -46,7 +46,7 @@ def _register(
     # In a quick run too the mode that needs every encoder: all of them are counted.
     *_, fields = bench.model.modes.values()
     fields = {**fields, "precompute": "true"}
-    encodes, calls = _encodes(side), _num_calls(side)
+    encodes, calls = side.encodes(), _num_calls(side)
     began = time.perf_counter()
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         for done in [
@@ -71,16 +71,12 @@ def _wait_until_encoded(side: Side, before: dict[str, int], num_voices: int) -> 
     """
     until = time.monotonic() + TIMEOUT_SECONDS
     while True:
-        now = _encodes(side)
+        now = side.encodes()
         if now and min(now[name] - before.get(name, 0) for name in now) >= num_voices:
             return
         if time.monotonic() > until:
             raise RuntimeError(f"not encoded in {TIMEOUT_SECONDS:g} s: {now}")
         time.sleep(ASK_SECONDS)
-
-
-def _encodes(side: Side) -> dict[str, int]:
-    return side.client.encodes() if side.is_ours else {}
 
 
 def _num_calls(side: Side) -> int | None:

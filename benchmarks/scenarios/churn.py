@@ -2,7 +2,7 @@
 
 import shutil
 
-from benchmarks import storage_process
+from benchmarks import fresh_process
 from benchmarks.bench import Bench
 from benchmarks.measure import MIB, AtMost, Row, Summary, in_fresh_process
 
@@ -13,7 +13,7 @@ NUM_OPERATIONS, QUICK_NUM_OPERATIONS = 20_000, 1_000
 # RSS counts more than arrays: keys, freed pages that the allocator keeps, SQLite.
 RSS_GROWTH_MAX_MIB = MEMORY_MIB + 32
 # SQLite opens a connection when a thread first needs one, which may be late.
-DESCRIPTORS_MAX = 3 * storage_process.NUM_AT_ONCE
+DESCRIPTORS_MAX = 3 * fresh_process.NUM_AT_ONCE
 
 
 def run(bench: Bench) -> list[Row]:
@@ -23,7 +23,7 @@ def run(bench: Bench) -> list[Row]:
     directory = bench.work / "churn"
     shutil.rmtree(directory, ignore_errors=True)
     budget = MEMORY_MIB * MIB
-    process = (storage_process.__name__, "churn", directory, num_operations, budget)
+    process = (fresh_process.__name__, "churn", directory, num_operations, budget)
     found = in_fresh_process(*process)
     shutil.rmtree(directory)
     return [

@@ -4,14 +4,11 @@ import time
 from collections import defaultdict
 
 from benchmarks import machine
-from benchmarks.bench import Bench, clip
+from benchmarks.bench import Bench
 from benchmarks.measure import OURS, STOCK, RatioAtMost, Row, Summary
-from benchmarks.sides import Side
-from benchmarks.streams import NUM_STREAMS, Bystanders
-from vllm_tts_cache.testing.client import data_url
+from benchmarks.streams import NUM_STREAMS, Bystanders, speak_cold
 
 NAME = "cold_bystander"
-QUICK_COLD_SECONDS = 6
 BETWEEN_SECONDS = 0.3
 
 Samples = dict[tuple[str, str], list[float]]
@@ -22,17 +19,17 @@ def run(bench: Bench) -> list[Row]:
     streams = Bystanders(bench, "while cold references arrive")
     bench.sides.both(streams.register)
     for side in bench.sides:
-        _speak_cold(bench, side)  # a server's first encode is slower
+        speak_cold(bench, side)  # a server's first encode is slower
     samples: Samples = defaultdict(list)
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
         spent = machine.cpu_seconds(side.pid)
-        samples[side.name, "alone"].append(_speak_cold(bench, side))
+        samples[side.name, "alone"].append(speak_cold(bench, side))
         spent = machine.cpu_seconds(side.pid) - spent
         samples[side.name, "spent"].append(spent)
         with streams.beside(side, bench.pick(full=6.0, quick=2.5)):
             for _ in range(bench.pick(full=2, quick=1)):
-                samples[side.name, "beside"].append(_speak_cold(bench, side))
+                samples[side.name, "beside"].append(speak_cold(bench, side))
                 time.sleep(BETWEEN_SECONDS)
     bench.step(f"{NAME}: beside a program of the lowest priority")
     floor = streams.floor_rows(bench.sides.ours, bench.pick(full=10.0, quick=3.0))
@@ -43,15 +40,6 @@ def run(bench: Bench) -> list[Row]:
         *_newcomer_rows(bench, samples),
         *_limit_rows(samples, streams),
     ]
-
-
-def _speak_cold(bench: Bench, side: Side) -> float:
-    """Seconds of one request whose reference nobody has seen."""
-    seconds = bench.pick(full=bench.model.cold_seconds, quick=QUICK_COLD_SECONDS)
-    reference = data_url(clip(seconds, bench.number()))
-    began = time.perf_counter()
-    side.speak(bench.short_text(), ref_audio=reference, **bench.model.inline)
-    return time.perf_counter() - began
 
 
 def _newcomer_rows(bench: Bench, samples: Samples) -> list[Row]:

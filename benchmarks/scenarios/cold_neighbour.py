@@ -3,81 +3,56 @@
 `cold_bystander` for models whose answers have no chunks to hold up.
 """
 
-import threading
 import time
 from collections import defaultdict
 
-from benchmarks.bench import Bench, clip
+from benchmarks.bench import Bench
 from benchmarks.measure import Row, Summary, percentile
 from benchmarks.sides import Side
-from vllm_tts_cache.testing.client import data_url
+from benchmarks.streams import Background, make_warm, speak_cold
 
 NAME = "cold_neighbour"
 NUM_NEIGHBOURS = 2
-QUICK_COLD_SECONDS = 6
 QUIET, DISTURBED = "quiet", "while cold references arrive"
 
-_SETTLE_SECONDS = 0.5
 _SENTENCES = 4
+_VOICES = [f"neighbour-{number}" for number in range(NUM_NEIGHBOURS)]
 
 Samples = dict[tuple[str, str], list[float]]
 Interval = tuple[float, float]
 
 
-class Neighbours:
-    """Requests for known voices, one after another on each thread, until closed.
-
-    Use as a context manager; a request that fails is raised when it ends.
-    """
+class Neighbours(Background):
+    """Requests for known voices, one after another on each thread."""
 
     def __init__(self, bench: Bench, side: Side):
+        super().__init__(
+            [lambda voice=voice: self._speak(voice) for voice in _VOICES],
+        )
         self._bench, self._side = bench, side
-        self._stop = threading.Event()
         self._answers: list[Interval] = []
-        self._errors: list[BaseException] = []
-        self._threads = [
-            threading.Thread(target=self._run, args=(_voice(number),))
-            for number in range(NUM_NEIGHBOURS)
-        ]
 
     def answers_ms(self, began: float, ended: float) -> list[float]:
         """How long those took that came in the interval, once it is over."""
         return [1e3 * (b - a) for a, b in self._answers if began < b <= ended]
 
-    def __enter__(self) -> "Neighbours":
-        for thread in self._threads:
-            thread.start()
-        time.sleep(_SETTLE_SECONDS)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        if self._errors:
-            raise self._errors[0]
-
-    def _run(self, voice: str) -> None:
-        try:
-            while not self._stop.is_set():
-                began = time.perf_counter()
-                self._side.speak(self._bench.text(_SENTENCES), voice=voice)
-                self._answers.append((began, time.perf_counter()))
-        except Exception as exc:  # noqa: BLE001  raised again where the thread is joined
-            self._errors.append(exc)
+    def _speak(self, voice: str) -> None:
+        began = time.perf_counter()
+        self._side.speak(self._bench.text(_SENTENCES), voice=voice)
+        self._answers.append((began, time.perf_counter()))
 
 
 def run(bench: Bench) -> list[Row]:
     bench.step(f"{NAME}: warming up")
-    bench.sides.both(lambda side: _register(bench, side))
+    bench.sides.both(lambda side: make_warm(bench, side, _VOICES))
     for side in bench.sides:
-        _speak_cold(bench, side)  # a server's first encode is slower
+        speak_cold(bench, side)  # a server's first encode is slower
     every: Samples = defaultdict(list)
     p99: Samples = defaultdict(list)
     cold: Samples = defaultdict(list)
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: round {number + 1}, {side.name}")
-        cold[side.name, "alone"].append(_speak_cold(bench, side))
+        cold[side.name, "alone"].append(speak_cold(bench, side))
         for state, taken in _beside(bench, side, cold[side.name, "beside"]).items():
             if not taken:
                 raise RuntimeError(f"{side.name}: no answer came whole, {state}")
@@ -93,7 +68,7 @@ def _beside(bench: Bench, side: Side, cold: list[float]) -> dict[str, list[float
         time.sleep(bench.pick(full=10.0, quick=4.0))
         disturbed = time.perf_counter()
         for _ in range(bench.pick(full=4, quick=2)):
-            cold.append(_speak_cold(bench, side))
+            cold.append(speak_cold(bench, side))
     # With those that came after the last newcomer's: they may have waited the longest.
     return {
         QUIET: neighbours.answers_ms(began, disturbed),
@@ -134,25 +109,3 @@ def _newcomer_rows(cold: Samples) -> list[Row]:
         )
         for where, told in wheres
     ]
-
-
-def _register(bench: Bench, side: Side) -> None:
-    """Make the neighbours' voices known and warm."""
-    fields = bench.model.modes[bench.model.cheapest_mode]
-    for number in range(NUM_NEIGHBOURS):
-        side.register(_voice(number), clip(3, bench.number()), **fields)
-        side.precompute(_voice(number))
-        side.speak(bench.short_text(), voice=_voice(number))
-
-
-def _speak_cold(bench: Bench, side: Side) -> float:
-    """Seconds of one request whose reference nobody has seen."""
-    seconds = bench.pick(full=bench.model.cold_seconds, quick=QUICK_COLD_SECONDS)
-    reference = data_url(clip(seconds, bench.number()))
-    began = time.perf_counter()
-    side.speak(bench.short_text(), ref_audio=reference, **bench.model.inline)
-    return time.perf_counter() - began
-
-
-def _voice(number: int) -> str:
-    return f"neighbour-{number}"

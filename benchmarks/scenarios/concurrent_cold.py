@@ -33,12 +33,12 @@ def _measure(bench: Bench, num_clips: int) -> list[Row]:
         _round(bench, side, num_clips)
     for number, side in bench.sides.in_turns(bench.num_rounds):
         bench.step(f"{NAME}: {whose}, round {number + 1}, {side.name}")
-        before = side.client.encodes() if side.is_ours else {}
+        before = side.encodes()
         seconds, ttfas = _round(bench, side, num_clips)
         all_done[side.name].append(seconds)
         first_audio[side.name] += ttfas
         if side.is_ours:
-            after = side.client.encodes()
+            after = side.encodes()
             used = [after[name] - before[name] for name in after]
             num_encodes += [count for count in used if count]  # a mode needs not all
     return [

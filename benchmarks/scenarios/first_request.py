@@ -35,12 +35,12 @@ def _after_upload(bench: Bench) -> list[Row]:
         bench.step(f"{NAME}: after upload, round {number + 1}, {side.name}")
         for _ in range(bench.pick(full=3, quick=1)):
             voice = _upload(bench, side)
-            before = _total_encodes(side)
+            before = sum(side.encodes().values())
             once, again = _pair(bench, side, voice)
             first.setdefault(side.name, []).append(once)
             warm.setdefault(side.name, []).append(again)
             if side.is_ours:
-                num_encodes.append(_total_encodes(side) - before)
+                num_encodes.append(sum(side.encodes().values()) - before)
     row = Row(
         f"after upload, {bench.fullest_mode}, {SECONDS} s reference",
         "ms",
@@ -65,7 +65,7 @@ def _after_restart(bench: Bench) -> list[Row]:
         Summary.of(first),
         Summary.of([once for once, _ in stock]),
     )
-    restart = _rows(bench, "after restart", first, warm, [_total_encodes(side)])
+    restart = _rows(bench, "after restart", first, warm, [sum(side.encodes().values())])
     if bench.model.shares_kv:
         # A worker reads no encoding for a voice whose prefix is still in the KV.
         return [beside, *restart]
@@ -89,7 +89,7 @@ def _restarted(
 
 def _after_eviction(bench: Bench, side: Side, voices: Sequence[str]) -> list[Row]:
     bench.step(f"{NAME}: after eviction from memory")
-    before, encodes = _disk_hits(side), _total_encodes(side)
+    before, encodes = _disk_hits(side), sum(side.encodes().values())
     pairs = [
         _pair(bench, side, voice)
         for _ in range(2 * bench.num_rounds // 5 + 1)
@@ -98,7 +98,7 @@ def _after_eviction(bench: Bench, side: Side, voices: Sequence[str]) -> list[Row
     if _disk_hits(side) - before < len(pairs):
         raise RuntimeError("the voices had not been evicted from memory")
     first, warm = zip(*pairs, strict=True)
-    num_encodes = _total_encodes(side) - encodes
+    num_encodes = sum(side.encodes().values()) - encodes
     return _rows(bench, "after eviction from memory", first, warm, [num_encodes])
 
 
@@ -157,10 +157,6 @@ def _pair(bench: Bench, side: Side, voice: str) -> tuple[float, float]:
     """The first request's time to first audio, and the second's."""
     once = ttfa_ms(side, bench.short_text(), voice)
     return once, ttfa_ms(side, bench.short_text(), voice)
-
-
-def _total_encodes(side: Side) -> int:
-    return sum(side.client.encodes().values()) if side.is_ours else 0
 
 
 def _disk_hits(side: Side) -> int:

@@ -109,7 +109,7 @@ def _seconds(bench: Bench, side: Side, voice: str) -> float:
 
 def _num_encodes(side: Side) -> int:
     """Clips that have been encoded by whichever encoder has encoded most."""
-    return max(side.client.encodes().values(), default=0) if side.is_ours else 0
+    return max(side.encodes().values(), default=0)
 
 
 def _rows(streams: Bystanders, samples: Samples, num_requests: int) -> list[Row]:

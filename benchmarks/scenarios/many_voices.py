@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import storage_process
+from benchmarks import fresh_process
 from benchmarks.bench import Bench
 from benchmarks.measure import (
     MIB,
@@ -29,7 +29,7 @@ NAME = "many_voices"
 NUM_VOICES, QUICK_NUM_VOICES = 100_000, 5_000
 STOCK_NUM_VOICES = (10, 100, 1_000)  # the last is its cap
 STOCK_CAP = "its cap is 1,000 voices"
-PAGE = storage_process.PAGE
+PAGE = fresh_process.PAGE
 NUM_REQUESTS = 40
 SCRAPE_SECONDS = 1.0
 
@@ -67,7 +67,7 @@ def _starts(bench: Bench, directory: Path, counts: list[int]) -> dict[int, list[
 
 
 def _start(side: str, directory: Path) -> Found:
-    return in_fresh_process(storage_process.__name__, "start", side, directory)
+    return in_fresh_process(fresh_process.__name__, "start", side, directory)
 
 
 def _rows_of_lines(found: dict[int, list[Found]], counts: list[int]) -> list[Row]:
@@ -113,7 +113,7 @@ def _judged_rows(found: dict[int, list[Found]], num_voices: int) -> list[Row]:
             "MiB",
             [(one["rss_bytes"] - rss_bytes) / MIB for one in every],
             AtMost(20),
-            note=f"after recovery, look-ups and {storage_process.NUM_PAGES} pages",
+            note=f"after recovery, look-ups and {fresh_process.NUM_PAGES} pages",
         ),
         _row(
             f"recovery behind the start, {voices}",

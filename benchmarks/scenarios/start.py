@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks import encoders_process
+from benchmarks import fresh_process
 from benchmarks.bench import Bench
 from benchmarks.measure import RatioAtMost, Row, Summary, in_fresh_process
 from vllm_tts_cache.speaker.weight_hashes import FILE_NAME
@@ -53,5 +53,5 @@ def _encoder_rows(bench: Bench) -> list[Row]:
 
 
 def _load(checkpoint: Path, directory: Path) -> float:
-    found = in_fresh_process(encoders_process.__name__, checkpoint, directory)
-    return found["seconds"]
+    module = fresh_process.__name__
+    return in_fresh_process(module, "encoders", checkpoint, directory)["seconds"]

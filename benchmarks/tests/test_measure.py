@@ -79,4 +79,4 @@ def test_a_timed_call_takes_turns_and_leaves_out_the_first_sample():
 
 def test_a_failed_process_is_an_error_that_says_why():
     with pytest.raises(RuntimeError, match="num_operations"):
-        in_fresh_process("benchmarks.storage_process", "churn")
+        in_fresh_process("benchmarks.fresh_process", "churn")

@@ -17,7 +17,7 @@ from benchmarks.measure import OURS, STOCK, RatioAtMost, Row, Summary
 from benchmarks.models import models
 from benchmarks.run import SCENARIOS, Plan, Scenario, of_model, run
 from benchmarks.scenarios import bulk_registration, inline_flood
-from benchmarks.sides import open_sides
+from benchmarks.sides import Side, open_sides
 from benchmarks.streams import Bystanders
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.testing.client import SpeechClient
@@ -223,6 +223,8 @@ def test_stock_and_ours_differ_in_what_the_table_says_they_do(tmp_path):
 class OneSide:
     """What a scenario needs of a side, over a server of this process."""
 
+    encodes = Side.encodes
+
     def __init__(self, url="http://127.0.0.1:9", *, is_stock=False):
         self.name = STOCK if is_stock else OURS
         self.is_stock, self.is_ours = is_stock, not is_stock
@@ -320,7 +322,7 @@ def test_voices_are_ready_when_every_encoder_has_encoded_all_of_them(
 
     monkeypatch.setattr(bulk_registration, "ASK_SECONDS", 0.01)
     side = serve(answer)
-    before = bulk_registration._encodes(side)
+    before = side.encodes()
     bulk_registration._wait_until_encoded(side, before, 4)
     assert next(seen) == (9, 9)
 

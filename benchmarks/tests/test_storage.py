@@ -1,4 +1,4 @@
-from benchmarks import storage_process
+from benchmarks import fresh_process
 from benchmarks.measure import in_fresh_process
 from benchmarks.storage import (
     REGISTERED,
@@ -9,8 +9,10 @@ from benchmarks.storage import (
     write_stock,
     write_voices,
 )
+from vllm_tts_cache.speaker.family import default_family
+from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
-PROCESS = storage_process.__name__
+PROCESS = fresh_process.__name__
 
 
 def test_churn_stays_within_its_budget_and_leaves_nothing(tmp_path):
@@ -60,3 +62,10 @@ def test_synthetic_voices_of_stock_are_what_stock_writes(tmp_path):
     storage = OurStorage(tmp_path / "stock")  # which imports them
     assert [r.name for r in storage.page(10, "")] == [speaker_name(n) for n in range(3)]
     storage.close()
+
+
+def test_encoders_are_loaded_with_the_hashes_of_their_weights(tmp_path):
+    checkpoint = TinyCheckpoint.of(default_family()).ensure(tmp_path / "tiny")
+    found = in_fresh_process(PROCESS, "encoders", checkpoint, tmp_path / "d")
+    assert found["seconds"] > 0
+    assert (tmp_path / "d").is_dir()

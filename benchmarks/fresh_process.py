@@ -1,8 +1,10 @@
-"""Processes that do what a server does with its storage directory, and nothing else.
+"""Processes that do one thing that a server does, and nothing else.
 
-``python -m benchmarks.storage_process start SIDE DIR`` opens it as an API process does
-and looks voices up; ``... churn DIR`` lets voices come, speak and go on a small budget.
-Both print JSON. A process of its own, because memory is measured.
+``python -m benchmarks.fresh_process start SIDE DIR`` opens a storage directory as an
+API process does and looks voices up; ``... churn DIR`` lets voices come, speak and go
+on a small budget; ``... encoders CHECKPOINT DIR`` loads reference encoders as a start
+does, with the hashes of weights that an earlier one left in the directory, if any.
+Each prints JSON. A process of its own, because memory and imports are measured.
 """
 
 import argparse
@@ -202,6 +204,22 @@ def churn(subject: Churn, num_operations: int, seed: int) -> dict[str, Any]:
     }
 
 
+def encoders(checkpoint: Path, directory: Path) -> dict[str, float]:
+    """Seconds of the load, without the imports that a server has anyway."""
+    import torch
+
+    from vllm_tts_cache.speaker.family import family_of_checkpoint
+    from vllm_tts_cache.speaker.weight_hashes import remembered
+
+    load = family_of_checkpoint(checkpoint).part("encoders_part")
+    torch.set_num_threads(1)
+    directory.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with remembered(directory):
+        load(checkpoint, torch.device("cpu"))
+    return {"seconds": time.perf_counter() - began}
+
+
 def _seen() -> dict[str, int]:
     """This process at rest, without garbage and what the allocator keeps for later."""
     gc.collect()
@@ -226,9 +244,14 @@ def main() -> None:
     command.add_argument("num_operations", type=int)
     command.add_argument("memory_max_bytes", type=int)
     command.add_argument("--seed", type=int, default=0)
+    command = commands.add_parser("encoders")
+    command.add_argument("checkpoint", type=Path)
+    command.add_argument("directory", type=Path)
     given = parser.parse_args()
     if given.command == "start":
         found = start(given.side, given.directory, given.starts)
+    elif given.command == "encoders":
+        found = encoders(given.checkpoint, given.directory)
     else:
         subject = Churn(given.directory, given.memory_max_bytes)
         found = churn(subject, given.num_operations, given.seed)
