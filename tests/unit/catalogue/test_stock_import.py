@@ -12,6 +12,7 @@ from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
 from vllm_tts_cache.errors import StorageFullError
 from vllm_tts_cache.store.opening import import_stock_voices
+from vllm_tts_cache.store.writing import Writer
 
 RATE = 24000
 
@@ -430,6 +431,29 @@ def test_deleting_another_name_of_the_clip_during_an_import_loses_nothing(
         new = voice("bob", DecodedAudio(audio, ()))
         store.register(new, DecodedAudio(audio, ()))
         delete(store, f"ana{n}")
+
+
+def test_a_clip_that_goes_right_after_it_was_found_is_stored_with_its_import(
+    write, open_here, store, monkeypatch
+):
+    """Its voice was imported, and its audio lost for good."""
+    other = open_here(import_stock=False)
+    write("bob", 1000)
+    import_stock_voices(store)
+    write("ana", 2000, tensors={"audio": np.full(RATE, 1000 / 1e6, np.float32)})
+    is_kept, found = Writer.is_kept, []
+
+    def found_and_gone(writer, sha):
+        found.append(is_kept(writer, sha))
+        if other.find("bob") is not None:
+            deleted(other, "bob")
+        return found[-1]
+
+    monkeypatch.setattr(Writer, "is_kept", found_and_gone)
+    assert import_stock_voices(store).imported == ["ana"]
+    assert found == [True, False]
+    record = store.find("ana").record
+    assert store.read_audio(record.audio_sha256) is not None
 
 
 def deleted(store, name):
