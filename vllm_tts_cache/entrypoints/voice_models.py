@@ -146,8 +146,10 @@ class VoiceList(_Answer):
 
     voices: list[str]
     uploaded_voices: list[Voice] = Field(default_factory=list)
-    max_clips: int = Field(
-        description="clips that the served model takes for one voice", examples=[1]
+    max_clips: int | None = Field(
+        default=None,
+        description="clips that the served model takes for one voice; not beside names",
+        examples=[1],
     )
     next: str | None = Field(
         default=None, description="give it as `after`; missing on the last page"

@@ -186,7 +186,7 @@ async def list_voices(
         if not names_only:
             shown = [handler.speakers.lookups.shown(record) for record in records]
             answer["uploaded_voices"] = shown
-    answer["max_clips"] = handler.speakers.model.max_clips
+            answer["max_clips"] = handler.speakers.model.max_clips
     answer["voices"] = sorted({*_builtin(handler, page), *names})
     if last and (num_found == page.limit or len(names) < num_found):
         answer["next"] = last[0]
