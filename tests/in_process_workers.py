@@ -65,6 +65,7 @@ class InProcessEngine:
     def __init__(self, *workers):
         self.workers = workers
         self.calls = []
+        self.request_states = {}  # of speech that is with the engine
         self.errored = False
 
     async def collective_rpc(

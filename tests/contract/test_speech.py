@@ -17,7 +17,7 @@ from tests.speech_server import Server, running
 from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.catalogue.record import NewSpeaker
-from vllm_tts_cache.entrypoints import kv_warming
+from vllm_tts_cache.entrypoints import kv_warming, upload_rests
 from vllm_tts_cache.entrypoints.speech import MAX_SUBMITS
 from vllm_tts_cache.entrypoints.wants import MAX_TRIES, GoneError
 from vllm_tts_cache.speaker.family import default_family
@@ -656,6 +656,23 @@ async def test_sampling_that_is_fine_reaches_the_engine(server):
     await registered(server)
     extra = {"temperature": 1, "top_k": 5, "tts_local_seed": 7}
     assert (await server.speak(voice="Ann", extra_params=extra)).status_code == 200
+
+
+# -------- uploads
+
+
+async def test_uploads_rest_while_something_is_spoken(server, monkeypatch):
+    """The threads that take them in leave the cores to those that speak."""
+    monkeypatch.setattr(upload_rests, "FACTOR", 1e6)
+    monkeypatch.setattr(upload_rests, "MAX_SECONDS", 1e6)
+    server.engine.request_states = {"speech": object()}
+    await registered(server)
+    # There are two threads, one of which has rested by now at the most.
+    later = [asyncio.create_task(registered(server, name)) for name in ("Bob", "Cleo")]
+    await asyncio.wait(later, timeout=3 * upload_rests.LOOK_SECONDS)
+    assert not all(each.done() for each in later)
+    server.engine.request_states = {}
+    await asyncio.wait_for(asyncio.gather(*later), 10)
 
 
 # -------- what goes on without anybody's request

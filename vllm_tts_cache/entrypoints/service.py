@@ -108,7 +108,12 @@ class SpeakerService:
             self.lookups,
             self.kv_warming,
         )
-        self.uploads = Uploads(store, model.family, settings.min_quality)
+        self.uploads = Uploads(
+            store,
+            model.family,
+            settings.min_quality,
+            lambda: prefill is not None and prefill.is_speaking,
+        )
         self.inline = InlineClips(
             store,
             indexed,

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import ParamSpec, TypeVar
 
 from vllm_tts_cache.audio.clips import decode_clips
 from vllm_tts_cache.audio.decode import AudioWarning, decode
@@ -18,6 +19,7 @@ from vllm_tts_cache.catalogue.details import (
 from vllm_tts_cache.catalogue.names import clean_new
 from vllm_tts_cache.catalogue.record import NewSpeaker, check_text
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor
+from vllm_tts_cache.entrypoints.upload_rests import UploadRests
 from vllm_tts_cache.errors import (
     ConfigError,
     InvalidAudioError,
@@ -35,6 +37,9 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 # A clip takes up to a second of CPU to decode, and up to 10 MiB while it waits.
 NUM_THREADS = 2
 MAX_WAITING = 32
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,7 @@ class Uploads:
     Args:
         family: Tells which family is served, whose limits a clip must keep.
         min_quality: What a clip must be worth to be registered.
+        is_speaking: Whether streams run, for which uploads rest.
     """
 
     def __init__(
@@ -94,11 +100,13 @@ class Uploads:
         store: SpeakerStore,
         family: Callable[[], Family | None],
         min_quality: Verdict = "poor",
+        is_speaking: Callable[[], bool] = bool,
     ):
         self._store = store
         self._family = family
         self._min_quality: Verdict = min_quality
         self._checker = ClipChecker()
+        self._rests = UploadRests(is_speaking)
         self.threads = BoundedExecutor(
             "too many uploads wait",
             num_threads=NUM_THREADS,
@@ -123,14 +131,14 @@ class Uploads:
         """
         upload.check_texts()
         register = self._register_clips
-        return await self.threads.run(register, tenant, upload, files, check)
+        return await self._run(register, tenant, upload, files, check)
 
     async def check(self, data: bytes, ref_text: str | None) -> ClipQuality:
         """Say what a clip is worth; nothing is stored.
 
         Raises: InvalidAudioError, ServerBusyError, ConfigError without the detector.
         """
-        return await self.threads.run(self._check_file, data, ref_text)
+        return await self._run(self._check_file, data, ref_text)
 
     async def register_embedding(
         self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
@@ -147,7 +155,7 @@ class Uploads:
             embedding=embedding,
         )
         register = self._store.register
-        return await self.threads.run(register, new, None, limits=tenant.limits)
+        return await self._run(register, new, None, limits=tenant.limits)
 
     async def keep_consent(
         self, tenant: Tenant, name: str, language: str, data: bytes
@@ -157,7 +165,7 @@ class Uploads:
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
         keep = self._keep_consent
-        return await self.threads.run(keep, tenant, name, language, data)
+        return await self._run(keep, tenant, name, language, data)
 
     def check_number(self, num_clips: int) -> None:
         """Refuse more clips than the model takes for one voice.
@@ -188,7 +196,13 @@ class Uploads:
 
     def shutdown(self) -> None:
         """Stop the threads."""
+        self._rests.end()
         self.threads.shutdown()
+
+    async def _run(
+        self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self.threads.run(self._rests.run, function, *args, **kwargs)
 
     def _keep_consent(
         self, tenant: Tenant, name: str, language: str, data: bytes
