@@ -4,13 +4,12 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 
-from benchmarks import machine, plots, report, run
+from benchmarks import plots, report, run
 from benchmarks.models import Model, default_models, model_called, models
 from benchmarks.run import SCENARIOS, Plan, Scenario
 from benchmarks.sides import CHUNK_FRAMES
@@ -43,20 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # unwinds, so that the servers are stopped
     plan.work.mkdir(parents=True, exist_ok=True)
-    began = datetime.now(timezone.utc)
-    load_before, (revision, is_dirty) = machine.load(), machine.revision()
+    begun = report.Begun.now()
     outcome = run.run(plan)
-    found = report.Run(
-        began=began,
-        revision=revision,
-        is_dirty=is_dirty,
-        machine={
-            **machine.describe(),
-            "load_before": load_before,
-            "load_after": machine.load(),
-        },
-        versions=machine.versions(),
-        settings={
+    found = begun.ended(
+        {
             "quick": plan.is_quick,
             "rounds": plan.num_rounds,
             "scenarios": [scenario.name for scenario in plan.scenarios],
@@ -71,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "stock_changes": {m.name: m.stock.note for m in plan.models},
             "threads_per_stage": 1,
         },
-        rows=outcome.rows,
+        outcome.rows,
     )
     path = report.save(found, given.out)
     _show(found, path, as_markdown=given.markdown)

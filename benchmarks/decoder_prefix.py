@@ -13,14 +13,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks import machine, report
+from benchmarks import alone
 from benchmarks.measure import Row, Summary
 from tests.families.qwen3_tts.decoders import (
     CHUNK,
@@ -39,7 +37,6 @@ THREE_SECONDS = 38  # frames
 NUM_TOGETHER = 4
 STOCK, MISS, HIT, X_VECTOR = "stock", "ours, made", "ours, kept", "x-vector"
 _SCENARIO: dict[str, Any] = {"scenario": "decoder_prefix", "model": "qwen3-tts"}
-_RESULTS = Path(__file__).parent / "results"
 
 
 class Requests:
@@ -99,31 +96,23 @@ class Requests:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, print a table and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = alone.parser(__doc__, num_rounds=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--out", type=Path, default=_RESULTS)
     given = parser.parse_args(arguments)
-    began, load = datetime.now(timezone.utc), machine.load()
-    before = torch.get_num_threads()
-    torch.set_num_threads(given.threads)
-    try:
-        rows = _measured(given)
-    finally:
-        torch.set_num_threads(before)
-    sys.stdout.write(report.markdown(rows))
-    print(report.save(_run(given, began, load, rows), given.out), file=sys.stderr)
+    alone.run(
+        given,
+        _measured,
+        num_threads=given.threads,
+        clock="CPU time" if given.cpu_time else "wall",
+    )
 
 
 def _measured(given: argparse.Namespace) -> list[Row]:
-    dtype = torch.bfloat16 if given.bfloat16 else torch.float32
     clock = time.process_time if given.cpu_time else time.perf_counter
-    requests = Requests(SMALL if given.small else RELEASED, dtype, clock)
+    requests = Requests(
+        SMALL if given.small else RELEASED, alone.dtype_of(given), clock
+    )
     seen: dict[str, list[tuple[float, ...]]] = {how: [] for how in requests.states_of}
     heard: dict[str, Tensor] = {}
     for number in range(given.rounds):
@@ -168,28 +157,6 @@ def _samples(heard: dict[str, Tensor], num_bytes: int) -> list[Row]:
         Row(what, unit, Summary.of([value]), **_SCENARIO)
         for what, unit, value in figures
     ]
-
-
-def _run(
-    given: argparse.Namespace, began: datetime, load: list[float], rows: list[Row]
-) -> report.Run:
-    revision, is_dirty = machine.revision()
-    return report.Run(
-        began=began,
-        revision=revision,
-        is_dirty=is_dirty,
-        machine=machine.describe()
-        | {"load_before": load, "load_after": machine.load()},
-        versions=machine.versions(),
-        settings={
-            "rounds": given.rounds,
-            "threads": given.threads,
-            "dtype": "bfloat16" if given.bfloat16 else "float32",
-            "clock": "CPU time" if given.cpu_time else "wall",
-            "decoder": "small" if given.small else "released size, random weights",
-        },
-        rows=rows,
-    )
 
 
 if __name__ == "__main__":

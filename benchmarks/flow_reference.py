@@ -15,15 +15,13 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks import machine, report
+from benchmarks import alone
 from benchmarks.measure import Row, Summary
 from vllm_tts_cache.families.cosyvoice3.noise import fix_noise
 
@@ -33,7 +31,6 @@ NUM_STEPS = 10
 SPOKEN_SECONDS, REFERENCE_SECONDS = (3, 10), (0, 3, 10, 25)
 _COMPARED_STEPS = 2
 _SCENARIO: dict[str, Any] = {"scenario": "flow_reference", "model": "cosyvoice3"}
-_RESULTS = Path(__file__).parent / "results"
 
 
 class Voice(NamedTuple):
@@ -185,29 +182,21 @@ def codes_of(num_seconds: int, seed: int) -> Tensor:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, print a table and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=2)
+    parser = alone.parser(__doc__, num_rounds=2)
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--bfloat16", action="store_true")
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--out", type=Path, default=_RESULTS)
     given = parser.parse_args(arguments)
-    began, load = datetime.now(timezone.utc), machine.load()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # a second one that waits for a core is CPU time as well
-    try:
-        rows = _measured(given)
-    finally:
-        torch.set_num_threads(before)
-    sys.stdout.write(report.markdown(rows))
-    print(report.save(_run(given, began, load, rows), given.out), file=sys.stderr)
+    alone.run(
+        given,
+        _measured,
+        num_threads=1,  # a second one that waits for a core is CPU time as well
+        layers=given.layers or "all",
+    )
 
 
 def _measured(given: argparse.Namespace) -> list[Row]:
-    dtype = torch.bfloat16 if given.bfloat16 else torch.float32
-    decoder = Decoder(is_small=given.small, num_layers=given.layers, dtype=dtype)
+    decoder = Decoder(
+        is_small=given.small, num_layers=given.layers, dtype=alone.dtype_of(given)
+    )
     voices = {seconds: voice_of(seconds) for seconds in REFERENCE_SECONDS}
     decoder.speak(codes_of(1, 1), voices[3])  # the first run makes what others find
     seen: dict[tuple[int, int], list[tuple[float, float]]] = {
@@ -238,28 +227,6 @@ def _times(seen: dict[tuple[int, int], list[tuple[float, float]]]) -> list[Row]:
             Row(f"vocoder, {what}", "s", vocoder, **_SCENARIO),
         ]
     return rows
-
-
-def _run(
-    given: argparse.Namespace, began: datetime, load: list[float], rows: list[Row]
-) -> report.Run:
-    revision, is_dirty = machine.revision()
-    return report.Run(
-        began=began,
-        revision=revision,
-        is_dirty=is_dirty,
-        machine=machine.describe()
-        | {"load_before": load, "load_after": machine.load()},
-        versions=machine.versions(),
-        settings={
-            "rounds": given.rounds,
-            "threads": 1,
-            "layers": given.layers or "all",
-            "dtype": "bfloat16" if given.bfloat16 else "float32",
-            "decoder": "small" if given.small else "released size, random weights",
-        },
-        rows=rows,
-    )
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
+from benchmarks import machine
 from benchmarks.measure import STOCK, Row, Summary
 from vllm_tts_cache.files import publish
 
@@ -60,6 +61,32 @@ class Run:
             "settings": dict(self.settings),
             "rows": [_plain_row(row) for row in self.rows],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run that has begun, on what is there then."""
+
+    at: datetime
+    load: list[float]
+    revision: str
+    is_dirty: bool
+
+    @classmethod
+    def now(cls) -> "Begun":
+        return cls(datetime.now(timezone.utc), machine.load(), *machine.revision())
+
+    def ended(self, settings: Mapping[str, Any], rows: Sequence[Row]) -> Run:
+        loads = {"load_before": self.load, "load_after": machine.load()}
+        return Run(
+            began=self.at,
+            revision=self.revision,
+            is_dirty=self.is_dirty,
+            machine=machine.describe() | loads,
+            versions=machine.versions(),
+            settings=settings,
+            rows=rows,
+        )
 
 
 def save(run: Run, directory: Path) -> Path:
