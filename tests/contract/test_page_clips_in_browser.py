@@ -40,6 +40,12 @@ async def shown(server):
     return (await server.client.get(ANN)).json()["voice"]
 
 
+def fill_in(browser):
+    """Give what a registration needs beside its clips."""
+    browser.fill("[name=name]", "Ann")
+    browser.fill("#consent-text", "yes")
+
+
 async def test_several_clips_are_dropped_judged_and_registered_as_one_voice(
     server, clips
 ):
@@ -49,8 +55,7 @@ async def test_several_clips_are_dropped_judged_and_registered_as_one_voice(
         for number in (1, 2):
             browser.see(clip(number), f"{number - 1}.wav")
             browser.see(clip(number, ".verdict .figures"), "LUFS")
-        browser.fill("[name=name]", "Ann")
-        browser.fill("#consent-text", "yes")
+        fill_in(browser)
         browser.fill(clip(1, "[name=ref_text]"), "The words of one.")
         browser.click("#register")  # each has a transcript, or none
         assert browser.has_focus(clip(2, "[name=ref_text]:invalid"))
@@ -84,8 +89,7 @@ async def test_clips_are_added_and_taken_away_by_keyboard(server, clips):
         assert browser.has_focus("#add-form *")
         browser.see(clip(2), "2.wav")
         browser.see(clip(2, "h3"), "Clip 2")
-        browser.fill("[name=name]", "Ann")
-        browser.fill("#consent-text", "yes")
+        fill_in(browser)
         browser.click("#register")
         browser.see("#add-progress", "Ann")
 
@@ -118,8 +122,7 @@ async def test_what_is_wrong_of_one_clip_names_it_as_people_count(server, clips)
         browser.open("add")
         browser.drop(clip(1, ".drop"), *clips[:2])
         browser.see(clip(2), "1.wav")
-        browser.fill("[name=name]", "Ann")
-        browser.fill("#consent-text", "yes")
+        fill_in(browser)
         browser.click("#register")
         browser.see("#add-error [role=alert]", "clip 2 has a sample rate of 16000 Hz")
 
