@@ -218,8 +218,9 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
             self._speech_output_policies.pop(request_id, None)
             return outputs
 
-        stays = functools.partial(self._check_stays, request)
-        begun = self._until_begun(request_id, outputs, again, lambda: stays(ref))
+        begun = self._until_begun(
+            request_id, outputs, again, lambda: self._check_stays(request, ref)
+        )
         return request_id, begun, params
 
     async def _create_diffusion_speech(self, request: Any) -> Any:
@@ -251,9 +252,12 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
                 ref = SpeakerRef.from_info(prompt)  # another one, if it was replaced
                 return submit(prompt)
 
-            stays = functools.partial(self._check_stays, request)
-            outputs = submit(named)
-            return self._until_begun(request_id, outputs, again, lambda: stays(ref))
+            return self._until_begun(
+                request_id,
+                submit(named),
+                again,
+                lambda: self._check_stays(request, ref),
+            )
 
         with diffusion.spoken_by(speak):
             return await host(without_speaker(request))
