@@ -17,7 +17,6 @@ class Engine:
 
     def __init__(self):
         self.is_possible = self.is_idle = True
-        self.is_speaking = False
         self.prefilled, self.cancelled = [], []
         self.error = None
         self.gate = asyncio.Event()

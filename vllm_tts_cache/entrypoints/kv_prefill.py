@@ -71,12 +71,7 @@ class VoicePrefill:
         """
         engine = self._speech.engine_client
         is_away = engine._paused or engine._sleeping_tags or engine.errored
-        return not (is_away or self.is_speaking)
-
-    @property
-    def is_speaking(self) -> bool:
-        """Whether requests of this process are with the engine; for any thread."""
-        return bool(self._speech.engine_client.request_states)
+        return not (is_away or engine.request_states)
 
     async def prefill(self, record: SpeakerRecord) -> None:
         """Return when the voice's part of a prompt has been prefilled.

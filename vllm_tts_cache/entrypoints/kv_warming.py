@@ -33,7 +33,6 @@ class Prefill(Protocol):
         is_possible: Whether a request finds what another one of its voice has left
             behind, in the KV or in the decoder, and nobody else has the engine speak.
         is_idle: Whether nothing is spoken, and something could be.
-        is_speaking: Whether something is spoken, or asked for.
     """
 
     @property
@@ -41,9 +40,6 @@ class Prefill(Protocol):
 
     @property
     def is_idle(self) -> bool: ...  # noqa: D102
-
-    @property
-    def is_speaking(self) -> bool: ...  # noqa: D102
 
     def helps(self, record: SpeakerRecord) -> bool:
         """Whether that is so of this voice."""

@@ -1,7 +1,7 @@
 """Registering, finding and deleting speakers: what routes and adapters call."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from vllm_tts_cache.audio.decode import AudioWarning
 from vllm_tts_cache.audio.quality.check import ClipQuality
@@ -51,6 +51,16 @@ class Registration:
     quality: ClipQuality | None = None
 
 
+class SpeakingEngine(AsyncEngine, Protocol):
+    """The part of the host's ``AsyncOmni`` that we use here.
+
+    Attributes:
+        request_states: What this process has asked of it and goes on, by the id.
+    """
+
+    request_states: dict[str, Any]
+
+
 class SpeakerService:
     """The speakers of one server; safe beside other servers on the same storage.
 
@@ -85,7 +95,7 @@ class SpeakerService:
         self,
         store: SpeakerStore,
         settings: Settings,
-        engine: AsyncEngine | None,
+        engine: SpeakingEngine | None,
         model: ServedModel,
         keys: TenantKeys,
         prefill: Prefill | None = None,
@@ -112,7 +122,7 @@ class SpeakerService:
             store,
             model.family,
             settings.min_quality,
-            lambda: prefill is not None and prefill.is_speaking,
+            lambda: engine is not None and bool(engine.request_states),
         )
         self.inline = InlineClips(
             store,
@@ -268,7 +278,7 @@ class SpeakerService:
 
 def open_service(
     settings: Settings,
-    engine: AsyncEngine | None,
+    engine: SpeakingEngine | None,
     model: ServedModel,
     *,
     prefill: Prefill | None = None,
