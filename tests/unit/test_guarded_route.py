@@ -1,6 +1,8 @@
 """Bodies are bounded while they arrive, not after they were spooled."""
 
+import gc
 import json
+import warnings
 
 import httpx
 import pytest
@@ -124,6 +126,37 @@ async def test_a_length_that_lies_does_not_help(app):
     )
     assert status == 413
     assert taken < 20
+
+
+FORM = "multipart/form-data; boundary=b"
+
+
+@pytest.mark.parametrize("cut", [b"\r\n--b--\r\n", b"--\r\n", b"-\r\n"])
+async def test_a_form_that_ends_inside_a_part_is_refused_and_leaves_no_file(app, cut):
+    """Of a part that was begun, and of one that another one follows."""
+    for before in ([], [*form_chunks(20_000)[:-1], b"\r\n"]):
+        *chunks, last = before + form_chunks(50_000)
+        cut_off = [*chunks, last.removesuffix(cut), b""]
+        with warnings.catch_warnings(record=True) as unclosed:
+            warnings.simplefilter("always")
+            status, answer, _ = await send(app, "/form", cut_off, FORM)
+            gc.collect()
+        assert (status, unclosed) == (400, [])
+        assert "closing boundary" in answer["detail"]
+
+
+async def test_a_forms_end_is_found_wherever_it_is_cut(app):
+    whole = b"".join(form_chunks(20_000))
+    for where in range(len(whole) - 12, len(whole)):
+        cut = whole[where : where + 3], whole[where + 3 :]
+        chunks = [whole[:where], *cut, b"behind"]
+        status, answer, _ = await send(app, "/form", chunks, FORM)
+        assert (status, answer) == (200, {"size": 20_000})
+
+
+async def test_a_form_without_parts_is_whole(app):
+    status, answer, _ = await send(app, "/form", [b"--b--"], FORM)
+    assert (status, answer["detail"][0]["type"]) == (422, "missing")
 
 
 async def test_a_body_that_is_wrong_is_still_the_hosts_error(client):

@@ -1,7 +1,7 @@
 """What our routes share: bounds on the body, and errors in the host's JSON shape."""
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from tempfile import gettempdir
 from typing import Any
@@ -11,7 +11,6 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import (
     create_error_response,
@@ -20,6 +19,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import (
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.callers import caller_of
 from vllm_tts_cache.entrypoints.other_sites import OtherSiteError
+from vllm_tts_cache.entrypoints.request_body import BoundedBody
 from vllm_tts_cache.entrypoints.wants import SpeakerReplacedError
 from vllm_tts_cache.errors import (
     AdminKeyError,
@@ -53,11 +53,7 @@ from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-
 _MIB = 1024 * 1024
-_MAX_DIGITS = 18
 # A clip, and what a form holds beside it: texts, an embedding, the parts' headers.
 VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
 # Texts in JSON, each with a limit of its own.
@@ -81,8 +77,7 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
-            body = _BoundedBody(request.receive, self.body_max_bytes)
-            body.check_announced(request.headers.get("content-length"))
+            body = BoundedBody(request, self.body_max_bytes)
             try:
                 return await handle(Request(request.scope, body.receive))
             except HTTPException as exc:
@@ -119,43 +114,6 @@ def guarded_route(
 ) -> type[GuardedRoute]:
     """Return the route class whose bodies have at most so many bytes."""
     return type(kind.__name__, (kind,), {"body_max_bytes": body_max_bytes})
-
-
-class _BoundedBody:
-    """Counts a body while it arrives, and ends the reading of one that is too large."""
-
-    def __init__(self, receive: Receive, max_bytes: int):
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-
-    @property
-    def is_too_large(self) -> bool:
-        return self._num_bytes > self._max_bytes
-
-    def check_announced(self, content_length: str | None) -> None:
-        """Refuse a body before any of it is read, if its sender says how large it is.
-
-        Raises: RequestTooLargeError.
-        """
-        if content_length and content_length.isascii() and content_length.isdigit():
-            # Python refuses to read a number of more than 4,300 digits.
-            self._check(int(content_length[:_MAX_DIGITS]))
-
-    async def receive(self) -> Message:
-        """Pass the next message on.
-
-        Raises: MultiPartException, on which a parser of forms removes its files.
-        """
-        message = await self._receive()
-        self._num_bytes += len(message.get("body", b""))
-        if self.is_too_large:
-            raise MultiPartException("the body is too large")
-        return message
-
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            raise RequestTooLargeError(self._max_bytes)
 
 
 def _error_behind(exc: HTTPException) -> TTSCacheError:
