@@ -24,8 +24,9 @@ DEFAULT_URL = "http://127.0.0.1:8091"
 CACHE_HEADER = "X-Speaker-Cache"
 
 _CONNECT_SECONDS = 5.0
-# The server gives an encode 120 s by default, and answers then.
 _READ_SECONDS = 300.0
+# In line the server has a request wait for 600 s by default, and answers then.
+_ENCODE_TIMEOUT = httpx.Timeout(660.0, connect=_CONNECT_SECONDS)
 _VOICES = "/v1/audio/voices"
 _DEFAULT_RETRY_SECONDS = 1.0
 # What FastAPI, and the host in its shape, say of a path that nobody serves.
@@ -137,10 +138,15 @@ class VoicesClient:
         """Delete a voice; a 503 says how far it is."""
         return self.request("DELETE", _path(name))
 
-    def precompute(self, name: str, *, force: bool = False) -> Json:
-        """Make the voice's encodings exist, and wait."""
+    def precompute(
+        self, name: str, *, force: bool = False, urgent: bool = True
+    ) -> Json:
+        """Make the voice's encodings exist, and wait; as one of many if not urgent."""
         query = {"force": "true"} if force else {}
-        return self.request("POST", _path(name, "cache"), params=query)
+        if not urgent:
+            query["urgent"] = "false"
+        where = _path(name, "cache")
+        return self.request("POST", where, params=query, timeout=_ENCODE_TIMEOUT)
 
     def check(self, clip_name: str, clip: bytes, ref_text: str | None) -> Json:
         """Ask what a clip is worth, without registering it."""

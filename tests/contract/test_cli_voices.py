@@ -39,6 +39,7 @@ class Gate:
     def __init__(self, app):
         self.app = app
         self.num_posts = 0
+        self.queries = []  # of what is posted
         self.num_busy = 0
         self.is_open = asyncio.Event()
         self.is_open.set()
@@ -49,6 +50,7 @@ class Gate:
         self.keys.add(headers.get(b"authorization"))
         if scope.get("method") == "POST":
             self.num_posts += 1
+            self.queries.append(scope["query_string"].decode())
             if self.num_busy:
                 self.num_busy -= 1
                 await self._refuse(receive, send)
@@ -240,7 +242,9 @@ async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
     assert cut.json["counts"] == {"added": there, "not_tried": 200 - there}
 
     posts = server.gate.num_posts
+    server.gate.queries.clear()
     done = await run(*arguments, "--wait", url=server.url)
+    assert server.gate.queries.count("urgent=false") == 200
     assert done.status == 0, done.err
     assert done.json["counts"] == {"unchanged": there, "added": 200 - there}
     assert server.gate.num_posts - posts == 200 - there + 200  # and each is waited for
@@ -297,12 +301,15 @@ async def test_all_voices_are_encoded_before_warm_ends(server):
     for number in range(3):
         await server.register(f"voice {number}", clip_bytes(number))
     assert sum(server.encodes.values()) == 0
+    server.gate.queries.clear()
     done = await run("voices", "warm", "--all", "--json", url=server.url)
+    assert server.gate.queries == ["urgent=false"] * 3
     assert done.json["counts"] == {"ready": 3}
     made = server.encodes
     assert sum(made.values()) == 3  # one encoder is enough without a transcript
     again = await run("voices", "warm", "voice 1", url=server.url)
     assert (again.status, again.out) == (0, "1 ready\n")
+    assert server.gate.queries[3:] == [""]
     assert server.encodes == made
 
 

@@ -309,6 +309,34 @@ async def test_a_deletion_that_is_not_finished_says_how_far_it_is(server, monkey
     assert server.service.store.verify() == []
 
 
+def num_waiting(server):
+    return server.speakers.stats()["waiting"]["registered"]
+
+
+async def test_a_voice_that_is_not_urgent_is_encoded_after_one_that_is(server):
+    encoder, seconds = server.encoders[0], []
+
+    def noted(audio, encode=encoder.encode):
+        seconds.append(round(audio.seconds))
+        return encode(audio)
+
+    encoder.encode = noted
+    encoder.gate.clear()
+    waiting = []
+    for length, query in ((1, ""), (2, "urgent=false"), (3, "")):
+        await server.register(f"v{length}", wav(seconds=length))
+        made = server.client.post(f"{VOICES}/v{length}/cache?{query}")
+        waiting.append(asyncio.create_task(made))
+        await soon(lambda length=length: server.service.encodings.num_flights == length)
+        if length == 1:
+            assert await asyncio.to_thread(encoder.entered.wait, 20)
+        await soon(lambda length=length: num_waiting(server) == length - 1)
+    encoder.gate.set()
+    done = await asyncio.gather(*waiting)
+    assert [answer.json()["cache_status"] for answer in done] == ["ready"] * 3
+    assert seconds == [1, 3, 2]
+
+
 async def test_a_stopped_writer_stops_uploads_and_no_speech(server):
     """Six uploads that waited for its lock took the threads of all inline speech."""
     await server.register("Ann", wav(), ref_text="words")

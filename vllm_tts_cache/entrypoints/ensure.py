@@ -141,6 +141,7 @@ class Ensurer:
         *,
         stored: frozenset[str] | None = None,
         urgent: bool = True,
+        forever: bool = False,
         force: bool = False,
     ) -> bool:
         """Return when the worker can have the encodings; True if they existed.
@@ -151,7 +152,9 @@ class Ensurer:
             need: Which encodings.
             stored: Fingerprints of the audio's encodings that are stored, if the
                 caller has looked that up; None to look it up.
-            urgent: Whether a request waits.
+            urgent: Whether it goes before those that nobody is in a hurry for.
+            forever: Whether to wait while others are encoded, however long that takes:
+                no request does.
             force: Encode anew what exists; whoever uses it keeps it until then.
 
         Raises:
@@ -171,7 +174,8 @@ class Ensurer:
         if not absent:
             return True
         wanted = {key: keys[key] for key in absent}
-        await self._wait(wanted, need.ref, urgent=urgent, force=force)
+        max_seconds = None if forever else self._max_wait_seconds
+        await self._wait(wanted, need.ref, max_seconds, urgent=urgent, force=force)
         self._doubted.discard(sha)
         self._note_here(wanted)
         return not missing
@@ -283,6 +287,7 @@ class Ensurer:
         self,
         keys: Mapping[EncodingKey, str],
         ref: SpeakerRef,
+        max_seconds: float | None,
         *,
         urgent: bool,
         force: bool,
@@ -301,7 +306,7 @@ class Ensurer:
                     or ref.audio_sha256 in self._doubted,
                 )
                 wants.append(want)
-            await self._landed(wants, self._max_wait_seconds if urgent else None)
+            await self._landed(wants, max_seconds)
         finally:
             for want in wants:
                 self._poller.leave(want, urgent=urgent)

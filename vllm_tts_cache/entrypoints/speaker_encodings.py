@@ -124,21 +124,29 @@ class SpeakerEncodings:
             self._ensurer.shutdown()
         self._told.shutdown()
 
-    async def precompute(self, found: Found, *, force: bool) -> bool:
+    async def precompute(
+        self, found: Found, *, force: bool = False, urgent: bool = True
+    ) -> bool:
         """Make the speaker's encodings exist; True if they already did.
+
+        Args:
+            found: The speaker.
+            force: Encode anew what exists.
+            urgent: Whether they go before those that nobody is in a hurry for.
 
         Raises: SpeakerNotFoundError if it is deleted meanwhile, SpeakerReplacedError
             if it is replaced again and again, CannotCloneError, and as
             `Ensurer.ensure`.
         """
         tenant, name = Tenant(name=found.record.tenant), found.record.name
+        how = {"force": force, "urgent": urgent}
         for _ in range(MAX_TRIES - 1):
             try:
-                return await self._precompute(found, force=force)
+                return await self._precompute(found, **how)
             except GoneError:
                 found = await self._speakers.get(tenant, name)
         try:
-            return await self._precompute(found, force=force)
+            return await self._precompute(found, **how)
         except GoneError:
             sha = found.record.audio_sha256
             await self._speakers.check_stays(tenant, name, sha)
@@ -159,6 +167,7 @@ class SpeakerEncodings:
         *,
         stored: frozenset[str] | None = None,
         urgent: bool = True,
+        forever: bool = False,
         force: bool = False,
     ) -> bool:
         """Return when the encodings exist; True if the tenant may know they did.
@@ -167,12 +176,13 @@ class SpeakerEncodings:
             tenant: Who asks.
             need: Which encodings.
             stored: What a look-up said of them; None if nobody has looked.
-            urgent: Whether a request waits.
+            urgent: As of `Ensurer.ensure`.
+            forever: As of `Ensurer.ensure`.
             force: Encode anew what exists.
 
         Raises: CannotCloneError, and as `Ensurer.ensure`.
         """
-        how = {"urgent": urgent, "force": force}
+        how = {"urgent": urgent, "forever": forever, "force": force}
         if stored is not None and not await self._covers(stored, need):
             stored = None
         if not self._keys.is_on:
@@ -210,14 +220,14 @@ class SpeakerEncodings:
 
     # -------- how
 
-    async def _precompute(self, found: Found, *, force: bool) -> bool:
+    async def _precompute(self, found: Found, **how: bool) -> bool:
         self._model.check_clones()
         record, stored = found.record, found.fingerprints
         if record.audio_sha256 is None:
             existed = True
         else:
             need = self._model.need_of(record)
-            existed = await self.ensure(record.tenant, need, stored=stored, force=force)
+            existed = await self.ensure(record.tenant, need, stored=stored, **how)
         self._kv_warming.add(record)
         return existed
 
@@ -231,7 +241,7 @@ class SpeakerEncodings:
     async def _ensured_and_warm(
         self, record: SpeakerRecord, need: EncodingNeed
     ) -> None:
-        await self.ensure(record.tenant, need, urgent=False)
+        await self.ensure(record.tenant, need, urgent=False, forever=True)
         self._kv_warming.add(record)
 
     def _introduce(self) -> None:

@@ -255,13 +255,23 @@ async def delete_voice(handler: Handler, tenant: CallingTenant, name: VoiceName)
     "/v1/audio/voices/{name}/cache", responses=answers(voice_models.CacheStatus, 404)
 )
 async def precompute_voice(
-    handler: Handler, tenant: CallingTenant, name: VoiceName, force: Flag = False
+    handler: Handler,
+    tenant: CallingTenant,
+    name: VoiceName,
+    force: Flag = False,
+    urgent: Flag = True,
 ) -> Any:
-    """Make the voice's encodings exist and wait for it; one encode for all callers."""
+    """Make the voice's encodings exist and wait for it; one encode for all callers.
+
+    With `urgent=false` it waits behind those that were registered before, as one of
+    many: running streams feel less of it.
+    """
     found = await handler.speakers.lookups.get(tenant, name)
     answer = {"voice": found.record.name, "cache_status": "ready"}
     try:
-        existed = await handler.speakers.encodings.precompute(found, force=force)
+        existed = await handler.speakers.encodings.precompute(
+            found, force=force, urgent=urgent
+        )
     except ServerFaultError as exc:
         details = {"voice": found.record.name, "cache_status": "failed"}
         return routing.json_response(exc, **details)

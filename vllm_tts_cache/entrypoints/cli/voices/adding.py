@@ -1,5 +1,6 @@
 """``voices add``: one voice, or all of a manifest."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -157,6 +158,7 @@ class _Adding:
         """
         from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, patiently
 
+        is_alone = voice.row is None  # and not one of a manifest's
         clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
         there = patiently(lambda: client.find(voice.name), stop)
         differing: list[str] = []
@@ -172,18 +174,19 @@ class _Adding:
             )
         else:
             outcome = "added" if there is None else "replaced"
-            # One that is waited for is encoded by that call.
             form = voice.form(
-                precompute=self._precomputes and not self._waits,
+                # A single one that is waited for is encoded by that call, at once.
+                precompute=self._precomputes and not (self._waits and is_alone),
                 # It takes the server tens of milliseconds: many are asked about by
                 # `voices check`.
-                check=voice.row is None,
+                check=is_alone,
             )
             answer = patiently(lambda: client.add(form, clips), stop)
             told["id"] = answer.get("id")
             told |= {key: answer[key] for key in _SAID if key in answer}
         if self._waits:
-            answer = patiently(lambda: client.precompute(voice.name), stop)
+            made = partial(client.precompute, voice.name, urgent=is_alone)
+            answer = patiently(made, stop)
             told["cache_status"] = answer.get("cache_status")
         return Outcome(name=voice.name, outcome=outcome, details=told)
 

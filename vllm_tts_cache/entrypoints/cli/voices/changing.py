@@ -1,6 +1,7 @@
 """``voices warm``, ``voices edit`` and ``voices rm``."""
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,6 +72,8 @@ def warm(
 ) -> None:
     """Make the encodings of voices exist, and wait until they do.
 
+    Several give way to running streams; a single one is made at once.
+
     JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
     "ready|failed|not_tried", "error"}]}.
     """
@@ -82,7 +85,9 @@ def warm(
     )
 
     def one(voice: Chosen, stop: Stop) -> Outcome:
-        patiently(lambda: client.precompute(voice.ref, force=force), stop)
+        urgent = len(chosen) == 1
+        call = partial(client.precompute, voice.ref, force=force, urgent=urgent)
+        patiently(call, stop)
         return Outcome(name=voice.name, outcome="ready")
 
     with client_of(url, api_key) as client:
