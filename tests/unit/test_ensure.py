@@ -31,6 +31,7 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.model_executor import encode_rests, load_speakers
 from vllm_tts_cache.model_executor.encode_rests import EncodeRests
+from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.speaker.rpc_client import (
     WANT,
     AsyncWorkers,
@@ -265,8 +266,9 @@ async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
     )
     await soon(lambda: rig.speakers.stats()["waiting"]["inline"] == 1)
     registered = asyncio.create_task(rig.ensurer.ensure(needs[150]))
-    num_calls = len(rig.engine.calls)
-    await soon(lambda: len(rig.engine.calls) >= num_calls + 2)
+    [key] = await rig.ensurer.keys(needs[150])
+    line = rig.speakers._queue._line
+    await soon(lambda: (job := line.get(key)) and job.lane is Lane.URGENT)
     order, encode = [], rig.encoders[0].encode
 
     def noted(audio):

@@ -11,6 +11,7 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code2wav import (
 
 from tests.families.qwen3_tts.decoders import CHUNK, WINDOW, codes_of
 from tests.real_talker import loaded
+from vllm_tts_cache import throttled_log
 from vllm_tts_cache.families.qwen3_tts.code2wav import CachedQwen3TTSCode2Wav
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
@@ -208,6 +209,7 @@ def test_a_first_chunk_without_its_reference_is_refused_as_by_the_host(stage):
 def test_without_memory_for_a_state_the_hosts_first_chunk_is_decoded(
     stage, monkeypatch, caplog
 ):
+    monkeypatch.setattr(throttled_log, "INTERVAL_SECONDS", 0.0)  # others said it before
     stepped(stage.ours, clone("other", 9)[0])
     [first, *_] = clone("a", 1)
     [theirs] = stepped(stage.hosts, first)
