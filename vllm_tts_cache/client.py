@@ -141,7 +141,11 @@ class VoicesClient:
     def precompute(
         self, name: str, *, force: bool = False, urgent: bool = True
     ) -> Json:
-        """Make the voice's encodings exist, and wait; as one of many if not urgent."""
+        """Make the voice's encodings exist, and wait.
+
+        If it is not urgent they are made as those of one of many, and ``cache_status``
+        may be ``processing``: ask again.
+        """
         query = {"force": "true"} if force else {}
         if not urgent:
             query["urgent"] = "false"

@@ -16,7 +16,9 @@ import pytest
 from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import begun, ended, run
 from tests.speech_server import Server, listening, running
+from tests.waiting import soon
 from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints import speaker_encodings
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
 from vllm_tts_cache.store import bundle_format
@@ -311,6 +313,28 @@ async def test_all_voices_are_encoded_before_warm_ends(server):
     assert (again.status, again.out) == (0, "1 ready\n")
     assert server.gate.queries[3:] == [""]
     assert server.encodes == made
+
+
+async def test_voices_that_are_long_in_line_are_waited_for(server, monkeypatch):
+    """None is given up, whatever the server has had them wait for."""
+    monkeypatch.setattr(speaker_encodings, "IN_TURN_SECONDS", 0.05)
+    for number in range(3):
+        await server.register(f"voice {number}", clip_bytes(number))
+    server.encoders[0].gate.clear()
+    warm = ["voices", "warm", "--all", "--json"]
+    warming = asyncio.create_task(run(*warm, url=server.url))
+    await soon(lambda: server.gate.num_posts > 3 + 2 * 3)
+    server.encoders[0].gate.set()
+    assert (await warming).json["counts"] == {"ready": 3}
+    assert sum(server.encodes.values()) == 3
+    server.encoders[0].gate.clear()
+    process = await begun(*warm, "--force", url=server.url)
+    posts = server.gate.num_posts
+    await soon(lambda: server.gate.num_posts > posts + 3)
+    process.send_signal(signal.SIGINT)
+    cut = await asyncio.wait_for(ended(process), 10)
+    assert (cut.status, cut.json["counts"]) == (130, {"not_tried": 3})
+    server.encoders[0].gate.set()
 
 
 async def test_a_voice_that_is_renamed_meanwhile_is_encoded_all_the_same(server):

@@ -5,17 +5,23 @@ import sqlite3
 import threading
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes
 from tests.contract.test_speech import data_url, wav
 from tests.in_process_workers import worker
-from tests.speech_server import Server, running
+from tests.speech_server import Server, listening, running
 from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker
-from vllm_tts_cache.entrypoints import deletions, voice_models
+from vllm_tts_cache.entrypoints import (
+    deletions,
+    poller,
+    speaker_encodings,
+    voice_models,
+)
 
 VOICES = "/v1/audio/voices"
 
@@ -313,7 +319,9 @@ def num_waiting(server):
     return server.speakers.stats()["waiting"]["registered"]
 
 
-async def test_a_voice_that_is_not_urgent_is_encoded_after_one_that_is(server):
+async def test_a_voice_in_its_turn_or_forced_goes_after_one_that_is_urgent(
+    server,
+):
     encoder, seconds = server.encoders[0], []
 
     def noted(audio, encode=encoder.encode):
@@ -323,7 +331,8 @@ async def test_a_voice_that_is_not_urgent_is_encoded_after_one_that_is(server):
     encoder.encode = noted
     encoder.gate.clear()
     waiting = []
-    for length, query in ((1, ""), (2, "urgent=false"), (3, "")):
+    asked = ((1, ""), (2, "urgent=false"), (3, "force=true"), (4, ""))
+    for length, query in asked:
         await server.register(f"v{length}", wav(seconds=length))
         made = server.client.post(f"{VOICES}/v{length}/cache?{query}")
         waiting.append(asyncio.create_task(made))
@@ -333,8 +342,63 @@ async def test_a_voice_that_is_not_urgent_is_encoded_after_one_that_is(server):
         await soon(lambda length=length: num_waiting(server) == length - 1)
     encoder.gate.set()
     done = await asyncio.gather(*waiting)
-    assert [answer.json()["cache_status"] for answer in done] == ["ready"] * 3
-    assert seconds == [1, 3, 2]
+    assert [answer.json()["cache_status"] for answer in done] == ["ready"] * 4
+    assert seconds == [1, 4, 2, 3]
+
+
+async def test_a_voice_that_is_not_urgent_is_made_on_after_the_answer(
+    server, monkeypatch
+):
+    monkeypatch.setattr(speaker_encodings, "IN_TURN_SECONDS", 0.05)
+    server.encoders[0].gate.clear()
+    await server.register("Ann", wav())
+    in_turn = f"{VOICES}/Ann/cache?urgent=false"
+    asked = await asyncio.gather(*(server.client.post(in_turn) for _ in range(5)))
+    assert [answer.status_code for answer in asked] == [202] * 5
+    assert asked[0].json() == {"voice": "Ann", "cache_status": "processing"}
+    assert len(server.service.encodings._background) == 1  # however many ask
+    server.encoders[0].gate.set()
+    await server.settled()
+    done = await server.client.post(in_turn)
+    assert (done.status_code, done.json()["cache_status"]) == (200, "ready")
+    assert "already exists" in done.json()["message"]
+    forced = await server.client.post(f"{in_turn}&force=true")
+    assert forced.json() == {"voice": "Ann", "cache_status": "ready"} or (
+        forced.status_code == 202
+    )
+    await server.settled()
+    assert sum(server.encodes.values()) == 2
+
+
+async def test_a_voice_that_is_not_urgent_fails_with_its_reason(server):
+    server.encoders[0].errors.append(RuntimeError("no kernel"))
+    await server.register("Ann", wav())
+    in_turn = f"{VOICES}/Ann/cache?urgent=false"
+    failed = await server.client.post(in_turn)
+    assert (failed.status_code, failed.json()["cache_status"]) == (500, "failed")
+    assert "no kernel" in failed.json()["error"]["message"]
+    assert (await server.client.post(in_turn)).json()["cache_status"] == "ready"
+    unknown = await server.client.post(f"{VOICES}/Bob/cache?urgent=false")
+    assert unknown.status_code == 404
+
+
+async def test_what_no_client_waits_for_any_more_is_not_encoded(server):
+    """It was waited for until the end of its time, for nobody."""
+    server.encoders[0].gate.clear()
+    for name, length in (("Ann", 1), ("Bob", 2)):
+        await server.register(name, wav(seconds=length))
+    async with listening(server.app) as port:
+        url = f"http://127.0.0.1:{port}{VOICES}"
+        ann = asyncio.create_task(server.client.post(f"{VOICES}/Ann/cache"))
+        assert await asyncio.to_thread(server.encoders[0].entered.wait, 20)
+        async with httpx.AsyncClient() as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post(f"{url}/Bob/cache", timeout=0.5)
+        await soon(lambda: server.service.encodings.num_flights == 1)
+        await asyncio.sleep(1.5 * poller.LEASE_SECONDS)  # of what the worker was told
+    server.encoders[0].gate.set()
+    assert (await ann).status_code == 200
+    assert sum(server.encodes.values()) == 1
 
 
 async def test_a_stopped_writer_stops_uploads_and_no_speech(server):

@@ -19,6 +19,7 @@ from tests.store_samples import opened, settings_of
 from tests.unit.test_service import Rig
 from tests.waiting import soon
 from vllm_tts_cache.entrypoints import deletions
+from vllm_tts_cache.entrypoints.poller import MAX_OUTSTANDING
 from vllm_tts_cache.errors import (
     DeletionPendingError,
     SpeakerNotFoundError,
@@ -242,6 +243,25 @@ async def test_an_encode_in_hand_is_waited_for_and_leaves_nothing(rig):
         await asyncio.wait_for(flight, 20)
     assert left_of(rig, record.audio_sha256) == NOTHING
     assert rig.store.verify() == []
+
+
+async def test_a_voice_far_back_in_line_is_waited_for_no_more(rig):
+    """What was to be encoded kept its name and its words in memory, for hours."""
+    await rig.register("Held")
+    rig.encoders[0].gate.clear()
+    held = asyncio.create_task(rig.precompute("Held"))
+    assert await asyncio.to_thread(rig.encoders[0].entered.wait, 20)
+    records = [
+        await rig.register(f"v{n}", pitch_hz=100.0 + n, seconds=1.0, precompute=True)
+        for n in range(MAX_OUTSTANDING + 6)
+    ]
+    waiting, last = rig.service.encodings._making, records[-1]
+    await soon(lambda: len(waiting) == len(records))
+    await delete(rig, last.name)
+    await soon(lambda: len(waiting) == len(records) - 1, 5)
+    assert all(need.ref.audio_sha256 != last.audio_sha256 for _, need, _ in waiting)
+    rig.encoders[0].gate.set()
+    await held
 
 
 async def test_a_disk_that_fails_is_tried_again_and_holds_up_no_other(rig, monkeypatch):

@@ -26,6 +26,14 @@ def app():
     async def form(file: UploadFile = File()):  # noqa: B008
         return {"size": len(await file.read())}
 
+    @router.post("/none")
+    async def none():
+        return {}
+
+    @router.post("/left")
+    async def left(file: UploadFile | None = File(None)):  # noqa: B008
+        return {"has_file": file is not None}
+
     @router.post("/json")
     async def text(order: Order):
         return {"size": len(order.text)}
@@ -142,7 +150,38 @@ async def test_a_form_that_ends_inside_a_part_is_refused_and_leaves_no_file(app,
             status, answer, _ = await send(app, "/form", cut_off, FORM)
             gc.collect()
         assert (status, unclosed) == (400, [])
-        assert "closing boundary" in answer["detail"]
+        assert "closing boundary" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        b"--b--\r\n",  # where a line of the part is expected, and taken for it
+        b"\r\n--b--",
+    ],
+)
+async def test_a_line_as_the_end_where_it_is_none_ends_no_form(app, end):
+    head, *_ = form_chunks(0)
+    head = head.removesuffix(b"\r\n")
+    with warnings.catch_warnings(record=True) as unclosed:
+        warnings.simplefilter("always")
+        status, answer, _ = await send(app, "/left", [head + end], FORM)
+        gc.collect()
+    assert (status, unclosed) == (400, []), answer
+
+
+@pytest.mark.parametrize("boundary", ["b" * 300, "", "=", '"b\\"'])
+async def test_what_the_parser_says_of_a_form_stays(app, boundary):
+    kind = f"multipart/form-data; boundary={boundary}"
+    status, answer, _ = await send(app, "/left", [b"--b\r\n", b"--b--"], kind)
+    assert (status, answer) == (400, {"detail": "Invalid multipart data."})
+
+
+async def test_other_bodies_are_none_of_its_business(app):
+    for path in ("/json", "/none"):
+        status, answer, _ = await send(app, path, [b"{}"], FORM)
+        assert "closing boundary" not in json.dumps(answer)
+    assert (status, answer) == (200, {})
 
 
 async def test_a_forms_end_is_found_wherever_it_is_cut(app):

@@ -70,6 +70,7 @@ class Deletions:
         workers: None if the model that is served has none.
         records: Rows of speakers that this process remembers.
         delete_here: Deletes what this process remembers of an audio.
+        end_waits: Ends what this process waits for of an audio that is gone.
         delete_all_here: Likewise of all.
     """
 
@@ -81,6 +82,7 @@ class Deletions:
         decoders: Decoders,
         records: RecordMemory,
         delete_here: Callable[[str], None],
+        end_waits: Callable[[str], None],
         delete_all_here: Callable[[], None],
     ):
         self._store = store
@@ -90,6 +92,7 @@ class Deletions:
         self._workers = workers
         self._decoders = decoders
         self._delete_here = delete_here
+        self._end_waits = end_waits
         self._delete_all_here = delete_all_here
         # After which absence workers were told to delete all, and what they still had.
         self._deleted_after, self._busy = 0, set[str]()
@@ -307,6 +310,8 @@ class Deletions:
                 # After the workers, of whom a prompt could have been made anew.
                 self._delete_here(sha)
                 await self._own.run(self._store.delete_unstored, sha)
+                if not await self._lookups.run(self._store.has_audio, sha):
+                    self._end_waits(sha)
             await self._own.run(self._store.confirm, deletion.id)
 
     async def _delete_all_if_missed(self) -> None:

@@ -141,7 +141,6 @@ class Ensurer:
         *,
         stored: frozenset[str] | None = None,
         urgent: bool = True,
-        forever: bool = False,
         force: bool = False,
     ) -> bool:
         """Return when the worker can have the encodings; True if they existed.
@@ -152,9 +151,7 @@ class Ensurer:
             need: Which encodings.
             stored: Fingerprints of the audio's encodings that are stored, if the
                 caller has looked that up; None to look it up.
-            urgent: Whether it goes before those that nobody is in a hurry for.
-            forever: Whether to wait while others are encoded, however long that takes:
-                no request does.
+            urgent: Whether a request waits.
             force: Encode anew what exists; whoever uses it keeps it until then.
 
         Raises:
@@ -174,8 +171,7 @@ class Ensurer:
         if not absent:
             return True
         wanted = {key: keys[key] for key in absent}
-        max_seconds = None if forever else self._max_wait_seconds
-        await self._wait(wanted, need.ref, max_seconds, urgent=urgent, force=force)
+        await self._wait(wanted, need.ref, urgent=urgent, force=force)
         self._doubted.discard(sha)
         self._note_here(wanted)
         return not missing
@@ -188,6 +184,14 @@ class Ensurer:
         """Doubt it no longer: it was deleted."""
         self._doubted.discard(audio_sha256)
         self._fetched.pop(audio_sha256, None)
+
+    def end_waits(self, audio_sha256: str) -> None:
+        """Tell who waits for this audio's encodings that it is not stored any more."""
+        for fingerprint in (self._fingerprints or {}).values():
+            key = EncodingKey(
+                audio_sha256=audio_sha256, encoder_fingerprint=fingerprint
+            )
+            self._poller.end(key)
 
     def _is_here(self, key: EncodingKey) -> bool:
         """Whether the worker has had what is stored: a directory's it has."""
@@ -287,29 +291,30 @@ class Ensurer:
         self,
         keys: Mapping[EncodingKey, str],
         ref: SpeakerRef,
-        max_seconds: float | None,
         *,
         urgent: bool,
         force: bool,
     ) -> None:
         wants: list[Want] = []
+        # What exists is made anew in its turn: anybody may ask for that, of any voice.
+        goes_first = urgent and not force
         try:
             for key, encoder in keys.items():
                 want = self._poller.join(
                     key,
                     encoder,
                     ref.segment,
-                    urgent=urgent,
+                    urgent=goes_first,
                     force=force,
                     # What is stored elsewhere is the worker's to fetch.
                     is_doubted=self._store.blobs.is_remote
                     or ref.audio_sha256 in self._doubted,
                 )
                 wants.append(want)
-            await self._landed(wants, max_seconds)
+            await self._landed(wants, self._max_wait_seconds if urgent else None)
         finally:
             for want in wants:
-                self._poller.leave(want, urgent=urgent)
+                self._poller.leave(want, urgent=goes_first)
 
     @staticmethod
     async def _landed(wants: Sequence[Want], max_seconds: float | None) -> None:

@@ -123,6 +123,11 @@ class EncodePoller:
         """Stop waiting; with the last one the want ends, and in time the job too."""
         self._wants.leave(want, urgent=urgent)
 
+    def end(self, key: EncodingKey) -> None:
+        """End a want whose audio is gone, if there is one."""
+        if (want := self._wants.get(key)) is not None:
+            self._wants.fail(want, AudioGoneError(key.audio_sha256))
+
     def shutdown(self) -> None:
         """Stop asking; who waits is told so, and who comes later."""
         self._is_shut_down = True

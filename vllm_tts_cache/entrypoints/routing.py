@@ -1,4 +1,4 @@
-"""What our routes share: bounds on the body, and errors in the host's JSON shape."""
+"""What our routes share: keys, bodies, and errors in the host's JSON shape."""
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
@@ -7,7 +7,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from fastapi import HTTPException as FastAPIHTTPException
-from fastapi import Request, Response
+from fastapi import Request, Response, params
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -75,17 +75,20 @@ class GuardedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler that FastAPI made."""
         handle = super().get_route_handler()
+        of_body = None if self.body_field is None else self.body_field.field_info
+        is_form = isinstance(of_body, params.Form)
 
         async def bounded(request: Request) -> Response:
-            body = BoundedBody(request, self.body_max_bytes)
+            body = BoundedBody(request, self.body_max_bytes, is_form=is_form)
+            body.check()
             try:
-                return await handle(Request(request.scope, body.receive))
+                answer = await handle(Request(request.scope, body.receive))
             except HTTPException as exc:
                 # FastAPI takes what goes wrong while it reads for a body that is
                 # wrong: a body without end, or a full disk to spool an upload to.
-                if body.is_too_large:
-                    raise RequestTooLargeError(self.body_max_bytes) from exc
-                raise _error_behind(exc) from exc
+                raise body.error or _error_behind(exc) from exc
+            body.check()
+            return answer
 
         async def guarded(request: Request) -> Response:
             try:

@@ -67,7 +67,7 @@ class SpeakerService:
     For the event loop only.
 
     Args:
-        engine: The host's engine client; None if the model has none (diffusion).
+        engine: The host's engine client; None where there are no workers.
         model: What is served.
         keys: Whose API keys are whose.
 
@@ -151,6 +151,7 @@ class SpeakerService:
             self._decoders,
             self.lookups.known,
             self._delete_here,
+            self.encodings.end_waits,
             self._delete_all_here,
         )
         self.metrics = MetricsRefresh(

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.config import Settings
@@ -24,6 +24,12 @@ from vllm_tts_cache.tenants import DEFAULT_TENANT, Tenant
 from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+# After so long a client that is in no hurry is told that they are still being made.
+IN_TURN_SECONDS = 10.0
+
+T = TypeVar("T")
+_Made = tuple[str, EncodingNeed, bool]  # whose, what, and whether it is forced
 
 
 class SpeakerEncodings:
@@ -58,7 +64,8 @@ class SpeakerEncodings:
         self._speakers = speakers
         self._kv_warming = kv_warming
         self._told = ToldEnsurer(store, lookups)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._making: dict[_Made, asyncio.Task[bool | TTSCacheError]] = {}
         self._is_introducing = False
         self._ensurer = None
         if workers is not None:
@@ -126,27 +133,30 @@ class SpeakerEncodings:
 
     async def precompute(
         self, found: Found, *, force: bool = False, urgent: bool = True
-    ) -> bool:
+    ) -> bool | None:
         """Make the speaker's encodings exist; True if they already did.
 
         Args:
             found: The speaker.
             force: Encode anew what exists.
-            urgent: Whether they go before those that nobody is in a hurry for.
+            urgent: Whether to wait until they do. If not they are made in the
+                background, as after a registration, and waited for a while.
+
+        Returns: None if they are still being made.
 
         Raises: SpeakerNotFoundError if it is deleted meanwhile, SpeakerReplacedError
             if it is replaced again and again, CannotCloneError, and as
             `Ensurer.ensure`.
         """
         tenant, name = Tenant(name=found.record.tenant), found.record.name
-        how = {"force": force, "urgent": urgent}
+        make = self._precompute if urgent else self._precompute_in_turn
         for _ in range(MAX_TRIES - 1):
             try:
-                return await self._precompute(found, **how)
+                return await make(found, force=force)
             except GoneError:
                 found = await self._speakers.get(tenant, name)
         try:
-            return await self._precompute(found, **how)
+            return await make(found, force=force)
         except GoneError:
             sha = found.record.audio_sha256
             await self._speakers.check_stays(tenant, name, sha)
@@ -157,8 +167,7 @@ class SpeakerEncodings:
         if self.cloning_workers() is None:
             return
         with suppress(CannotCloneError):  # registered where another model was served
-            need = self._model.need_of(record)
-            self._in_background(self._ensured_and_warm(record, need))
+            self._begin(record, self._model.need_of(record), force=False)
 
     async def ensure(
         self,
@@ -167,7 +176,6 @@ class SpeakerEncodings:
         *,
         stored: frozenset[str] | None = None,
         urgent: bool = True,
-        forever: bool = False,
         force: bool = False,
     ) -> bool:
         """Return when the encodings exist; True if the tenant may know they did.
@@ -177,12 +185,11 @@ class SpeakerEncodings:
             need: Which encodings.
             stored: What a look-up said of them; None if nobody has looked.
             urgent: As of `Ensurer.ensure`.
-            forever: As of `Ensurer.ensure`.
             force: Encode anew what exists.
 
         Raises: CannotCloneError, and as `Ensurer.ensure`.
         """
-        how = {"urgent": urgent, "forever": forever, "force": force}
+        how = {"urgent": urgent, "force": force}
         if stored is not None and not await self._covers(stored, need):
             stored = None
         if not self._keys.is_on:
@@ -213,6 +220,11 @@ class SpeakerEncodings:
         if self._ensurer is not None:
             self._ensurer.delete(audio_sha256)
 
+    def end_waits(self, audio_sha256: str) -> None:
+        """End what waits for encodings of an audio that is gone, behind many others."""
+        if self._ensurer is not None:
+            self._ensurer.end_waits(audio_sha256)
+
     def delete_all(self) -> None:
         """Delete what is remembered of all."""
         if self._ensurer is not None:
@@ -220,16 +232,40 @@ class SpeakerEncodings:
 
     # -------- how
 
-    async def _precompute(self, found: Found, **how: bool) -> bool:
+    async def _precompute(self, found: Found, *, force: bool) -> bool:
         self._model.check_clones()
         record, stored = found.record, found.fingerprints
         if record.audio_sha256 is None:
             existed = True
         else:
             need = self._model.need_of(record)
-            existed = await self.ensure(record.tenant, need, stored=stored, **how)
+            existed = await self.ensure(record.tenant, need, stored=stored, force=force)
         self._kv_warming.add(record)
         return existed
+
+    async def _precompute_in_turn(self, found: Found, *, force: bool) -> bool | None:
+        self._model.check_clones()
+        record = found.record
+        if record.audio_sha256 is None:
+            return await self._precompute(found, force=force)
+        making = self._begin(record, self._model.need_of(record), force=force)
+        await asyncio.wait([making], timeout=IN_TURN_SECONDS)
+        if not making.done():
+            return None
+        if isinstance(made := making.result(), TTSCacheError):
+            raise made
+        return made
+
+    def _begin(
+        self, record: SpeakerRecord, need: EncodingNeed, *, force: bool
+    ) -> "asyncio.Task[bool | TTSCacheError]":
+        """Have them made in the background, once for all who ask."""
+        key = record.tenant, need, force
+        if (making := self._making.get(key)) is None:
+            work = self._ensured_and_warm(record, need, force=force)
+            self._making[key] = making = self._in_background(work)
+            making.add_done_callback(lambda _: self._making.pop(key))
+        return making
 
     async def _covers(self, stored: frozenset[str], need: EncodingNeed) -> bool:
         """Whether what a look-up said is to be believed: it may be of some time ago."""
@@ -239,10 +275,11 @@ class SpeakerEncodings:
         return all(key.encoder_fingerprint in stored for key in keys)
 
     async def _ensured_and_warm(
-        self, record: SpeakerRecord, need: EncodingNeed
-    ) -> None:
-        await self.ensure(record.tenant, need, urgent=False, forever=True)
+        self, record: SpeakerRecord, need: EncodingNeed, *, force: bool
+    ) -> bool:
+        existed = await self.ensure(record.tenant, need, urgent=False, force=force)
         self._kv_warming.add(record)
+        return existed
 
     def _introduce(self) -> None:
         async def introduce() -> None:
@@ -262,15 +299,19 @@ class SpeakerEncodings:
         take_in = self._store.take_tenant_in
         await self._speakers.reads.run(take_in, DEFAULT_TENANT)
 
-    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
-        async def run() -> None:
+    def _in_background(
+        self, work: Coroutine[Any, Any, T]
+    ) -> "asyncio.Task[T | TTSCacheError]":
+        async def run() -> T | TTSCacheError:
             try:
-                await work
+                return await work
             except TTSCacheError as exc:  # the next request that needs it says it
                 throttled.warn_of("precomputing", "In the background: %s", exc.log_text)
+                return exc
 
         task = asyncio.create_task(run())
         self._background.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._background.discard)
         # One that is cancelled before it began would leave it unawaited.
         task.add_done_callback(lambda _task: work.close())
+        return task

@@ -40,7 +40,6 @@ class ToldEnsurer:
         *,
         told: frozenset[str] | None = None,
         urgent: bool = True,
-        forever: bool = False,
         force: bool = False,
     ) -> bool:
         """Return when the encodings exist; True if the tenant had been told so.
@@ -52,7 +51,6 @@ class ToldEnsurer:
             told: Fingerprints of those that are there and that the tenant was told
                 of, if the caller has looked that up; None to look it up.
             urgent: As of `Ensurer.ensure`.
-            forever: As of `Ensurer.ensure`.
             force: As of `Ensurer.ensure`.
 
         Raises: As `Ensurer.ensure`.
@@ -63,8 +61,7 @@ class ToldEnsurer:
         new = await self._fingerprints(ensurer, need) - told
         if new:
             await self._note(self._store.ask, tenant, sha, new)
-        how = {"urgent": urgent, "forever": forever, "force": force}
-        existed = await ensurer.ensure(need, stored=told, **how)
+        existed = await ensurer.ensure(need, stored=told, urgent=urgent, force=force)
         if new:
             await self._note(self._store.tell, tenant, sha, new)
         return existed

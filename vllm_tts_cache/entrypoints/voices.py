@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
@@ -60,6 +61,11 @@ Labels = Annotated[
     ),
 ]
 Flag = Annotated[bool, Query(examples=[True])]
+
+_STILL_MADE: dict[str, Any] = {
+    "model": voice_models.CacheStatus,
+    "description": "with `urgent=false`: they are still being made; ask again",
+}
 
 
 @router.post(
@@ -252,9 +258,12 @@ async def delete_voice(handler: Handler, tenant: CallingTenant, name: VoiceName)
 
 
 @router.post(
-    "/v1/audio/voices/{name}/cache", responses=answers(voice_models.CacheStatus, 404)
+    "/v1/audio/voices/{name}/cache",
+    responses={**answers(voice_models.CacheStatus, 404), 202: _STILL_MADE},
 )
+@with_cancellation
 async def precompute_voice(
+    raw_request: Request,  # of which it is seen that the client has left
     handler: Handler,
     tenant: CallingTenant,
     name: VoiceName,
@@ -263,9 +272,10 @@ async def precompute_voice(
 ) -> Any:
     """Make the voice's encodings exist and wait for it; one encode for all callers.
 
-    With `urgent=false` it waits behind those that were registered before, as one of
-    many: running streams feel less of it.
+    With `urgent=false` they are made in the background, as one of many, which running
+    streams feel less of. After 10 s the answer is 202: ask again.
     """
+    del raw_request
     found = await handler.speakers.lookups.get(tenant, name)
     answer = {"voice": found.record.name, "cache_status": "ready"}
     try:
@@ -275,6 +285,8 @@ async def precompute_voice(
     except ServerFaultError as exc:
         details = {"voice": found.record.name, "cache_status": "failed"}
         return routing.json_response(exc, **details)
+    if existed is None:
+        return JSONResponse({**answer, "cache_status": "processing"}, 202)
     if existed:
         answer["message"] = "The cache already exists and is valid."
     return answer

@@ -1,6 +1,5 @@
 """``voices add``: one voice, or all of a manifest."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,7 +155,11 @@ class _Adding:
         Raises: RemoteError, StoppedError, OSError; ConfigError if it is there and
             differs.
         """
-        from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, patiently
+        from vllm_tts_cache.entrypoints.cli.voices.bulk import (
+            Outcome,
+            made_in_turn,
+            patiently,
+        )
 
         is_alone = voice.row is None  # and not one of a manifest's
         clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
@@ -185,8 +188,10 @@ class _Adding:
             told["id"] = answer.get("id")
             told |= {key: answer[key] for key in _SAID if key in answer}
         if self._waits:
-            made = partial(client.precompute, voice.name, urgent=is_alone)
-            answer = patiently(made, stop)
+            if is_alone:
+                answer = patiently(lambda: client.precompute(voice.name), stop)
+            else:
+                answer = made_in_turn(client, voice.name, stop)
             told["cache_status"] = answer.get("cache_status")
         return Outcome(name=voice.name, outcome=outcome, details=told)
 

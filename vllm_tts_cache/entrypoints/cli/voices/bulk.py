@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -26,6 +27,9 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 
+if TYPE_CHECKING:
+    from vllm_tts_cache.client import VoicesClient
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -36,6 +40,7 @@ FAILED, NOT_TRIED = "failed", "not_tried"
 PATIENCE_SECONDS = 120.0
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
+_PROCESSING = "processing"
 # Tries of a connection that breaks: a proxy, or a server that is started again.
 _MAX_LOST = 4
 
@@ -119,6 +124,20 @@ def patiently(call: Callable[[], R], stop: Stop) -> R:
         if stop.event.wait(pause * random.uniform(1.0, 1.3)):
             raise StoppedError
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+def made_in_turn(
+    client: "VoicesClient", name: str, stop: Stop, *, force: bool = False
+) -> dict[str, Any]:
+    """Have a voice encoded as one of many, however long that takes.
+
+    Raises: As `patiently`.
+    """
+    make = partial(client.precompute, name, force=force, urgent=False)
+    while (made := patiently(make, stop)).get("cache_status") == _PROCESSING:
+        if stop.event.is_set():
+            raise StoppedError
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

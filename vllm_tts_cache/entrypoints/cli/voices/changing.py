@@ -1,7 +1,6 @@
 """``voices warm``, ``voices edit`` and ``voices rm``."""
 
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -81,13 +80,15 @@ def warm(
         Outcome,
         Stop,
         in_parallel,
+        made_in_turn,
         patiently,
     )
 
     def one(voice: Chosen, stop: Stop) -> Outcome:
-        urgent = len(chosen) == 1
-        call = partial(client.precompute, voice.ref, force=force, urgent=urgent)
-        patiently(call, stop)
+        if len(chosen) == 1:
+            patiently(lambda: client.precompute(voice.ref, force=force), stop)
+        else:
+            made_in_turn(client, voice.ref, stop, force=force)
         return Outcome(name=voice.name, outcome="ready")
 
     with client_of(url, api_key) as client:
