@@ -1,8 +1,10 @@
+import errno
 import os
 import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.catalogues import engine  # noqa: F401  a fixture of all that follow
 from tests.in_process_workers import (
     WAIT_SECONDS,
     SpectrumEncoder,
@@ -21,8 +24,9 @@ from tests.in_process_workers import (
     want_call,
     worker_speakers,
 )
+from tests.store_samples import opened
+from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
 from vllm_tts_cache.speaker.family import default_family
@@ -30,7 +34,6 @@ from vllm_tts_cache.speaker.origin import origin_of
 from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store import serde
 from vllm_tts_cache.store.encoding import EncodingKey
-from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")
 QUEUED, ENCODING, READY, MISSING, FAILED, REFUSED, NO_AUDIO = (
@@ -72,7 +75,7 @@ def restarted(tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    store = open_store(Settings(samples_dir=tmp_path))
+    store = opened(tmp_path)
     yield store
     store.close()
 
@@ -645,35 +648,88 @@ def test_an_encoding_that_is_not_there_is_told_as_none_and_not_encoded(speakers,
     assert speakers.stats()["in_flight"] == 0
 
 
-def test_the_engines_thread_asks_the_catalogue_for_nothing(speakers, ref, monkeypatch):
+@contextmanager
+def the_engines_thread():
+    """Be it: has what was done on it that it may not do."""
+    done, thread = [], threading.get_ident()
+
+    def refuse(owner, name):
+        real = getattr(owner, name)
+
+        def called(*args, **kwargs):
+            if threading.get_ident() == thread:
+                done.append(name)
+                raise StorageError("refused")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, called)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in ("read", "first_at_once", "snapshot", "write"):
+            refuse(Database, name)
+        for name in ("listdir", "scandir", "unlink", "rmdir"):
+            refuse(os, name)
+        for name in ("fsync", "replace", "rename"):
+            refuse(os, name)
+        yield done
+
+
+def deleted(speakers, ref):
+    """Delete an audio, and ask again for as long as it is busy; how often it was."""
+    until, num_busy = time.monotonic() + WAIT_SECONDS, 0
+    while busy := speakers.delete([ref.audio_sha256]).busy:
+        assert busy == [ref.audio_sha256]
+        assert time.monotonic() < until
+        num_busy += 1
+        time.sleep(0.01)
+    return num_busy
+
+
+@pytest.mark.parametrize("engine", ("sqlite", "bucket"), indirect=True)
+def test_the_engines_thread_asks_the_catalogue_for_nothing(
+    engine,  # noqa: F811
+    speakers,
+    store,
+    ref,
+):
     """An RPC and a prefill hold up every stream: no SQL, no write, no scan."""
     prepare(speakers, ref, NAMES)
-    engines_thread = threading.get_ident()
-    forbidden = []
+    with the_engines_thread() as done:
+        spectra(speakers, ref)
+        look(speakers, ref)
+        speakers.want(want_call(ref_of(clip(1)), NAMES), 0)
+        speakers.stored_encoding(ref.audio_sha256, "codec")
+        speakers.stats()
+        speakers.failed(["x"])
+        if engine == "bucket":
+            assert deleted(speakers, ref) > 0
+        else:
+            assert speakers.delete([ref.audio_sha256]).busy == []
+            assert spectra(speakers, ref).keys() == set(NAMES), "from the files"
+    assert done == []
+    copies = store.files.audio_directory(ref.audio_sha256)
+    assert copies.exists() == (engine == "sqlite")
 
-    def refuse(name):
-        def called(*_args, **_kwargs):
-            if threading.get_ident() == engines_thread:
-                forbidden.append(name)
-            raise StorageError("refused")
 
-        return called
+@pytest.mark.parametrize("engine", ("bucket",), indirect=True)
+def test_a_deletion_is_busy_for_as_long_as_the_disk_keeps_copies(
+    speakers, store, ref, monkeypatch, plugin_log
+):
+    prepare(speakers, ref, NAMES)
+    copies = store.files.audio_directory(ref.audio_sha256)
 
-    from vllm_tts_cache.catalogue.database import Database
+    def broken(*_args, **_kwargs):
+        raise OSError(errno.EIO, "the disk")
 
-    for name in ("read", "first_at_once", "snapshot", "write"):
-        monkeypatch.setattr(Database, name, refuse(name))
-    for name in ("listdir", "scandir", "fsync", "replace", "rename", "unlink"):
-        monkeypatch.setattr(f"os.{name}", refuse(name))
-    spectra(speakers, ref)
-    look(speakers, ref)
-    speakers.want(want_call(ref_of(clip(1)), NAMES), 0)
-    speakers.stored_encoding(ref.audio_sha256, "codec")
-    speakers.stats()
-    speakers.failed(["x"])
-    speakers.delete([ref.audio_sha256])
-    assert spectra(speakers, ref).keys() == set(NAMES), "from the files"
-    assert forbidden == []
+    with monkeypatch.context() as sabotage:
+        sabotage.setattr(os, "unlink", broken)
+        for _ in range(3):
+            assert speakers.delete([ref.audio_sha256]).busy == [ref.audio_sha256]
+            time.sleep(0.05)
+    assert copies.exists()
+    assert "still on this machine's disk" in plugin_log.text
+    deleted(speakers, ref)
+    assert not copies.exists()
 
 
 def test_the_engines_thread_waits_for_no_file_that_the_encode_thread_writes(
@@ -689,7 +745,7 @@ def test_the_engines_thread_waits_for_no_file_that_the_encode_thread_writes(
         assert gate.wait(WAIT_SECONDS)
         fsync(handle)
 
-    def engine():
+    def ask():
         spectra(speakers, other)
         look(speakers, ref)
         speakers.want(want_call(ref, NAMES), 0)
@@ -701,7 +757,7 @@ def test_the_engines_thread_waits_for_no_file_that_the_encode_thread_writes(
     speakers.want(want_call(ref, NAMES), 0)
     assert writing.wait(WAIT_SECONDS)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(engine)
+        answer = pool.submit(ask)
         try:
             assert answer.result(WAIT_SECONDS / 3) == [ref.audio_sha256]
         finally:

@@ -15,6 +15,7 @@ from vllm_tts_cache.model_executor.agreement import (
     Ranks,
     tensor_parallel_ranks,
 )
+from vllm_tts_cache.model_executor.deleted_copies import DeletedCopies
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_rests import EncodeRests
@@ -148,7 +149,7 @@ def build_worker_speakers(
         queue=queue,
         work=work,
         recency=Recency(store.used),
-        delete_copies=store.delete_copies,
+        copies=DeletedCopies(store.has_copies, store.delete_copies),
         close_store=close_store,
         home=store.home,
         clock=time.monotonic,

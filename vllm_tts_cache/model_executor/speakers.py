@@ -10,6 +10,7 @@ from typing import Any
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
+from vllm_tts_cache.model_executor.deleted_copies import DeletedCopies
 from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
@@ -57,8 +58,7 @@ class WorkerSpeakers:
         queue: The encode thread.
         work: What that does; its counters are told.
         recency: Takes note of which speakers memory answered for.
-        delete_copies: Deletes what this machine's disk has of an audio whose truth is
-            elsewhere.
+        copies: Removes what this machine's disk has of audio whose truth is elsewhere.
         close_store: Called when this is closed.
         home: Where the files are.
         clock: The queue's.
@@ -74,7 +74,7 @@ class WorkerSpeakers:
         queue: EncodeQueue,
         work: StoredEncodeWork,
         recency: Recency,
-        delete_copies: Callable[[str], None],
+        copies: DeletedCopies,
         close_store: Callable[[], None],
         home: StoreHome,
         clock: Callable[[], float],
@@ -84,7 +84,7 @@ class WorkerSpeakers:
         self._queue = queue
         self._work = work
         self._recency = recency
-        self._delete_copies = delete_copies
+        self._copies = copies
         self._close_store = close_store
         self._clock = clock
         self.home = home
@@ -218,14 +218,15 @@ class WorkerSpeakers:
         """Delete the audios from memory, from copies on disk and from the queue.
 
         An encode in hand stores nothing when it finishes; ``busy`` names its audio,
-        for callers that want to be sure that its samples are gone too.
+        for callers that want to be sure that its samples are gone too. It names those
+        as well of which there still are copies, which another thread removes.
 
-        Raises: StorageError: A copy is still there.
+        Raises: StorageError: Nobody can tell whether there are copies.
         """
         num_entries = sum(self._cache.delete(sha) for sha in audio_sha256s)
         busy = self._queue.delete(frozenset(audio_sha256s))
-        for sha in audio_sha256s:
-            self._delete_copies(sha)
+        remaining = self._copies.remaining(audio_sha256s)
+        busy += [sha for sha in remaining if sha not in busy]
         return Deleted(num_entries=num_entries, busy=busy)
 
     def delete_all(self) -> Deleted:
@@ -266,6 +267,7 @@ class WorkerSpeakers:
             self._pins.close()
         self._queue.close()
         self._recency.close()
+        self._copies.close()
         self._close_store()
 
     # -------- both

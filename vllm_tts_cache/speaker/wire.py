@@ -144,7 +144,8 @@ class Deleted(_Message, frozen=True):
 
     Attributes:
         num_entries: Encodings that left memory.
-        busy: Addresses that the encode thread has in hand; ask again for these.
+        busy: Addresses that the encode thread has in hand, or of which there are copies
+            on its disk; ask again for these.
     """
 
     num_entries: int

@@ -120,6 +120,10 @@ class Blobs(Protocol):
         """End what was discarded. Raises: StorageError: Something is left."""
         ...
 
+    def has_copies(self, audio_sha256: str) -> bool:
+        """Whether `delete_copies` has something to do: a look or two, no list."""
+        ...
+
     def delete_copies(self, audio_sha256: str) -> None:
         """Delete what this machine has of an audio that is nobody's; asks nobody."""
         ...

@@ -183,6 +183,10 @@ class BucketBlobs:
         self.delete_unstored(audio_sha256)
         self._sweep(audio_sha256)
 
+    def has_copies(self, audio_sha256: str) -> bool:
+        """Whether there are copies."""
+        return self.copies.has_any(audio_sha256)
+
     def delete_copies(self, audio_sha256: str) -> None:
         """Delete the copies."""
         self.copies.remove_all(audio_sha256)

@@ -62,10 +62,13 @@ class Copies:
         """Remove copies. Raises: StorageError."""
         self._files.remove(audio_sha256, kinds)
 
+    def has_any(self, audio_sha256: str) -> bool:
+        """Whether anything of an audio is here. Raises: StorageError."""
+        return self._files.has_any(audio_sha256)
+
     def remove_all(self, audio_sha256: str) -> None:
-        """Remove every copy of an audio. Raises: StorageError."""
-        self._files.remove(audio_sha256, self.kinds(audio_sha256))
-        self._files.delete_quarantine(audio_sha256)
+        """Remove all that is here of an audio. Raises: StorageError."""
+        self._files.remove_all(audio_sha256)
 
     def kinds(self, audio_sha256: str) -> set[str]:
         """Of which files of an audio there are copies. Raises: StorageError."""

@@ -76,14 +76,20 @@ class StoreDirectory:
 
         Raises: StorageError.
         """
-        name = self.file_name(audio_sha256, kind)
-        try:
-            os.stat(name)  # noqa: PTH116  a Path takes as long as the call
-        except FileNotFoundError:
-            return False
-        except OSError as exc:
-            raise storage_error(name, exc) from exc
-        return True
+        return _is_there(self.file_name(audio_sha256, kind))
+
+    def has_any(self, audio_sha256: str) -> bool:
+        """Whether anything of an audio is there, or was set aside; two looks.
+
+        Raises: StorageError.
+        """
+        return any(
+            _is_there(str(path))
+            for path in (
+                self.audio_directory(audio_sha256),
+                self.quarantine / audio_sha256,
+            )
+        )
 
     def num_bytes(self, audio_sha256: str, kind: str) -> int | None:
         """Length of the file; None if it is not there.
@@ -135,6 +141,15 @@ class StoreDirectory:
             for kind in kinds:
                 (directory / f"{kind}{SUFFIX}").unlink(missing_ok=True)
             remove_if_empty(directory)
+
+    def remove_all(self, audio_sha256: str) -> None:
+        """Remove all of an audio, whatever it is called, and what was set aside.
+
+        Raises:
+            StorageError: Some of it is still there.
+        """
+        remove_tree(self.audio_directory(audio_sha256))
+        self.delete_quarantine(audio_sha256)
 
     def set_aside(self, audio_sha256: str, kind: str) -> None:
         """Move a file whose bytes are wrong out of the way, or remove it.
@@ -334,6 +349,16 @@ def _rename_into(path: Path, trash: Path) -> None:
     sync_directory(path.parent)
     with suppress(FileNotFoundError):
         sync_directory(trash)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        os.stat(name)  # noqa: PTH116  a Path takes as long as the call
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise storage_error(name, exc) from exc
+    return True
 
 
 def _names(path: Path) -> list[str]:

@@ -114,6 +114,11 @@ class DirectoryBlobs:
         del audio_sha256
         self._files.empty_trash(deletion_id)
 
+    def has_copies(self, audio_sha256: str) -> bool:
+        """Never: files here are no copies."""
+        del audio_sha256
+        return False
+
     def delete_copies(self, audio_sha256: str) -> None:
         """Nothing: whoever deletes removes the files for all."""
 

@@ -139,6 +139,7 @@ class SpeakerStore:
         self.delete = registrations.delete
         self.excess = self._writer.excess
         self.trim = self._writer.trim
+        self.has_copies = blobs.has_copies
         self.delete_copies = blobs.delete_copies
         self.delete_unstored = blobs.delete_unstored
         self.delete_expired = registrations.delete_expired

@@ -1,0 +1,102 @@
+"""Copies of deleted audio go on a thread of their own; whoever asks is told when."""
+
+import threading
+import time
+
+import pytest
+
+from tests.in_process_workers import WAIT_SECONDS
+from vllm_tts_cache.model_executor.deleted_copies import DeletedCopies
+from vllm_tts_cache.store.copies import Copies
+from vllm_tts_cache.store.directory import StoreDirectory
+
+ONE, OTHER, LAST = "1" * 64, "2" * 64, "f" * 64
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def copies(tmp_path):
+    directory = StoreDirectory(tmp_path)
+    yield Copies(directory, 1 << 20)
+    directory.close()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def deleted(copies, clock):
+    deleted = DeletedCopies(copies.has_any, copies.remove_all, clock)
+    yield deleted
+    deleted.close()
+
+
+def removed(deleted, copies, *shas):
+    """Wait until audios are gone, and the thread has written down that they are."""
+    copies.write(LAST, "audio", b"voice")
+    assert deleted.remaining([LAST]) == [LAST]  # it begins when those before it ended
+    until = time.monotonic() + WAIT_SECONDS
+    while any(copies.has_any(sha) for sha in (*shas, LAST)):
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def threads():
+    return {t for t in threading.enumerate() if t.name.startswith("tts-cache-copies")}
+
+
+def test_where_nothing_is_nothing_remains_and_no_thread_starts(deleted):
+    before = threads()
+    assert deleted.remaining([ONE, OTHER]) == []
+    assert threads() == before
+
+
+def test_what_remains_is_told_and_is_gone_a_moment_later(deleted, copies):
+    copies.write(ONE, "audio", b"voice")
+    assert deleted.remaining([ONE, OTHER]) == [ONE]
+    removed(deleted, copies, ONE)
+    assert deleted.remaining([ONE, OTHER]) == []
+
+
+def test_an_empty_directory_and_files_of_other_names_hold_nothing_up(
+    deleted, copies, tmp_path
+):
+    for sha, names in ((ONE, ()), (OTHER, ("audio.safetensors~", "note"))):
+        directory = tmp_path / "store" / sha[:2] / sha
+        directory.mkdir(parents=True)
+        for name in names:
+            (directory / name).write_bytes(b"voice")
+    aside = tmp_path / "quarantine" / OTHER
+    aside.mkdir(parents=True)
+    (aside / "audio.safetensors").write_bytes(b"voice")
+    assert deleted.remaining([ONE, OTHER]) == [ONE, OTHER]
+    removed(deleted, copies, ONE, OTHER)
+    assert deleted.remaining([ONE, OTHER]) == []
+    assert not aside.exists()
+
+
+def test_a_voice_in_use_whose_copies_come_back_holds_up_nobody(deleted, copies, clock):
+    copies.write(ONE, "audio", b"voice")
+    assert deleted.remaining([ONE]) == [ONE]
+    removed(deleted, copies, ONE)
+    copies.write(ONE, "audio", b"voice")
+    assert deleted.remaining([ONE]) == []
+    assert copies.has_any(ONE)
+    assert deleted.remaining([ONE]) == [ONE], "that is another deletion"
+
+
+def test_a_caller_that_died_leaves_nothing_to_the_next_deletion(deleted, copies, clock):
+    copies.write(ONE, "audio", b"voice")
+    assert deleted.remaining([ONE]) == [ONE]
+    removed(deleted, copies, ONE)
+    copies.write(ONE, "audio", b"voice")
+    clock.now += 60.0
+    assert deleted.remaining([ONE]) == [ONE]
