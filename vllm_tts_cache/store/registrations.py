@@ -380,9 +380,10 @@ def deleted_audio(db: Connection, audio_sha256: str | None, tenant: str) -> str 
 
 def delete_previews(
     db: Connection, audio_sha256: str, tenant: str, *, keep: int = 0
-) -> None:
-    """Delete a tenant's previews of an audio but the newest; files go with a deletion.
+) -> list[str]:
+    """Delete a tenant's previews of an audio but the newest; returns their kinds.
 
+    That is their rows: the files go with a deletion, or are the caller's to remove.
     What other tenants have that have the audio too is theirs.
     """
     others = owners.tenants_of(db, audio_sha256) - {tenant}
@@ -395,3 +396,4 @@ def delete_previews(
     ]
     if old := kinds[: max(0, len(kinds) - keep)]:
         stored_files.remove(db, audio_sha256, old)
+    return old

@@ -381,9 +381,8 @@ class SpeakerStore:
         if not self._writer.publish(key, encoding):
             return
         with self._database.write() as db:
-            delete_previews(db, sha, tenant, keep=_MAX_PREVIEWS)
-            kept = {file.kind for file in stored_files.of_audio(db, sha)}
-            self.blobs.remove(db, sha, self.files.kinds(sha) - kept)
+            old = delete_previews(db, sha, tenant, keep=_MAX_PREVIEWS)
+            self.blobs.remove(db, sha, old)
 
     def used(self, audio_sha256s: Iterable[str]) -> None:
         """Count all that is stored of these audios as used now.

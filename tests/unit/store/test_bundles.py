@@ -1,6 +1,8 @@
 """Voices go from one store to another in a file, whole or not at all."""
 
 import io
+import os
+import threading
 import zipfile
 from dataclasses import replace
 
@@ -352,6 +354,33 @@ def test_previews_are_in_no_bundle_and_few_are_kept(store):
     assert not any(
         "enc" in name for name in entries(Bundles(store, "").export("Ann")[1])
     )
+
+
+def test_a_preview_is_kept_without_going_through_a_directory(store, monkeypatch):
+    sha = register(store, "Ann").record.audio_sha256
+    here, listed = threading.get_ident(), []
+
+    def keep(number):
+        kind = f"preview-{number:064x}"
+        preview = EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
+        store.publish_preview(preview, make_encoding(number), "default")
+
+    def noting(real):
+        def noted(*args):
+            if threading.get_ident() == here:
+                listed.append(args)
+            return real(*args)
+
+        return noted
+
+    keep(0)  # makes this process's place to write
+    with monkeypatch.context() as noticing:
+        for name in ("listdir", "scandir"):
+            noticing.setattr(os, name, noting(getattr(os, name)))
+        for number in range(1, 6):
+            keep(number)
+    assert listed == []
+    assert store.files.kinds(sha) == store.stored_kinds([sha])[sha]
 
 
 def test_previews_go_with_any_voice_of_the_clip_and_with_its_transcript(store):
