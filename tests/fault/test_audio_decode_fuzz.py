@@ -46,7 +46,7 @@ def decodes_or_is_refused(data):
     except InvalidAudioError:
         return
     assert 1.0 <= audio.seconds <= 30.0
-    stored = from_encoding(to_encoding(audio, data), audio.audio_sha256)
+    stored = from_encoding(to_encoding(audio, [data]), audio.audio_sha256)
     assert stored.samples.tobytes() == audio.samples.tobytes()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
-from vllm_tts_cache.audio.clips import cut, decode_clips
+from vllm_tts_cache.audio.clips import cut, decode_clips, join
 from vllm_tts_cache.audio.decode import DecodedAudio, decode
 from vllm_tts_cache.audio.reference import MAX_CLIPS, ReferenceAudio
 from vllm_tts_cache.errors import InvalidAudioError
@@ -21,14 +21,19 @@ def test_clips_are_joined_as_each_of_them_is_decoded():
     joined = decode_clips(files)
     alone = [decode(data).audio.audio_sha256 for data in files]
     assert [clip.audio_sha256 for clip in joined.audio.clips()] == alone
-    assert (joined.audio.seconds, joined.source) == (3.5, None)
+    assert (joined.audio.seconds, joined.sources) == (3.5, tuple(files))
 
 
 def test_one_clip_is_what_it_always_was():
     data = wav(voiced())
     ours, plain = decode_clips([data]), decode(data)
     assert ours.audio.audio_sha256 == plain.audio.audio_sha256
-    assert ours.source == data
+    assert ours.sources == (data,)
+
+
+def test_clips_of_which_one_never_was_a_file_came_from_none():
+    one = decode(wav(voiced()))
+    assert join([one, DecodedAudio(one.audio, ())]).sources == ()
 
 
 @pytest.mark.parametrize(

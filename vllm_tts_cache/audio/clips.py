@@ -48,7 +48,7 @@ def decode_clips(
 def join(
     decoded: Sequence[DecodedAudio], limits: AudioLimits = DEFAULT_LIMITS
 ) -> DecodedAudio:
-    """Put decoded clips behind each other; there is no one file that they came from.
+    """Put decoded clips behind each other.
 
     Raises:
         InvalidAudioError: They have several rates, or are too long together.
@@ -73,7 +73,10 @@ def join(
         for index, each in enumerate(decoded)
         for warning in each.warnings
     )
-    return DecodedAudio(ReferenceAudio.joined(clips), warnings)
+    sources = tuple(source for each in decoded for source in each.sources)
+    if len(sources) < len(decoded):
+        sources = ()
+    return DecodedAudio(ReferenceAudio.joined(clips), warnings, sources)
 
 
 def cut(

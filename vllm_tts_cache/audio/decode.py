@@ -39,12 +39,12 @@ class DecodedAudio:
     Attributes:
         audio: What encoders read.
         warnings: What a listener would mind.
-        source: The file that it was decoded from; None for samples that never were one.
+        sources: The file that each clip was decoded from; empty if one never was one.
     """
 
     audio: ReferenceAudio
     warnings: tuple[AudioWarning, ...]
-    source: bytes | None = None
+    sources: tuple[bytes, ...] = ()
 
 
 def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
@@ -64,7 +64,7 @@ def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
         raise InvalidAudioError("it holds samples that are not finite (NaN, Inf).")
     level = active_level_dbfs(mono, sample_rate_hz)
     warnings = check_level(level, clipped_share(at_full_scale))
-    return DecodedAudio(ReferenceAudio.of(mono, sample_rate_hz), warnings, data)
+    return DecodedAudio(ReferenceAudio.of(mono, sample_rate_hz), warnings, (data,))
 
 
 def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:

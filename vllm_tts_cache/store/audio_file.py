@@ -1,34 +1,26 @@
-"""The stored forms of reference audio, each of them exact, as named arrays.
+"""The stored file of reference audio: one clip or several, as named arrays.
 
-Clips that came as whole numbers go back to FLAC; what a lossy decoder made has no
-shorter exact form than the upload itself. All forms carry ``sample_rate_hz``, ``(1,)``
-int64, and one of
+Both carry ``sample_rate_hz``, ``(1,)`` int64. A clip is one array, called after its
+form (see `audio_forms`). Several clips of a voice are stored in the shorter way of two:
 
-- ``flac``: ``(num_bytes,)`` uint8, a mono FLAC file of 16 or 24 bits,
-- ``samples``: ``(num_samples,)`` float32,
-- ``upload``: ``(num_bytes,)`` uint8, the file that the client sent.
-
-Several clips of a voice are one audio in the first two forms; ``clip_starts``,
-``(num_clips,)`` int64, says at which samples they begin. One clip has none.
+- behind each other, as ``flac`` or ``samples``, with ``clip_starts``, ``(num_clips,)``
+  int64: at which samples they begin,
+- each by itself in its own form, as ``0/upload``, ``1/flac`` and so on.
 """
 
 import dataclasses
 import io
 import json
 import logging
-import math
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import safetensors.numpy
 import soundfile
 from safetensors import SafetensorError
 
-from vllm_tts_cache.audio.containers import read_blocks
-from vllm_tts_cache.audio.decode import DecodedAudio, downmix
-from vllm_tts_cache.audio.limits import AudioLimits
+from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.record import AUDIO_KIND
 from vllm_tts_cache.errors import (
@@ -38,26 +30,20 @@ from vllm_tts_cache.errors import (
     StorageError,
 )
 from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.audio_forms import (
+    FLAC,
+    FORMS,
+    MAX_OVERHEAD,
+    UPLOAD,
+    StoredClip,
+    read,
+    shortest,
+)
 from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
-FLAC, SAMPLES, UPLOAD, RATE = "flac", "samples", "upload", "sample_rate_hz"
-STARTS = "clip_starts"
+RATE, STARTS = "sample_rate_hz", "clip_starts"
 
-# Our own form may be this much larger than the upload and is taken still: it decodes
-# to the same samples with every version of every library, and holds no name, picture
-# or place that the client's recorder wrote into the file.
-_MAX_OVERHEAD = 1.05
-# What is stored has passed the limits of its day, whatever today's are.
-_NO_LIMITS = AudioLimits(
-    min_seconds=0.0,
-    max_seconds=math.inf,
-    min_rate_hz=1,
-    max_rate_hz=1 << 31,
-    max_channels=1 << 16,
-)
-# Bits -> what numbers libsndfile is given, and how far they are shifted up in them.
-_GRIDS = {16: (np.int16, 0), 24: (np.int32, 8)}
 _NOT_AUDIO = (
     SafetensorError,
     ArithmeticError,
@@ -70,27 +56,26 @@ _NOT_AUDIO = (
 _log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 
-def to_encoding(audio: ReferenceAudio, source: bytes | None) -> Encoding:
-    """Choose the form in which the audio is stored: exact, and no larger than need be.
+def to_encoding(audio: ReferenceAudio, sources: Sequence[bytes] = ()) -> Encoding:
+    """Choose how the audio is stored: exact, and no larger than need be.
 
-    It is about as large as the upload at most (5 % and a header of some hundred bytes
+    It is about as large as the uploads at most (5 % and a header of some hundred bytes
     more). It takes some tens of milliseconds, so keep it off an event loop.
 
     Args:
         audio: What is stored.
-        source: The file that ``audio`` was decoded from; None if there was none, or
-            several.
+        sources: The file that each clip was decoded from; none if one never was one.
     """
-    rate = np.array([audio.sample_rate_hz], np.int64)
-    name, array = SAMPLES, audio.samples
-    if (flac := _exact_flac(audio)) is not None and len(flac) < array.nbytes:
-        name, array = FLAC, np.frombuffer(flac, np.uint8)
-    if source is not None and len(source) * _MAX_OVERHEAD < array.nbytes:
-        name, array = UPLOAD, np.frombuffer(source, np.uint8)
-    arrays: dict[str, Array] = {name: array, RATE: rate}
-    if audio.num_clips > 1:
-        arrays[STARTS] = np.array(audio.clip_starts, np.int64)
-    return Encoding(arrays)
+    rate = {RATE: np.array([audio.sample_rate_hz], np.int64)}
+    if audio.num_clips == 1:
+        stored = shortest(audio, sources[0] if sources else None)
+        return Encoding({stored.form: stored.array, **rate})
+    joined, apart = shortest(audio, None), _apart(audio, sources)
+    if sum(clip.array.nbytes for clip in apart) * MAX_OVERHEAD < joined.array.nbytes:
+        arrays = {f"{n}/{clip.form}": clip.array for n, clip in enumerate(apart)}
+        return Encoding({**arrays, **rate})
+    starts = np.array(audio.clip_starts, np.int64)
+    return Encoding({joined.form: joined.array, STARTS: starts, **rate})
 
 
 def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
@@ -104,22 +89,19 @@ def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
         StorageError: The upload is whole, but nothing here decodes it any more.
     """
     try:
-        rate = int(encoding[RATE][0])
-        form = next(name for name in (FLAC, SAMPLES, UPLOAD) if name in encoding.arrays)
-        starts = _starts(encoding)
+        rate, starts = int(encoding[RATE][0]), _starts(encoding)
+        clips = _clips(encoding)
     except (LookupError, StopIteration, TypeError, ValueError) as exc:
         reason = f"holds no audio but {', '.join(encoding.arrays)}"
         raise SourceCorruptError(audio_sha256, reason) from exc
-    if form == UPLOAD and len(starts) == 1:
-        return _from_upload(encoding[UPLOAD].tobytes(), audio_sha256)
     try:
-        if form == FLAC:
-            audio = _decoded(encoding[FLAC].tobytes(), starts)
-        else:
-            samples = cast("npt.NDArray[np.float32]", encoding[SAMPLES])
-            audio = ReferenceAudio.of(samples, rate, starts)
-    except (InvalidAudioError, LookupError, ValueError) as exc:
+        audio = ReferenceAudio.joined(
+            [_read(clip, rate, starts, audio_sha256) for clip in clips]
+        )
+    except (InvalidAudioError, ValueError) as exc:
         raise SourceCorruptError(audio_sha256, f"cannot be read: {exc}") from exc
+    if any(clip.form == UPLOAD for clip in clips):
+        return _as_it_decodes_now(audio, audio_sha256)
     return _of_address(audio, audio_sha256)
 
 
@@ -143,43 +125,50 @@ def from_v1_bytes(data: bytes, audio_sha256: str) -> ReferenceAudio:
     return _of_address(audio, audio_sha256)
 
 
-def _exact_flac(audio: ReferenceAudio) -> bytes | None:
-    """Return a FLAC file that decodes to the same samples, None if there is none."""
-    for bits in _GRIDS:
-        numbers = _on_grid(audio.samples, bits)
-        if numbers is None:
-            continue
-        file, subtype = io.BytesIO(), f"PCM_{bits}"
-        try:
-            soundfile.write(file, numbers, audio.sample_rate_hz, subtype, format="FLAC")
-            # Believed when seen: this is the only copy of somebody's voice.
-            again = _decoded(file.getvalue(), audio.clip_starts)
-        except (soundfile.SoundFileError, InvalidAudioError, OverflowError, ValueError):
-            return None  # a rate that FLAC does not have
-        return file.getvalue() if again.audio_sha256 == audio.audio_sha256 else None
-    return None
+def _apart(audio: ReferenceAudio, sources: Sequence[bytes]) -> list[StoredClip]:
+    clips = audio.clips()
+    files = sources if len(sources) == len(clips) else [None] * len(clips)
+    return [shortest(clip, file) for clip, file in zip(clips, files, strict=True)]
 
 
-def _on_grid(samples: npt.NDArray[np.float32], bits: int) -> npt.NDArray[Any] | None:
-    """Return the whole numbers that the samples are, None if one is between two."""
-    full_scale = 2.0 ** (bits - 1)
-    scaled = samples.astype(np.float64) * full_scale
-    if scaled.min() < -full_scale or scaled.max() > full_scale - 1:
-        return None
-    if not np.array_equal(scaled, np.rint(scaled)):
-        return None
-    kind, shift = _GRIDS[bits]
-    return scaled.astype(kind) << shift
+def _clips(encoding: Encoding) -> list[StoredClip]:
+    """What is stored as one, or each clip. Raises: StopIteration: There is none."""
+    if not any("/" in name for name in encoding.arrays):
+        return [_stored(encoding.arrays, "")]
+    if STARTS in encoding.arrays:
+        raise ValueError("clips of their own begin nowhere in another")
+    num_clips = len(encoding.arrays) - 1  # beside the rate
+    return [_stored(encoding.arrays, f"{number}/") for number in range(num_clips)]
 
 
-def _from_upload(data: bytes, audio_sha256: str) -> ReferenceAudio:
+def _stored(arrays: Mapping[str, Array], prefix: str) -> StoredClip:
+    form = next(form for form in FORMS if prefix + form in arrays)
+    return StoredClip(form, arrays[prefix + form])
+
+
+def _starts(encoding: Encoding) -> list[int]:
+    stored = encoding.arrays.get(STARTS)
+    starts = [0] if stored is None else [int(start) for start in stored]
+    if UPLOAD in encoding.arrays and len(starts) > 1:
+        raise ValueError("an upload is one clip")
+    return starts
+
+
+def _read(
+    clip: StoredClip, sample_rate_hz: int, starts: Sequence[int], audio_sha256: str
+) -> ReferenceAudio:
     try:
-        audio = _decoded(data)
+        return read(clip, sample_rate_hz, starts)
     except (InvalidAudioError, ValueError) as exc:
+        if clip.form != UPLOAD:
+            raise
         raise StorageError(
             f"The stored upload of audio {audio_sha256} is whole, but cannot be "
             f"decoded by this version of libsndfile or FFmpeg: {exc}"
         ) from exc
+
+
+def _as_it_decodes_now(audio: ReferenceAudio, audio_sha256: str) -> ReferenceAudio:
     if audio.audio_sha256 == audio_sha256:
         return audio
     _log.warn_of(
@@ -190,16 +179,6 @@ def _from_upload(data: bytes, audio_sha256: str) -> ReferenceAudio:
         audio_sha256,
     )
     return dataclasses.replace(audio, audio_sha256=audio_sha256)
-
-
-def _decoded(data: bytes, clip_starts: Sequence[int] = (0,)) -> ReferenceAudio:
-    mono, _, sample_rate_hz = downmix(read_blocks(data), _NO_LIMITS)
-    return ReferenceAudio.of(mono, sample_rate_hz, clip_starts)
-
-
-def _starts(encoding: Encoding) -> list[int]:
-    stored = encoding.arrays.get(STARTS)
-    return [0] if stored is None else [int(start) for start in stored]
 
 
 def _of_address(audio: ReferenceAudio, audio_sha256: str) -> ReferenceAudio:
@@ -219,7 +198,7 @@ def _v1_metadata(data: bytes) -> dict[str, Any]:
 def to_bytes(decoded: DecodedAudio) -> bytes:
     """The whole file; it takes up to a second of CPU."""
     key = _key(decoded.audio.audio_sha256)
-    return serde.encode(key, to_encoding(decoded.audio, decoded.source))
+    return serde.encode(key, to_encoding(decoded.audio, decoded.sources))
 
 
 def from_bytes(blob: bytes, audio_sha256: str) -> ReferenceAudio:

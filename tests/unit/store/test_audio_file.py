@@ -10,20 +10,19 @@ from hypothesis.extra import numpy as arrays
 from safetensors.numpy import save
 
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+from vllm_tts_cache.audio.clips import decode_clips
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import SourceCorruptError, StorageError
 from vllm_tts_cache.store import audio_file, serde
 from vllm_tts_cache.store.audio_file import (
-    FLAC,
     RATE,
-    SAMPLES,
     STARTS,
-    UPLOAD,
     from_encoding,
     from_v1_bytes,
     to_encoding,
 )
+from vllm_tts_cache.store.audio_forms import FLAC, SAMPLES, UPLOAD
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
@@ -95,8 +94,8 @@ def test_every_upload_comes_back_bit_for_bit_from_no_more_bytes_than_it_had(name
     make, form = UPLOADS[name]
     data = make()
     decoded = decode(data)
-    assert decoded.source == data
-    stored, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.source))
+    assert decoded.sources == (data,)
+    stored, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.sources))
     assert same(from_encoding(stored, decoded.audio.audio_sha256), decoded.audio)
     assert num_bytes <= 1.05 * len(data) + 512
     assert form in (None, form_of(stored))
@@ -105,14 +104,14 @@ def test_every_upload_comes_back_bit_for_bit_from_no_more_bytes_than_it_had(name
 def test_a_16_bit_wav_is_stored_in_fewer_bytes():
     data = sndfile_bytes(noisy(STEREO), 24_000)
     decoded = decode(data)
-    _, num_bytes = through_a_file(to_encoding(decoded.audio, data))
+    _, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.sources))
     assert num_bytes < 0.6 * len(data)
 
 
 def test_a_form_of_ours_is_taken_before_an_upload_of_its_size():
     # Whatever the recorder wrote beside the sound stays outside.
     data = sndfile_bytes(noisy(MONO), 24_000, "FLAC", "PCM_16")
-    encoding = to_encoding(decode(data).audio, data)
+    encoding = to_encoding(decode(data).audio, [data])
     assert form_of(encoding) == FLAC
 
 
@@ -143,7 +142,7 @@ RATES = st.one_of(
 @example(samples=np.zeros(1, np.float32), rate=1 << 31)
 def test_any_samples_at_any_rate_come_back_bit_for_bit(samples, rate):
     audio = ReferenceAudio.of(samples, rate)
-    stored, _ = through_a_file(to_encoding(audio, None))
+    stored, _ = through_a_file(to_encoding(audio))
     assert same(from_encoding(stored, audio.audio_sha256), audio)
 
 
@@ -152,8 +151,8 @@ def test_one_sample_off_the_grid_keeps_the_audio_out_of_flac():
     on_grid = ReferenceAudio.of(samples, 24_000)
     samples[1234] += np.float32(2.0**-24)
     off_grid = ReferenceAudio.of(samples, 24_000)
-    assert form_of(to_encoding(on_grid, None)) == FLAC
-    assert form_of(to_encoding(off_grid, None)) == SAMPLES
+    assert form_of(to_encoding(on_grid)) == FLAC
+    assert form_of(to_encoding(off_grid)) == SAMPLES
 
 
 def in_clips(audio, *starts):
@@ -164,10 +163,10 @@ def in_clips(audio, *starts):
 def test_the_cuts_of_several_clips_are_stored_with_them(name, form):
     whole = decode(UPLOADS[name][0]()).audio
     audio = in_clips(whole, 0, 30_000, 50_000)
-    stored, _ = through_a_file(to_encoding(audio, None))
+    stored, _ = through_a_file(to_encoding(audio))
     assert set(stored.arrays) == {form, RATE, STARTS}
     assert same(from_encoding(stored, audio.audio_sha256), audio)
-    alone, _ = through_a_file(to_encoding(whole, None))
+    alone, _ = through_a_file(to_encoding(whole))
     assert alone[form].tobytes() == stored[form].tobytes()
 
 
@@ -189,7 +188,7 @@ def test_the_cuts_of_several_clips_are_stored_with_them(name, form):
 @pytest.mark.parametrize("name", ("wav-16", "wav-float"))
 def test_other_cuts_are_corrupt(name, starts):
     audio = in_clips(decode(UPLOADS[name][0]()).audio, 0, 30_000)
-    arrays = {**to_encoding(audio, None).arrays, STARTS: starts}
+    arrays = {**to_encoding(audio).arrays, STARTS: starts}
     with pytest.raises(SourceCorruptError):
         from_encoding(Encoding(arrays), audio.audio_sha256)
 
@@ -197,16 +196,101 @@ def test_other_cuts_are_corrupt(name, starts):
 def test_an_upload_is_one_clip():
     data = UPLOADS["mp3"][0]()
     decoded = decode(data)
-    arrays = dict(to_encoding(decoded.audio, data).arrays)
+    arrays = dict(to_encoding(decoded.audio, [data]).arrays)
     arrays[STARTS] = np.array([0, 30_000])
     with pytest.raises(SourceCorruptError):
         from_encoding(Encoding(arrays), decoded.audio.audio_sha256)
 
 
+# What a client sends of one voice -> how each clip is stored, None for all as one.
+SEVERAL = {
+    "mp3": (("mp3", "mp3"), ("0/upload", "1/upload")),
+    "opus": (("opus", "opus"), ("0/upload", "1/upload")),
+    "vorbis and m4a": (("vorbis", "m4a"), ("0/upload", "1/upload")),
+    "wav and mp3": (
+        ("wav-16", "mp3", "wav-float"),
+        ("0/flac", "1/upload", "2/samples"),
+    ),
+    "wav": (("wav-16", "wav-24"), None),
+    "float": (("wav-float", "wav-32"), None),
+}
+
+
+def files_of(name):
+    return [UPLOADS[kind][0]() for kind in SEVERAL[name][0]]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_uploads_come_back_bit_for_bit_from_no_more_bytes_than_they_had(name):
+    files, forms = files_of(name), SEVERAL[name][1]
+    decoded = decode_clips(files)
+    stored, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.sources))
+    assert same(from_encoding(stored, decoded.audio.audio_sha256), decoded.audio)
+    assert num_bytes <= 1.05 * sum(map(len, files)) + 512
+    apart = {each for each in stored.arrays if "/" in each}
+    assert apart == set(forms or ())
+    assert (STARTS in stored.arrays) == (forms is None)
+
+
+def test_lossy_clips_that_were_stored_as_one_before_are_read():
+    audio = decode_clips(files_of("mp3")).audio
+    arrays = {
+        SAMPLES: audio.samples,
+        RATE: np.array([audio.sample_rate_hz]),
+        STARTS: np.array(audio.clip_starts),
+    }
+    stored, _ = through_a_file(Encoding(arrays))
+    assert same(from_encoding(stored, audio.audio_sha256), audio)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    (
+        lambda arrays: arrays | {STARTS: np.array([0, 30_000])},
+        lambda arrays: arrays | {SAMPLES: np.ones(3, np.float32)},
+        lambda arrays: {name: a for name, a in arrays.items() if name != "0/flac"},
+        lambda arrays: arrays | {"1/noise": arrays.pop("1/flac")},
+        lambda arrays: arrays | {"1/flac": arrays["0/flac"]},
+    ),
+)
+def test_clips_by_themselves_that_are_not_all_there_are_corrupt(spoil):
+    decoded = decode_clips(files_of("wav"))
+    arrays = {
+        f"{number}/{FLAC}": to_encoding(clip)[FLAC]
+        for number, clip in enumerate(decoded.audio.clips())
+    }
+    arrays |= {RATE: np.array([24_000])}
+    sha = decoded.audio.audio_sha256
+    assert same(from_encoding(Encoding(arrays), sha), decoded.audio)
+    with pytest.raises(SourceCorruptError):
+        from_encoding(Encoding(spoil(dict(arrays))), sha)
+
+
+def test_uploads_that_nothing_decodes_any_more_are_not_called_corrupt():
+    decoded = decode_clips(files_of("mp3"))
+    arrays = dict(to_encoding(decoded.audio, decoded.sources).arrays)
+    arrays["1/upload"] = np.frombuffer(b"a format of the past", np.uint8)
+    with pytest.raises(StorageError, match="cannot be decoded") as caught:
+        from_encoding(Encoding(arrays), decoded.audio.audio_sha256)
+    assert not isinstance(caught.value, SourceCorruptError)
+
+
+def test_several_uploads_that_a_newer_decoder_reads_otherwise_are_used(
+    monkeypatch, plugin_log
+):
+    log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+    monkeypatch.setattr(audio_file, "_log", log)
+    decoded = decode_clips(files_of("mp3"))
+    encoding = to_encoding(decoded.audio, decoded.sources)
+    audio = from_encoding(encoding, OTHER)
+    assert same(audio, dataclasses.replace(decoded.audio, audio_sha256=OTHER))
+    assert OTHER in plugin_log.messages[0]
+
+
 @pytest.mark.parametrize("name", ["wav-16", "wav-float"])
 def test_samples_of_another_address_are_corrupt(name):
     decoded = decode(UPLOADS[name][0]())
-    encoding = to_encoding(decoded.audio, None)
+    encoding = to_encoding(decoded.audio)
     with pytest.raises(SourceCorruptError, match=decoded.audio.audio_sha256) as caught:
         from_encoding(encoding, OTHER)
     assert caught.value.source_sha256 == OTHER
@@ -235,7 +319,7 @@ def test_an_upload_that_a_newer_decoder_reads_otherwise_is_used_with_one_warning
     log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
     monkeypatch.setattr(audio_file, "_log", log)
     decoded = decode(UPLOADS["mp3"][0]())
-    encoding = to_encoding(decoded.audio, decoded.source)
+    encoding = to_encoding(decoded.audio, decoded.sources)
     for _ in range(3):
         audio = from_encoding(encoding, OTHER)
         assert same(audio, dataclasses.replace(decoded.audio, audio_sha256=OTHER))

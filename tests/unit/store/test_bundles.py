@@ -5,15 +5,17 @@ import os
 import threading
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.audio_clips import sndfile_bytes, voiced
 from tests.encoding_samples import make_encoding
 from tests.store_samples import clip, key, opened, voice
-from vllm_tts_cache.audio.clips import join
+from vllm_tts_cache.audio.clips import decode_clips, join
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.errors import (
@@ -241,6 +243,31 @@ def test_clips_arrive_as_they_were_cut(of_two_clips, other):
     assert [c.audio_sha256 for c in audio.clips()] == [
         c.audio.audio_sha256 for c in alone
     ]
+
+
+LOSSY = {"mp3": ("MP3", "MPEG_LAYER_III"), "ogg": ("OGG", "VORBIS")}
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_lossy_clips_are_kept_as_they_came_and_arrive_to_the_bit(
+    store, open_here, other, kind
+):
+    made = (
+        voiced(24_000, seconds, pitch_hz=hz) for seconds, hz in ((2, 200), (3, 300))
+    )
+    files = [sndfile_bytes(samples, 24_000, *LOSSY[kind]) for samples in made]
+    decoded = decode_clips(files)
+    audio, sha = decoded.audio, decoded.audio.audio_sha256
+    fields = {"clip_starts": audio.clip_starts, "ref_text": "one\ntwo"}
+    store.register(voice("Ann", decoded, **fields), decoded)
+    num_bytes = Path(store.files.file_name(sha, "audio")).stat().st_size
+    assert num_bytes < 1.05 * sum(map(len, files)) + 512 < audio.samples.nbytes / 4
+    restarted = open_here()
+    Bundles(other, "").import_voice(Bundles(restarted, "").export("Ann")[1])
+    for each in (restarted, other):
+        found = each.read_audio(sha)
+        assert found.samples.tobytes() == audio.samples.tobytes()
+        assert found.clip_starts == audio.clip_starts
 
 
 def test_a_voice_of_one_clip_is_written_as_before_there_were_several(exported):
