@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import tracemalloc
 from pathlib import Path
 
 import httpx
@@ -193,6 +194,23 @@ async def test_a_page_is_bounded_in_bytes_and_goes_on(server, monkeypatch):
     listed = (await server.client.get(VOICES, params={"names_only": True})).json()
     assert "uploaded_voices" not in listed
     assert set(names) < set(listed["voices"])
+
+
+async def test_a_page_of_voices_with_much_text_is_no_more_in_memory(server):
+    """Voices that were taken over from before there were limits."""
+    fill(server.service.store, 100)
+    with server.service.store.catalogue.database.write() as db:
+        db.execute(speaker.update().values(consent="x" * 1_000_000))
+    tracemalloc.start()
+    found, query = [], {"limit": 1000}
+    while query is not None:
+        page = (await server.client.get(VOICES, params=query)).json()
+        found += [voice["name"] for voice in page["uploaded_voices"]]
+        query = {"after": page["next"]} if "next" in page else None
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == [f"s{number:04}" for number in range(100)]
+    assert peak_bytes < 30e6
 
 
 async def test_a_page_holds_a_thousand_voices_and_no_more_can_be_asked_for(server):

@@ -91,7 +91,9 @@ class Catalogue:
         return None if found is None else (found[0], frozenset(found[1]))
 
     def records(self, page: Page) -> list[SpeakerRecord]:
-        """The speakers of a page.
+        """The speakers of a page, or its first ones if they are too much.
+
+        Only a page without any is certainly the last.
 
         Raises:
             InvalidSpeakerError: The cursor is none.

@@ -1,8 +1,9 @@
 """Lists of speakers, a page at a time: what is on one, and where the next begins."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select
@@ -15,6 +16,14 @@ from vllm_tts_cache.catalogue.schema import speaker, speaker_label
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 Sort = Literal["name", "newest", "oldest"]
+
+# Of the records on one page: some milliseconds of the event loop that answers it.
+PAGE_MAX_BYTES = 1024 * 1024
+# What a record takes beside its texts.
+_RECORD_BYTES = 768
+# Read at once: PostgreSQL's driver fetches all rows of a statement before it gives the
+# first, and a voice from before there were limits may have a megabyte of text.
+_PART = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +72,36 @@ def cursor(record: SpeakerRecord, sort: Sort) -> str:
 
 
 def records(db: Connection, page: Page) -> list[SpeakerRecord]:
-    """The speakers of a page.
+    """The speakers of a page; where they are too much for an answer, its first ones.
+
+    Then they are more than ``PAGE_MAX_BYTES``, the last of several among them, so that
+    whoever answers with less sees that others follow. Only a page without any is
+    certainly the last.
 
     Raises: InvalidSpeakerError: The cursor is none.
     """
-    query = _on_page(db, speakers.record_columns(), page)
-    return [speakers.of_row(row) for row in db.execute(query)]
+    found: list[SpeakerRecord] = []
+    num_bytes = 0
+    with closing(_in_parts(db, page)) as all_:
+        for record in all_:
+            found.append(record)
+            num_bytes += bytes_in_answer(record)
+            if len(found) > 1 and num_bytes > PAGE_MAX_BYTES:
+                break
+    return found
+
+
+def bytes_in_answer(record: SpeakerRecord) -> int:
+    """About how long a record is where it is shown."""
+    texts = (
+        record.name,
+        record.consent,
+        record.ref_text,
+        record.description,
+        record.labels_json,
+    )
+    # An answer is UTF-8: a character takes up to four bytes.
+    return _RECORD_BYTES + sum(len(text.encode()) for text in texts if text)
 
 
 def names(db: Connection, page: Page) -> list[str]:
@@ -78,6 +111,23 @@ def names(db: Connection, page: Page) -> list[str]:
     """
     query = _on_page(db, select(speaker.c.name), page)
     return list(db.execute(query).scalars())
+
+
+def _in_parts(db: Connection, page: Page) -> Generator[SpeakerRecord, None, None]:
+    left = page.limit
+    while left > 0:
+        part = replace(page, limit=min(left, _PART))
+        query = _on_page(db, speakers.record_columns(), part)
+        num_rows, record = 0, None
+        with db.execute(query) as rows:  # closed: SQLite would go on reading
+            for row in rows:
+                record = speakers.of_row(row)
+                num_rows += 1
+                yield record
+        if record is None or num_rows < part.limit:
+            return
+        left -= num_rows
+        page = replace(page, after=cursor(record, page.sort))
 
 
 def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:

@@ -127,12 +127,9 @@ async def _named(records: Iterable[SpeakerRecord]) -> Records:
 
 
 async def _found(speakers: SpeakerService, page: Page) -> Records:
-    while True:
-        found = await _in_turn(partial(speakers.lookups.records, page))
+    while found := await _in_turn(partial(speakers.lookups.records, page)):
         for record in found:
             yield record
-        if len(found) < page.limit:
-            return
         page = replace(page, after=cursor(found[-1], page.sort))
 
 

@@ -140,7 +140,7 @@ class SpeakerLookups:
         return file
 
     async def records(self, page: Page) -> list[SpeakerRecord]:
-        """Return a page of speakers, ordered by name."""
+        """Return a page of speakers, or its first ones; see `Catalogue.records`."""
         return await self.reads.run(self._store.catalogue.records, page)
 
     async def names(self, page: Page) -> list[str]:

@@ -7,12 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_tts_cache.audio.limits import AudioWarning
 from vllm_tts_cache.catalogue.consents import ConsentRecord
+from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
 from vllm_tts_cache.catalogue.record import SpeakerRecord
-
-# Of the records on one page: some milliseconds of the event loop.
-PAGE_MAX_BYTES = 1024 * 1024
-# What a record takes beside its texts.
-_RECORD_BYTES = 768
 
 # Of somebody's voice: for whoever asked, and as what it is.
 FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -271,7 +267,7 @@ def first_page(records: Iterable[SpeakerRecord]) -> list[SpeakerRecord]:
     page: list[SpeakerRecord] = []
     num_bytes = 0
     for record in records:
-        num_bytes += _num_bytes(record)
+        num_bytes += bytes_in_answer(record)
         if page and num_bytes > PAGE_MAX_BYTES:
             break
         page.append(record)
@@ -301,15 +297,3 @@ def _clips(record: SpeakerRecord) -> list[dict[str, float]]:
 
 def _seconds(moment: float | None) -> int | None:
     return None if moment is None else int(moment)
-
-
-def _num_bytes(record: SpeakerRecord) -> int:
-    texts = (
-        record.name,
-        record.consent,
-        record.ref_text,
-        record.description,
-        record.labels_json,
-    )
-    # An answer is UTF-8: a character takes up to four bytes.
-    return _RECORD_BYTES + sum(len(text.encode()) for text in texts if text)

@@ -2,13 +2,16 @@
 
 import itertools
 import random
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from tests.store_samples import voice
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
-from vllm_tts_cache.catalogue.pages import Page, cursor
+from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, Page, cursor
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 SORTS = ("name", "newest", "oldest")
@@ -48,6 +51,29 @@ def paged(store, **fields: Any):
         if len(records) < 7:
             return seen
         after = cursor(records[-1], page.sort)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("sort", SORTS)
+def test_voices_with_much_text_are_never_all_in_memory(store, sort):
+    """A page of those from before there were limits was gigabytes."""
+    made = [store.register(voice(f"v{n:03}", None), None).record for n in range(150)]
+    with store.catalogue.database.write() as db:
+        db.execute(text("UPDATE speaker SET consent = :t"), {"t": "x" * 1_000_000})
+    tracemalloc.start()
+    shown, page = [], Page(limit=1000, sort=sort)
+    while records := store.catalogue.records(page):
+        # Whoever answers with one of them has to see that there are more.
+        is_last = len(shown) + len(records) == len(made)
+        assert (
+            sum(len(record.consent) for record in records) > PAGE_MAX_BYTES or is_last
+        )
+        shown += [record.name for record in records]
+        page = replace(page, after=cursor(records[-1], sort))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert shown == [record.name for record in in_order(made, sort)]
+    assert peak_bytes < 10 * PAGE_MAX_BYTES
 
 
 LABELS = ({}, {"TEAM": "news"}, {"team": "News", "n": "1"})

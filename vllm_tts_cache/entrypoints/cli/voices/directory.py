@@ -48,7 +48,7 @@ class VoicesDirectory:
             page = replace(page, limit=_PAGE if left is None else min(left, _PAGE))
             records = self.store.catalogue.records(page)
             yield from map(voice_models.voice, records)
-            if len(records) < page.limit:
+            if not records:
                 return
             left = None if left is None else left - len(records)
             page = replace(page, after=cursor(records[-1], sort))
