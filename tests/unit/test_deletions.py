@@ -9,15 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from tests.catalogues import (  # noqa: F401  a fixture and a hook: on both engines
     engine,
     pytest_generate_tests,
 )
 from tests.lease_times import delete_participants, shorten
-from tests.store_samples import opened, settings_of
+from tests.store_samples import opened, settings_of, traces
 from tests.unit.test_service import Rig
 from tests.waiting import soon
+from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.entrypoints import deletions
 from vllm_tts_cache.entrypoints.poller import MAX_OUTSTANDING
 from vllm_tts_cache.errors import (
@@ -56,6 +58,20 @@ def left_of(rig, sha):
 
 
 NOTHING = ([], 0, frozenset())
+
+
+@pytest.mark.sqlite
+async def test_a_log_that_somebody_read_over_a_delete_is_emptied_soon(rig, monkeypatch):
+    """What the voice said stayed in it until another voice was deleted."""
+    monkeypatch.setattr(deletions, "SWEEP_SECONDS", 0.1)
+    words = "what nobody else has said"
+    await rig.register(ref_text=words)
+    with rig.store.catalogue.database.snapshot() as db:
+        db.execute(select(speaker.c.name)).all()
+        await delete(rig)
+        await asyncio.sleep(0.5)  # it is tried in vain
+        assert traces(rig.store.directory, words)
+    await soon(lambda: not traces(rig.store.directory, words))
 
 
 async def keep_a_prompt(rig, record):

@@ -55,8 +55,11 @@ class Backend(Protocol):
         """Do what only reads, and once more where its connection had been lost."""
         ...
 
-    def wipe_log(self) -> None:
-        """Let nothing of deleted rows stay in a log, so far as that is in our hands."""
+    def wipe_log(self) -> bool:
+        """Let nothing of deleted rows stay in a log, so far as that is in our hands.
+
+        False if it is to be done again later: somebody reads the log.
+        """
         ...
 
     def close(self) -> None:

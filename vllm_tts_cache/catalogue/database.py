@@ -180,9 +180,9 @@ class Database:
         with self._lent(self.backend.migrating) as db, db.begin():
             yield db
 
-    def wipe_log(self) -> None:
-        """Let nothing of deleted rows stay in the log."""
-        self.backend.wipe_log()
+    def wipe_log(self) -> bool:
+        """Let nothing of deleted rows stay in the log; False: do it again later."""
+        return self.backend.wipe_log()
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""

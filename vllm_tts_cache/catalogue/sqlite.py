@@ -70,14 +70,16 @@ class SqliteFile:
         """Read once: a file is not lost."""
         return read()
 
-    def wipe_log(self) -> None:
-        """Write the log into the file and empty it.
+    def wipe_log(self) -> bool:
+        """Write the log into the file and empty it; False if it was not emptied.
 
-        If somebody reads it all the time it is emptied another time: after the next
-        deletion, or when the last process closes it.
+        So long as somebody reads a state of before, the log has to keep what was
+        written since, and that is old pages with what was deleted as well.
         """
         with suppress(StorageError), errors(self.path), self.quick.connect() as db:
-            db.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
+            answer = db.execute(text("PRAGMA wal_checkpoint(TRUNCATE)")).one()
+            return answer[0] == 0  # else it is busy
+        return False
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""

@@ -200,7 +200,15 @@ class LockedParticipation:
                     os.close(claimed)
 
     def delete_lost(self) -> None:
-        """Nothing: who is away is dead, see `delete_all_dead`."""
+        """Delete who has died, and what the catalogue's log says of deleted voices.
+
+        Nobody may ask about a deletion again whose server was killed. And whoever ended
+        one could not empty the log beside somebody who reads, or died before that.
+        """
+        with self._database.read() as db:
+            all_ = deletions.participants(db)
+        self._delete_dead_among(all_)
+        self._database.wipe_log()
 
     def num_alive(self) -> int:
         """How many other processes take part."""
