@@ -1,8 +1,10 @@
 """Finishing deletions, and whatever else a process that was killed, or a disk, left."""
 
 import logging
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -34,25 +36,36 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 # Between two slices, so that whoever serves requests in this process gets to it.
 _PAUSE_SECONDS = 0.001
 _QUARANTINE_MAX_BYTES = 64 * 1024**2
+# What lines of one kind differ in.
+_DETAIL = re.compile(r"\b[0-9a-f]{64}: |\d+ ?")
+_MAX_KINDS = 20
 
 
 def recover_aside(recover: Callable[[], list[str]]) -> threading.Thread:
     """Recover on a thread that nobody waits for: it takes as long as there are files.
 
     Args:
-        recover: Does it; what it returns or raises is logged.
+        recover: Does it; what it returns or raises is logged, in one line.
     """
 
     def run() -> None:
         try:
-            for line in recover():
-                logger.info("Recovered: %s.", line)
+            _log(recover())
         except TTSCacheError as exc:
             logger.warning("Recovering the speaker storage: %s", exc)
 
     thread = threading.Thread(target=run, name="tts-cache-recover", daemon=True)
     thread.start()
     return thread
+
+
+def _log(lines: list[str]) -> None:
+    for line in lines:
+        logger.debug("Recovered: %s.", line)
+    # Of one kind there may be as many as there are files.
+    kinds = Counter(_DETAIL.sub("", line).strip() for line in lines)
+    if counted := [f"{num} x {kind}" for kind, num in kinds.most_common(_MAX_KINDS)]:
+        logger.info("Recovered: %s.", "; ".join(counted))
 
 
 def recover(directory: StoreDirectory, blobs: Blobs, database: Database) -> list[str]:

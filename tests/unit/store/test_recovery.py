@@ -1,3 +1,4 @@
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.store_samples import (
 )
 from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.errors import ConfigError, StorageError
+from vllm_tts_cache.store import recovery
 from vllm_tts_cache.store.opening import open_existing
 
 
@@ -139,6 +141,31 @@ def test_sums_that_are_wrong_are_shown_and_put_right(store):
         db.execute(stored_files.usage.update().values(num_bytes=1))
     assert len(store.verify()) == 1
     assert len(store.recover()) == 1
+
+
+@pytest.mark.directory
+def test_of_what_was_recovered_each_kind_is_counted_in_one_line(
+    store, caplog, monkeypatch
+):
+    """Where a disk had lost the catalogue there was a line for each of its files."""
+    monkeypatch.setattr(recovery.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(recovery.logger, "propagate", False)
+    monkeypatch.setattr(recovery.logger, "level", logging.DEBUG)
+    register(store, "Ann", 9)
+    store.delete("Ann")
+    for number in range(3):
+        store.keep_inline(clip(number))
+        path_of(store, number).unlink()
+    publish(store, 2)
+    path_of(store, 2, "e" * 64).unlink(missing_ok=True)
+    recovery.recover_aside(store.recover).join()
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+    details = [r for r in caplog.records if r.levelno == logging.DEBUG]
+    assert told == [
+        "Recovered: 3 x deleted the rows of files that are not there;"
+        " 1 x finished deletion."
+    ]
+    assert len(details) == 4
 
 
 @pytest.mark.directory
