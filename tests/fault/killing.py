@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,8 +246,10 @@ def confirm_all(store: SpeakerStore) -> None:
         store.confirm(deletion.id)
 
 
-def killed_deleting(directory: Path, name: str, num_steps: int) -> bool:
-    """Let a child be a server that deletes a voice; whether it was killed meanwhile.
+def killed_deleting(
+    directory: Path, delete: Callable[[SpeakerStore], Deletion], num_steps: int
+) -> bool:
+    """Let a child be a server that deletes something; whether it was killed meanwhile.
 
     It is killed at that step, of those that write a file or talk to the catalogue.
     """
@@ -255,7 +258,7 @@ def killed_deleting(directory: Path, name: str, num_steps: int) -> bool:
             store = open_here(directory)
             store.join()
             die_after(num_steps)
-            carry_out(store, store.delete(name))
+            carry_out(store, delete(store))
         except BaseException:  # noqa: BLE001  the parent has to hear of it
             traceback.print_exc()
             os._exit(1)

@@ -1,14 +1,123 @@
 """Kill -9 at every step of a DELETE: another server finishes it, nothing is left."""
 
+import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from tests.fault.killing import carry_out, confirm_all, killed_deleting, open_here
 from tests.lease_times import delete_participants
-from tests.store_samples import address, publish, register, traces
+from tests.store_samples import RATE, address, clip, key, publish, register, traces
+from vllm_tts_cache.errors import ConsentNotFoundError, EncodingCorruptError
 
 MIN_STEPS = 20  # fewer, and the child has died of something else
+WORDS = "what nobody else has said"
+
+
+class Voice:
+    """A voice with a transcript and an encoding; others are as it but for a thing.
+
+    Attributes:
+        asked: The name or id by which its deletion is asked for.
+    """
+
+    asked = "Ann"
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def put_there(self):
+        """What is in the directory before a server opens it."""
+
+    def make(self, store):
+        register(store, "Ann", ref_text=WORDS)
+        publish(store)
+
+    def is_there(self, store):
+        return store.find("Ann") is not None
+
+    def delete(self, store):
+        return store.delete("Ann")
+
+    def check(self, store):
+        assert not self.is_there(store)
+
+    def traces(self):
+        return traces(self.directory, address()) + traces(self.directory, WORDS)
+
+
+class ImportedVoice(Voice):
+    """Stock's file of it is in the directory as well."""
+
+    created_at = int(time.time())
+
+    def put_there(self):
+        self.created_at += 60  # after the deletion of the one before
+        fields = {
+            "name": "Ann",
+            "consent": WORDS,
+            "ref_text": WORDS,
+            "created_at": str(self.created_at),
+            "sample_rate": str(RATE),
+        }
+        path = self.directory / f"Ann_{self.created_at}.safetensors"
+        save_file({"audio": clip().audio.samples}, path, metadata=fields)
+
+    def make(self, store):
+        assert store.find("Ann").record.audio_sha256 == address()
+        publish(store)
+
+    def traces(self):
+        return [*super().traces(), *self.directory.glob("*.safetensors")]
+
+
+class VoiceWithQuarantine(Voice):
+    """An encoding of it was wrong on disk, was set aside, and made again."""
+
+    def make(self, store):
+        super().make(store)
+        kind = key().encoder_fingerprint
+        Path(store.files.file_name(address(), kind)).write_bytes(b"wrong")
+        with pytest.raises(EncodingCorruptError):
+            store.read(key())
+        assert store.files.quarantined() == [address()]
+        publish(store)
+
+
+class VoiceOfSharedClip(Voice):
+    """Another voice has its clip, and stays whole."""
+
+    def make(self, store):
+        if store.find("Bob") is None:
+            register(store, "Bob")
+        super().make(store)
+
+    def check(self, store):
+        super().check(store)
+        assert store.find("Bob").fingerprints == {key().encoder_fingerprint}
+        assert store.read_audio(address()) is not None
+        assert store.read(key()) is not None
+
+    def traces(self):
+        return traces(self.directory, WORDS)
+
+
+class ConsentRecording(Voice):
+    """A recording that no voice stands on."""
+
+    def make(self, store):
+        self.asked = store.consents.add(WORDS, "en-US", clip()).consent_id
+
+    def is_there(self, store):
+        try:
+            return store.consents.get(self.asked) is not None
+        except ConsentNotFoundError:
+            return False
+
+    def delete(self, store):
+        return store.consents.delete(self.asked)
 
 
 @pytest.mark.parametrize(
@@ -16,54 +125,72 @@ MIN_STEPS = 20  # fewer, and the child has died of something else
     ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)],
     indirect=True,
 )
-@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_alone"),
+    [
+        (Voice, True),
+        (Voice, False),
+        (ImportedVoice, False),
+        (VoiceWithQuarantine, False),
+        (VoiceOfSharedClip, False),
+        (ConsentRecording, False),
+        pytest.param(ImportedVoice, True, marks=pytest.mark.long),
+        pytest.param(VoiceWithQuarantine, True, marks=pytest.mark.long),
+        pytest.param(VoiceOfSharedClip, True, marks=pytest.mark.long),
+        pytest.param(ConsentRecording, True, marks=pytest.mark.long),
+    ],
+)
 def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
-    directory, engine, is_alone
+    directory, engine, kind, is_alone
 ):
-    num_steps, is_killed = 0, True
+    num_steps, is_killed, deleted = 0, True, kind(directory)
     while is_killed:
         num_steps += 1
+        deleted.put_there()
         with closing(open_here(directory)) as other:
             if not is_alone:
                 other.join()
-            register(other, "Ann")
-            publish(other)
-            is_killed = killed_deleting(directory, "Ann", num_steps)
+            deleted.make(other)
+            is_killed = killed_deleting(directory, deleted.delete, num_steps)
             if is_alone:
                 other.join()  # a server that is started again
             else:
-                waits_for(other, is_deleted=other.find("Ann") is None)
-            finish(other)
+                waits_for(other, deleted)
+            finish(other, deleted)
             if engine == "postgresql":
                 delete_participants(other)  # whoever was killed, an hour later
-        nothing_is_left(directory)
+            assert deleted.traces() == []
+        nothing_is_left(directory, deleted)
     assert num_steps > MIN_STEPS
 
 
-def waits_for(other, *, is_deleted):
+def waits_for(other, deleted):
     """As long as the other one may remember the voice, nobody is told it is gone."""
-    progress = other.progress("Ann")
-    if is_deleted:
+    progress = other.progress(deleted.asked)
+    if deleted.is_there(other):
+        assert progress is None
+    else:
         assert progress is not None and progress.waiting_for >= 1
-    assert is_deleted or progress is None
 
 
-def finish(other):
+def finish(other, deleted):
     """What a server does in its rounds, and a client that repeats its DELETE."""
     for deletion in other.unfinished_deletions():
         other.remove_files(deletion)
     confirm_all(other)
-    if other.find("Ann") is not None:
-        carry_out(other, other.delete("Ann"))
+    if deleted.is_there(other):
+        carry_out(other, deleted.delete(other))
+    other.delete_lost()
 
 
-def nothing_is_left(directory):
+def nothing_is_left(directory, deleted):
     with closing(open_here(directory)) as store:
-        progress = store.progress("Ann")
+        progress = store.progress(deleted.asked)
         if progress is not None:
             assert progress.is_finished, progress
             store.acknowledge(progress.deletion.id)
-        assert store.progress("Ann") is None
+        assert store.progress(deleted.asked) is None
         assert store.catalogue.num_unfinished_deletions() == 0
+        deleted.check(store)
         assert store.verify() == []
-    assert traces(directory, address()) == []
+    assert deleted.traces() == []
