@@ -843,6 +843,15 @@ async def test_a_body_without_end_is_refused_while_it_arrives(server, path):
     assert num_sent < 80
 
 
+async def test_what_names_no_audio_is_refused_beyond_1_mib(server):
+    """64 MiB of it were read, of which the host wants a text and some numbers."""
+    answers = [
+        await server.client.post("/v1/audio/generate", json={"input": "x" * num_chars})
+        for num_chars in (1000 * 1024, 1024 * 1024)
+    ]
+    assert [answer.status_code == 413 for answer in answers] == [False, True]
+
+
 async def test_a_busy_server_says_when_to_come_back(server, monkeypatch):
     wants = server.service.encodings.ensurer._poller._wants
     monkeypatch.setattr(wants, "_max_inline", 0)

@@ -37,9 +37,12 @@ from vllm_tts_cache.entrypoints.routing import (
     guarded_route,
 )
 
+# The host takes texts and numbers there, and no audio.
+GENERATE_MAX_BYTES = 1024 * 1024
+
 speech_router = APIRouter(route_class=guarded_route(SPEECH_MAX_BYTES))
 batch_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
-generate_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
+generate_router = APIRouter(route_class=guarded_route(GENERATE_MAX_BYTES))
 
 _JSON = [Depends(validate_json_request)]
 # Nobody reads it: the client has left.
