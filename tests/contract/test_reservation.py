@@ -4,6 +4,7 @@ The scheduler is real, with a KV cache too small for its load; only the model is
 played, by a dice that says which token each request samples and which stop early.
 """
 
+import logging
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ from tests.real_scheduler import (
     new_scheduler,
     stage_config_of,
 )
-from vllm_tts_cache.model_executor import reservation
+from vllm_tts_cache.model_executor import preemption, reservation
+from vllm_tts_cache.throttled_log import ThrottledLog
 
 OTHER = 8
 SLIDING = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=64, **ATTENTION)
@@ -448,6 +450,24 @@ def test_nobody_goes_on_after_everybody_was_preempted(
     scheduler.add_request(new_request("third", 40, 10))
     player.finish()
     assert not scheduler.requests
+
+
+def test_many_that_are_preempted_are_one_line_of_the_log(
+    stage_config, installed, monkeypatch, caplog
+):
+    """Each was an error of its own in the log."""
+    throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+    monkeypatch.setattr(preemption, "throttled", throttled, raising=False)
+    player = Player(new_scheduler(stage_config, num_blocks=200))
+    for number in range(MAX_NUM_SEQS):
+        player.scheduler.add_request(new_request(str(number), 40, 100))
+    for _ in range(6):
+        player.step()
+    assert player.scheduler.reset_prefix_cache(reset_running_requests=True)
+    player.finish()
+    said = [each.getMessage() for each in caplog.records]
+    (line,) = [each for each in said if "was preempted" in each]
+    assert "gpu_memory_utilization" in line
 
 
 def test_seam_every_scheduler_of_the_stage_is_made_by_the_hooked_class():

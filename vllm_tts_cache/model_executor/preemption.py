@@ -28,7 +28,9 @@ from typing import Any
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import Request, RequestStatus
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 REASON = (
     "The KV cache ran out while this request was speaking, and this model cannot go on "
@@ -118,7 +120,13 @@ def end_preempted(scheduler: Any) -> None:
 
 
 def _end(scheduler: Any, request_id: str, request: Request) -> None:
-    logger.error("Request %s was preempted, and ends: %s", request_id, REASON)
+    # A cache that is too small preempts many, and each client is told for itself.
+    throttled.warn_of(
+        "a preempted request",
+        "Request %s was preempted, and ends: %s",
+        request_id,
+        REASON,
+    )
     # The host tells the client so of what is in here, when it takes in the output.
     told = scheduler._streaming_context_overflow
     told[request_id] = (request.client_index, REASON)

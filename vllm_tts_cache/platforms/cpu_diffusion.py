@@ -10,8 +10,9 @@ from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerP
 from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
 from vllm_tts_cache.platforms.cpu_diffusion_attention import fall_back_on_it
 from vllm_tts_cache.platforms.cpu_isa import ask_for_tiles, leave_out_matrices
+from vllm_tts_cache.throttled_log import ThrottledLog
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 
 class CPUDiffusionWorker(DiffusionWorker):
@@ -46,8 +47,13 @@ def _hand_on_outputs(self: Any) -> None:
         handed: dict[str, Any] = {"output": output}
         try:
             pack_diffusion_output_shm(output)
-        except Exception as exc:
-            logger.exception("Output %s cannot be handed on", output_id)
+        except Exception as exc:  # noqa: BLE001  whose output would never arrive
+            throttled.warn_of(
+                "handing an output on",
+                "Output %s cannot be handed on",
+                output_id,
+                mistake=exc,
+            )
             handed = {"error": f"it cannot be handed on: {exc}"}
         self._enqueue_result(
             AsyncDiffusionOutput(
