@@ -1,11 +1,9 @@
 """Adapters of models that read control tokens in a text."""
 
-import asyncio
 import hashlib
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
@@ -51,7 +49,10 @@ class TextCheckingAdapter(CachedAdapter):
         return await super().speak(request, sampling_params_list, has_inline_ref_audio)
 
     async def _check_text(self, field: str, text: str) -> None:
-        await _run(partial(self.tts_cache_check_text, field), text)
+        if len(text) <= SHORT_CHARS:
+            self.tts_cache_check_text(field, text)
+        else:
+            await self._service.texts.run(self.tts_cache_check_text, field, text)
 
     async def _check_stored(self, text: str) -> None:
         """Once for each: registered for another model or by stock, it was not yet."""
@@ -68,10 +69,3 @@ class TextCheckingAdapter(CachedAdapter):
     def _checked(self) -> OrderedDict[bytes, None]:
         """The digests of stored transcripts that may be spoken, the last used last."""
         return OrderedDict()
-
-
-async def _run(check: Callable[[str], None], text: str) -> None:
-    if len(text) <= SHORT_CHARS:
-        check(text)
-    else:
-        await asyncio.to_thread(check, text)

@@ -29,6 +29,8 @@ from vllm_tts_cache.store.speaker_store import SpeakerStore
 MAX_REMEMBERED_CLIPS = 1024
 NUM_DECODE_THREADS = 2
 MAX_WAITING_DECODES = 64
+NUM_DIGEST_THREADS = 2
+MAX_WAITING_DIGESTS = 1024
 
 T = TypeVar("T")
 
@@ -95,6 +97,12 @@ class InlineClips:
             num_threads=NUM_DECODE_THREADS,
             max_waiting=MAX_WAITING_DECODES,
         )
+        # Of its own: a known clip does not wait until new ones are decoded.
+        self._digests = BoundedExecutor(
+            "too many data URLs wait",
+            num_threads=NUM_DIGEST_THREADS,
+            max_waiting=MAX_WAITING_DIGESTS,
+        )
 
     async def resolve(self, url: str, connector: MediaConnector) -> Clip:
         """Return the clip behind a data, http(s) or file URL; its audio is stored.
@@ -127,9 +135,10 @@ class InlineClips:
     def shutdown(self) -> None:
         """Stop the threads."""
         self._executor.shutdown()
+        self._digests.shutdown()
 
     async def _of_data_url(self, url: str) -> Clip:
-        digest = await asyncio.to_thread(_digest, url)
+        digest = await self._digests.run(_digest, url)
         if (clip := self._known.get(digest)) is not None:
             self._known.move_to_end(digest)
             # Else evicted since, or deleted together with a voice of the same clip.

@@ -40,6 +40,8 @@ PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
 MAX_BUNDLES = 4
 MAX_ARCHIVES = 2
 MAX_SOUNDS = 16
+NUM_TEXT_THREADS = 4
+MAX_WAITING_TEXTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class SpeakerService:
         inline: Clips that come with a request.
         deletions: Removes what was deleted, everywhere.
         prompts: What prompts begin with, by audio.
+        texts: Checks texts and builds prompts of them, where that takes long.
         bundles: Exports and imports voices.
         bundling: Runs that, one at a time: a bundle may have 64 MiB.
         exports: Bundles that are being sent.
@@ -132,6 +135,11 @@ class SpeakerService:
         )
         self.places = TenantPlaces()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
+        self.texts = BoundedExecutor(
+            "too many texts wait to be read",
+            num_threads=NUM_TEXT_THREADS,
+            max_waiting=MAX_WAITING_TEXTS,
+        )
         self.previews = Previews(
             store, self.lookups.reads, settings.encode_timeout_seconds
         )
@@ -178,8 +186,9 @@ class SpeakerService:
         self.tenants.shutdown()
         self.deletions.shutdown()
         self.metrics.shutdown()
-        pools = self.inline, self.uploads, self.bundling, self.lookups, self._indexed
-        for threads in pools:
+        pools = self.inline, self.texts, self.uploads
+        others = self.bundling, self.lookups, self._indexed
+        for threads in pools + others:
             threads.shutdown()
         self.store.close()
 

@@ -11,6 +11,7 @@ import pytest
 import soundfile
 
 from tests.contract.test_speech import data_url, wav
+from tests.default_pool import filled_default_pool
 from tests.in_process_workers import SpectrumEncoder
 from tests.speech_server import Server, running
 from vllm_tts_cache.entrypoints import voice_models
@@ -133,6 +134,17 @@ async def test_a_long_text_is_read_off_the_event_loop(server, monkeypatch):
         await asyncio.wait_for(server.speak(input=text), 20)
     assert ("input", True, True) not in threads
     assert ("input", True, False) in threads
+
+
+async def test_a_warm_clone_needs_no_thread_of_the_default_pool(server):
+    await server.register("Ann", wav(), ref_text="words")
+    asked = [{"input": text} for text in ("Short.", "Long. " * 1000)]
+    for fields in asked:
+        assert (await server.speak(voice="Ann", **fields)).status_code == 200
+    async with filled_default_pool():
+        for fields in asked:
+            speaking = server.speak(voice="Ann", **fields)
+            assert (await asyncio.wait_for(speaking, 20)).status_code == 200
 
 
 async def test_a_control_token_is_refused_in_every_text(server):

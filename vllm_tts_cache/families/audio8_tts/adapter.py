@@ -39,7 +39,7 @@ class CachedAudio8TTSAdapter(TextCheckingAdapter, Audio8TTSAdapter):
         """
         request, ref = speaker.request, speaker.ref
         semantic = await self._semantic(ref)
-        prompt = await asyncio.to_thread(
+        prompt = await self._service.texts.run(
             lambda: self._builder.clone(
                 request.input, request.ref_text, ref=ref, semantic=semantic
             )

@@ -78,7 +78,7 @@ class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
             )
 
         is_short = len(texts.prompt) + len(texts.spoken) <= SHORT_CHARS
-        prompt = build() if is_short else await asyncio.to_thread(build)
+        prompt = build() if is_short else await self._service.texts.run(build)
         params = {FIELD: clip.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
 

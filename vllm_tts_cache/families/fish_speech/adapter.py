@@ -56,7 +56,7 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
         """
         text = speaker.request.input
         voice = await self._voice(speaker.clip, speaker.request.ref_text)
-        built = await asyncio.to_thread(self._builder.speak, voice, text)
+        built = await self._service.texts.run(self._builder.speak, voice, text)
         prompt = built.to_engine(speaker.ref)
         params = {speaker_ref.FIELD: speaker.ref.to_wire()}
         return PreparedRequest(
@@ -71,7 +71,7 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
         async def build() -> fish_prompt.VoicePart:
             encoding = await self._service.encodings.ensurer.encoding(key, CODEC)
             codes = encoding["codes"]
-            return await asyncio.to_thread(
+            return await self._service.texts.run(
                 self._builder.voice, ref_text, key, codes, num_clips
             )
 

@@ -51,7 +51,7 @@ class CachedHiggsAudioV2Adapter(TextCheckingAdapter, HiggsAudioV2Adapter):
             )
 
         is_short = len(request.input) + len(request.ref_text) <= SHORT_CHARS
-        prompt = build() if is_short else await asyncio.to_thread(build)
+        prompt = build() if is_short else await self._service.texts.run(build)
         params = {FIELD: clip.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
 

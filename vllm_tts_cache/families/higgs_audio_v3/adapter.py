@@ -57,7 +57,7 @@ class CachedHiggsAudioV3Adapter(TextCheckingAdapter, HiggsAudioV3Adapter):
             )
 
         is_short = len(request.input) + len(request.ref_text or "") <= SHORT_CHARS
-        prompt = build() if is_short else await asyncio.to_thread(build)
+        prompt = build() if is_short else await self._service.texts.run(build)
         params = {FIELD: clip.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
 
@@ -66,7 +66,7 @@ class CachedHiggsAudioV3Adapter(TextCheckingAdapter, HiggsAudioV3Adapter):
 
         The host would load another on the event loop, at the first such request.
         """
-        return (await asyncio.to_thread(lambda: self._builder)).hosts
+        return (await self._service.texts.run(lambda: self._builder)).hosts
 
     @cached_property
     def _builder(self) -> PromptBuilder:

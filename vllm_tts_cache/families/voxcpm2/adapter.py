@@ -1,6 +1,5 @@
 """A clone request on VoxCPM2 becomes token ids and a content address."""
 
-import asyncio
 from functools import cached_property
 from typing import Any
 
@@ -41,7 +40,7 @@ class CachedVoxCPM2Adapter(TextCheckingAdapter, VoxCPM2Adapter):
             )
 
         is_short = len(request.input) + len(request.ref_text or "") <= SHORT_CHARS
-        prompt = build() if is_short else await asyncio.to_thread(build)
+        prompt = build() if is_short else await self._service.texts.run(build)
         params = {FIELD: clip.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
 
