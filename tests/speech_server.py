@@ -16,8 +16,6 @@ import httpx
 import torch
 import uvicorn
 from fastapi import FastAPI
-from vllm.connections import HTTPConnection
-from vllm.multimodal.media import MediaConnector
 
 from tests.families.cases import case_of, default_case
 from tests.in_process_workers import (
@@ -177,9 +175,6 @@ class Server:
         else:
             models = SimpleNamespace(is_base_model=lambda name: True, lora_requests={})
             self.handler = serving(self.engine, models, request_logger=None)
-        # The host's own connection outlives an event loop, and knows but one.
-        self.connection = HTTPConnection()
-        self.handler._media_connector = MediaConnector(connection=self.connection)
         self.app.include_router(api_server.router)
         init_exception_handler(self.app)
         _register_omni_exception_handlers(self.app)
@@ -231,7 +226,8 @@ async def running(server):
             encoder.gate.set()
         await server.settled()
         await server.client.aclose()
-        await (await server.connection.get_async_client()).close()
+        connection = server.service.connection
+        await (await connection.get_async_client()).close()
         server.handler.shutdown()
         server.speakers.close()
 

@@ -54,7 +54,7 @@ async def with_all_threads(server):
     service = server.service
     pools = service.uploads.threads, service.lookups.reads, service.inline._executor
     pools += service.deletions._clients, service.deletions._own
-    pools += service.inline._digests, service.texts
+    pools += service.inline._digests, service.texts, service.connection._names
     await asyncio.gather(
         *(asyncio.to_thread(look, server) for _ in range(ALL_THREADS)),
         *(pool.run(look, server) for pool in pools for _ in range(ALL_THREADS)),

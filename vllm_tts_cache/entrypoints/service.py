@@ -17,6 +17,7 @@ from vllm_tts_cache.entrypoints.executors import (
     Places,
     TenantPlaces,
 )
+from vllm_tts_cache.entrypoints.fetching import FetchConnection
 from vllm_tts_cache.entrypoints.inline import InlineClips
 from vllm_tts_cache.entrypoints.kv_warming import KVWarming, Prefill
 from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
@@ -81,6 +82,7 @@ class SpeakerService:
         kv_warming: Prefills voices that were precomputed.
         uploads: Decodes and stores what comes.
         inline: Clips that come with a request.
+        connection: What those that are URLs are fetched with.
         deletions: Removes what was deleted, everywhere.
         prompts: What prompts begin with, by audio.
         texts: Checks texts and builds prompts of them, where that takes long.
@@ -133,6 +135,7 @@ class SpeakerService:
             max_fetches=settings.max_fetches,
             is_full=lambda: self.encodings.is_full,
         )
+        self.connection = FetchConnection(max_waiting=settings.max_fetches)
         self.places = TenantPlaces()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
         self.texts = BoundedExecutor(
@@ -186,7 +189,7 @@ class SpeakerService:
         self.tenants.shutdown()
         self.deletions.shutdown()
         self.metrics.shutdown()
-        pools = self.inline, self.texts, self.uploads
+        pools = self.inline, self.connection, self.texts, self.uploads
         others = self.bundling, self.lookups, self._indexed
         for threads in pools + others:
             threads.shutdown()

@@ -76,6 +76,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
 
     def _start(self) -> None:
         self._is_started = True
+        self.media_connector.connection = self.speakers.connection
         if (adapter := self.cached_adapter) is not None:
             process_metrics().begin_family(adapter.tts_cache_family.name)
         if self.served_family is not None or self.refusal is not None:
