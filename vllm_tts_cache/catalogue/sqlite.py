@@ -2,8 +2,10 @@
 
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +27,30 @@ AT_ONCE_SECONDS = 0.05
 # Another process may be taking over or importing a large directory.
 OPEN_SECONDS = 600.0
 _RETRY_AFTER_SECONDS = 2
-_BUSY_CODES = ("database is locked", "database table is locked", "locking protocol")
+
+
+class Code(IntEnum):
+    """SQLite's result codes that mean something to us; Python names them from 3.11."""
+
+    BUSY = 5
+    LOCKED = 6
+    CORRUPT = 11
+    FULL = 13
+    PROTOCOL = 15
+    NOTADB = 26
+
+
+_CODES = {code.value: code for code in Code}
+_BUSY = Code.BUSY, Code.LOCKED, Code.PROTOCOL
+_CORRUPT = Code.CORRUPT, Code.NOTADB
+_TEXTS = {
+    "disk is full": Code.FULL,
+    "database is locked": Code.BUSY,
+    "database table is locked": Code.LOCKED,
+    "locking protocol": Code.PROTOCOL,
+    "malformed": Code.CORRUPT,
+    "not a database": Code.NOTADB,
+}
 
 
 class SqliteFile:
@@ -131,18 +156,34 @@ def errors(path: Path) -> Generator[None, None, None]:
 
 
 def _storage_error(path: Path, error: BaseException) -> StorageError:
-    reason = str(error)
-    if "disk is full" in reason:
+    code = code_of(error)
+    if code is Code.FULL:
         return StorageFullError(str(path))
-    if any(code in reason for code in _BUSY_CODES):
+    if code in _BUSY:
         return StorageBusyError(_RETRY_AFTER_SECONDS)
     advice = ""
-    if "not a database" in reason or "malformed" in reason:
+    if code in _CORRUPT:
         advice = (
             ". Restore the file from a backup, or move it away to start with an empty"
             " catalogue; audio and encodings are kept elsewhere"
         )
-    return StorageError(f"The voice catalogue {path} failed: {reason}{advice}.")
+    return StorageError(f"The voice catalogue {path} failed: {error}{advice}.")
+
+
+def code_of(error: BaseException) -> Code | None:
+    """Return which of these an error is; None if it is none of them."""
+    if sys.version_info < (3, 11):
+        return code_of_text(str(error))  # all that Python 3.10 tells of SQLite's code
+    # The code, because SQLite's manual promises no text. An error of the driver's own,
+    # as of a closed connection, has none.
+    extended = getattr(error, "sqlite_errorcode", None)
+    # What follows the first byte is what led to it: BUSY_SNAPSHOT, CORRUPT_INDEX.
+    return _CODES.get(-1 if extended is None else extended & 0xFF)
+
+
+def code_of_text(reason: str) -> Code | None:
+    """Return the code that SQLite says in these words, which it has not changed yet."""
+    return next((code for text, code in _TEXTS.items() if text in reason), None)
 
 
 def _open_engine(path: Path, busy_seconds: float) -> Engine:

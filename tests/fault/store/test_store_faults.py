@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -234,6 +235,13 @@ def test_a_full_disk_changes_nothing(store, monkeypatch, where, moment):
     register(store, "Bob", 1)
 
 
+def sqlite_full():
+    """As the driver raises it; Python 3.10 has no code beside the text."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = 13
+    return error
+
+
 def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch, engine):
     from psycopg.errors import DiskFull
     from sqlalchemy.exc import OperationalError
@@ -247,8 +255,9 @@ def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch, engin
     def fail(connection):
         if not failed:
             failed.append(connection)
-            full = Exception("database or disk is full") if is_file else DiskFull()
-            raise OperationalError("COMMIT", {}, full)
+            raise OperationalError(
+                "COMMIT", {}, sqlite_full() if is_file else DiskFull()
+            )
         commit(connection)
 
     monkeypatch.setattr(engine.dialect, "do_commit", fail)
