@@ -21,8 +21,8 @@ Sort = Literal["name", "newest", "oldest"]
 PAGE_MAX_BYTES = 1024 * 1024
 # What a record takes beside its texts.
 _RECORD_BYTES = 768
-# Read at once: PostgreSQL's driver fetches all rows of a statement before it gives the
-# first, and a voice from before there were limits may have a megabyte of text.
+# PostgreSQL's driver fetches all rows of a statement before it gives the first, and a
+# voice from before there were limits may have a megabyte of text. SQLite's does not.
 _PART = 100
 
 
@@ -115,8 +115,9 @@ def names(db: Connection, page: Page) -> list[str]:
 
 def _in_parts(db: Connection, page: Page) -> Generator[SpeakerRecord, None, None]:
     left = page.limit
+    part_limit = _PART if dialect.is_postgres(db) else left
     while left > 0:
-        part = replace(page, limit=min(left, _PART))
+        part = replace(page, limit=min(left, part_limit))
         query = _on_page(db, speakers.record_columns(), part)
         num_rows, record = 0, None
         with db.execute(query) as rows:  # closed: SQLite would go on reading
@@ -173,12 +174,11 @@ def _behind(db: Connection, page: Page, row: Any) -> "ColumnElement[bool]":
             name = name if found is None else found.name
         return row.name_key > fold(name)
     created_at, speaker_id = _age_of_cursor(db, page)
-    columns = row.created_at, speaker.c.speaker_id
+    age, id_ = row.created_at, speaker.c.speaker_id
+    # The first condition says nothing that the second does not, but to an index.
     if page.sort == "newest":
-        later = and_(columns[0] == created_at, columns[1] < speaker_id)
-        return or_(columns[0] < created_at, later)
-    later = and_(columns[0] == created_at, columns[1] > speaker_id)
-    return or_(columns[0] > created_at, later)
+        return and_(age <= created_at, or_(age < created_at, id_ < speaker_id))
+    return and_(age >= created_at, or_(age > created_at, id_ > speaker_id))
 
 
 def _age_of_cursor(db: Connection, page: Page) -> tuple[float, str]:
