@@ -292,15 +292,15 @@ def test_threads_share_a_store(store):
 @pytest.mark.sqlite
 def test_emptying_the_log_says_whether_it_was_done(store):
     """SQLite answers that it was busy, and nobody read that."""
-    database, log = store.catalogue.database, f"{store.catalogue.path}-wal"
+    database, log = store.catalogue.database, Path(f"{store.catalogue.path}-wal")
     vector(store, "ana")
     with database.snapshot() as db:
         db.execute(text("SELECT name FROM speaker")).all()
         delete(store, "ana")
         assert database.wipe_log() is False
-        assert os.path.getsize(log) > 0
+        assert log.stat().st_size > 0
     assert database.wipe_log() is True
-    assert os.path.getsize(log) == 0
+    assert log.stat().st_size == 0
 
 
 @pytest.mark.sqlite

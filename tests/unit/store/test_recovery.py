@@ -161,10 +161,8 @@ def test_of_what_was_recovered_each_kind_is_counted_in_one_line(
     recovery.recover_aside(store.recover).join()
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
     details = [r for r in caplog.records if r.levelno == logging.DEBUG]
-    assert told == [
-        "Recovered: 3 x deleted the rows of files that are not there;"
-        " 1 x finished deletion."
-    ]
+    kinds = "3 x deleted the rows of files that are not there; 1 x finished deletion"
+    assert told == [f"Recovered: {kinds}."]
     assert len(details) == 4
 
 
