@@ -334,7 +334,7 @@ class Deletions:
             self._recover_at = time.monotonic()
 
     async def _delete_in_workers(self, call: DeleteCall) -> set[str]:
-        """Return which audios an encode thread is still working on.
+        """Return which audios are in hand, or still have copies on a disk.
 
         Raises: WorkerRPCError.
         """

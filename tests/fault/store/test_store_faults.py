@@ -6,6 +6,7 @@ import resource
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,7 +238,7 @@ def test_a_full_disk_changes_nothing(store, monkeypatch, where, moment):
 
 def sqlite_full():
     """As the driver raises it; Python 3.10 has no code beside the text."""
-    error = sqlite3.OperationalError("database or disk is full")
+    error: Any = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = 13
     return error
 

@@ -1,6 +1,7 @@
 """Which of SQLite's errors are a full disk, a busy file and a damaged one."""
 
 import sqlite3
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,8 @@ from vllm_tts_cache.catalogue.sqlite import Code, code_of, code_of_text, errors
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
 
 pytestmark = pytest.mark.sqlite
+
+_CONSTRAINT = 19  # which means nothing to us
 
 
 @pytest.fixture
@@ -97,9 +100,9 @@ def test_what_is_none_of_them_is_a_plain_storage_error(path):
 @pytest.mark.parametrize("code", Code, ids=lambda code: code.name)
 def test_the_text_is_not_asked_where_there_is_a_code(code):
     assert code == getattr(sqlite3, f"SQLITE_{code.name}")
-    error = sqlite3.OperationalError("in other words")
+    error: Any = sqlite3.OperationalError("in other words")
     error.sqlite_errorcode = code.value | 3 << 8
     assert code_of(error) is code
-    told_otherwise = sqlite3.OperationalError("a name that is malformed")
-    told_otherwise.sqlite_errorcode = sqlite3.SQLITE_CONSTRAINT
+    told_otherwise: Any = sqlite3.OperationalError("a name that is malformed")
+    told_otherwise.sqlite_errorcode = _CONSTRAINT
     assert code_of(told_otherwise) is None
