@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 
 VARIABLE = "WARM_REQUEST_PROBE_LOG"
 _OPENING = ("open", "os.listdir", "os.scandir", "sqlite3.connect")
@@ -27,7 +28,8 @@ def register():
     process = "api" if is_api else multiprocessing.current_process().name
 
     def say(kind, what):
-        line = {"process": process, "kind": kind, "what": what}
+        thread = threading.current_thread().name
+        line = {"process": process, "thread": thread, "kind": kind, "what": what}
         os.write(log, json.dumps(line).encode() + b"\n")
 
     sys.addaudithook(functools.partial(_see_opened, say))

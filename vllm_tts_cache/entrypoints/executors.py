@@ -24,7 +24,8 @@ class BoundedExecutor:
     kind that waits for a lock or a disk would stop all the others.
 
     Args:
-        what: What is too much of it, for the message of a refusal.
+        what: What is too much of it, for the message of a refusal; its threads are
+            called that, too.
         num_threads: Functions that run at once.
         max_waiting: Functions that may wait for a thread.
         gives_way: Whether those that speak go first, see `give_way`.
@@ -38,7 +39,7 @@ class BoundedExecutor:
         self._num_pending = 0
         self._pool = ThreadPoolExecutor(
             num_threads,
-            thread_name_prefix="tts-cache",
+            thread_name_prefix=f"tts-cache: {what}",
             initializer=give_way if gives_way else None,
         )
 
@@ -78,7 +79,8 @@ class Places:
     """So many at once, and one more is refused; for the event loop only.
 
     Args:
-        what: What is too much of it, for the message of a refusal.
+        what: What is too much of it, for the message of a refusal; its threads are
+            called that, too.
         num_places: How many.
     """
 

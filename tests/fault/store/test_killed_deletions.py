@@ -51,10 +51,11 @@ class Voice:
 class ImportedVoice(Voice):
     """Stock's file of it is in the directory as well."""
 
-    created_at = int(time.time())
+    created_at = 0
 
     def put_there(self):
-        self.created_at += 60  # after the deletion of the one before
+        # After the deletion of the one before.
+        self.created_at = max(self.created_at, int(time.time())) + 60
         fields = {
             "name": "Ann",
             "consent": WORDS,
