@@ -92,8 +92,8 @@ class OurStorage:
 
     def memory(self) -> tuple[int, int]:
         """Bytes of all arrays in memory, and how many encodings were evicted there."""
-        stats = self._cache.snapshot()
-        return stats.memory.bytes, stats.evictions
+        stats = self._cache.stats()
+        return stats.memory.bytes, stats.memory.evictions
 
     def recover(self) -> None:
         self._store.recover()

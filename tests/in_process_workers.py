@@ -137,7 +137,7 @@ def want_call(ref, encoder_names, *, lease_seconds=LEASE_SECONDS, **want):
 
 def wait_until_idle(speakers):
     until = time.monotonic() + WAIT_SECONDS
-    while speakers.stats()["in_flight"]:
+    while speakers.stats().in_flight:
         assert time.monotonic() < until
         time.sleep(0.002)
 

@@ -197,7 +197,7 @@ class Server:
 
     @property
     def encodes(self):
-        return self.speakers.stats()["encodes"]
+        return self.speakers.stats().encodes
 
     async def register(self, name, audio, **fields):
         return await self.client.post(

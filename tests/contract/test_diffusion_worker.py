@@ -139,8 +139,8 @@ def test_every_method_answers_as_that_of_a_talkers_worker(executor, speakers, re
     (then,) = called(reached, WANT, call)
     assert then.reports[0].state is JobState.READY
     (stats,) = called(reached, STATS)
-    assert stats.stats["encodes"] == {"codec": 1}
-    assert stats.stats["rpc_calls"]["tts_cache_want"] == 2
+    assert stats.stats.encodes == {"codec": 1}
+    assert stats.stats.rpc_calls["tts_cache_want"] == 2
     asked = wire.EncodingCall(audio_sha256=ref.audio_sha256, encoder="codec")
     (stored,) = called(reached, ENCODING, asked)
     assert stored.encoding

@@ -167,7 +167,7 @@ def lose_files(server, sha):
     """Somebody removed the encodings; the catalogue does not know."""
     # The file of an encoding is there before its job is over.
     until = time.monotonic() + SOON_SECONDS
-    while server.speakers.stats()["in_flight"]:
+    while server.speakers.stats().in_flight:
         assert time.monotonic() < until
         time.sleep(0.01)
     for path in (server.directory / "store").rglob("*.safetensors"):

@@ -334,7 +334,7 @@ async def test_a_deletion_that_is_not_finished_says_how_far_it_is(server, monkey
 
 
 def num_waiting(server):
-    return server.speakers.stats()["waiting"]["registered"]
+    return server.speakers.stats().waiting["registered"]
 
 
 async def test_a_voice_in_its_turn_or_forced_goes_after_one_that_is_urgent(

@@ -468,6 +468,38 @@ MEDIA_TYPES = [
     b"application/json; charset=utf-7",
 ]
 LENGTHS = [b"-1", b"0", b"7", b"999999999999", b"9" * 5000, b"x", b"\xb2", b"1_0", b""]
+# Who asks, and from where: nobody says so most of the time.
+WHO = {
+    b"authorization": [
+        b"Bearer x",
+        b"Bearer ",
+        b"Basic \xff",
+        b"Bearer " + b"k" * 9000,
+    ],
+    b"origin": [
+        b"null",
+        b"http://evil.example",
+        b"http://[",
+        b"\xff",
+        b"http://server",
+    ],
+    b"host": [b"", b"[", b"\xff", b"server:99999"],
+    b"x-request-id": [b"", b"\xff\x01", b"r" * 9000],
+    b"idempotency-key": [b"", b"k" * 9000],
+    b"range": [b"bytes=5-2", b"bytes=" + b"0-1," * 2000, b"x"],
+    b"if-none-match": [b"*", b"\xff", b'"' + b"e" * 9000],
+    b"accept": [b"", b"\xff", b"a/b," * 3000],
+}
+said = st.dictionaries(st.sampled_from(sorted(WHO)), st.integers(0, 9), max_size=2)
+callers = (
+    st.just({})
+    | st.just({})
+    | said.map(
+        lambda given: {
+            name: WHO[name][at % len(WHO[name])] for name, at in given.items()
+        }
+    )
+)
 
 
 @st.composite
@@ -478,7 +510,7 @@ def headers(draw, media_type):
         found[b"content-type"] = draw(st.sampled_from(MEDIA_TYPES))
     if not draw(st.integers(0, 7)):
         found[b"content-length"] = draw(st.sampled_from(LENGTHS))
-    return found
+    return found | draw(callers)
 
 
 # -------- requests
@@ -503,6 +535,11 @@ queries = st.dictionaries(
             "sort",
             "names_only",
             "force",
+            "urgent",
+            "name",
+            "text",
+            "check",
+            "type",
             "unknown",
         ]
     ),
@@ -524,9 +561,19 @@ def without_body(draw):
     )
     if not draw(st.integers(0, 9)):
         path = draw(
-            st.sampled_from(["/v1/audio/speaker_cache", "/v1/audio/voice_archive"])
+            st.sampled_from(
+                [
+                    "/v1/audio/speaker_cache",
+                    "/v1/audio/voice_archive",
+                    "/voices",
+                    "/voices/assets/app.js",
+                    "/voices/assets/..%2f..%2fservice.py",
+                    "/voices/assets/%00",
+                    "/voices/assets/" + "a" * 5000,
+                ]
+            )
         )
-    return Case(method, path + draw(queries))
+    return Case(method, path + draw(queries), headers=draw(callers))
 
 
 json_bodies = as_json(speech()) | as_json(speech()) | as_json(values) | odd_json

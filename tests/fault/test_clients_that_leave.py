@@ -131,7 +131,7 @@ def num_waiting(server):
 
 async def nothing_is_left(server, before):
     await soon(lambda: num_waiting(server) == 0)
-    await soon(lambda: server.speakers.stats()["in_flight"] == 0)
+    await soon(lambda: server.speakers.stats().in_flight == 0)
     await soon(lambda: server.service.encodings.ensurer._poller._task is None)
     loop = asyncio.get_running_loop()
     await soon(lambda: len(asyncio.all_tasks(loop)) <= before.tasks)
@@ -184,7 +184,7 @@ async def test_who_waits_for_an_encode_and_leaves_holds_nobody_up(server, ask):
         await soon(lambda: ensurer.num_flights == 0)
         ann = await registered(server)
         speaking = asyncio.create_task(server.speak(voice="Ann"))
-        await soon(lambda: server.speakers.stats()["waiting"]["registered"] == 2)
+        await soon(lambda: server.speakers.stats().waiting["registered"] == 2)
         speaker.gate.set()
         answer = await speaking
         assert (answer.status_code, answer.headers["X-Speaker-Cache"]) == (200, "miss")

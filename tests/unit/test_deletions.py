@@ -53,7 +53,7 @@ def left_of(rig, sha):
         for name in (*folders, *names)
         if sha in folder or sha in name
     ]
-    memory = rig.speakers.stats()["tiers"]["memory"]["entries"]
+    memory = rig.speakers.stats().tiers["memory"].entries
     return files, memory, rig.store.stored_kinds([sha])[sha]
 
 
@@ -180,7 +180,7 @@ async def test_every_api_server_deletes_before_the_answer(rig, tmp_path):
     await delete(rig)
     assert left_of(rig, record.audio_sha256) == NOTHING
     assert other.service.prompts.num_bytes == 0
-    assert other.speakers.stats()["tiers"]["memory"]["entries"] == 0
+    assert other.speakers.stats().tiers["memory"].entries == 0
     assert other.engine.calls.count("tts_cache_delete") == 1
     await other.close()
 
@@ -346,7 +346,7 @@ async def test_a_server_that_was_deleted_deletes_all_and_takes_part_again(
     assert await rig.status("Ann") == ("ready", None)
     await rig.precompute("Ann", force=True)
     await delete(other, "Ann")
-    assert rig.speakers.stats()["tiers"]["memory"]["entries"] == 0
+    assert rig.speakers.stats().tiers["memory"].entries == 0
     await other.close()
 
 

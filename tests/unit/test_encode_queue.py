@@ -98,7 +98,7 @@ class Rig:
     def run(self):
         """Let the thread work until nothing is left."""
         self.work.gate.set()
-        wait_until(lambda: not self.queue.stats()["in_flight"])
+        wait_until(lambda: not self.queue.stats().in_flight)
 
 
 def wait_until(is_so):
@@ -137,8 +137,8 @@ def test_wanting_does_not_wait_and_tells_how_far_a_key_is(rig):
     assert rig.want("a") == Report(ENCODING, encoding_seconds=1.5)
     assert rig.look("a") == Report(ENCODING, encoding_seconds=1.5)
     assert rig.look("b") == Report(QUEUED)
-    assert rig.queue.stats()["in_flight"] == 2
-    assert rig.queue.stats()["waiting"] == {"registered": 1, "inline": 0}
+    assert rig.queue.stats().in_flight == 2
+    assert rig.queue.stats().waiting == {"registered": 1, "inline": 0}
     rig.run()
     assert rig.work.encoded == ["a", "b"]
     assert rig.queue.num_finished == 2
@@ -160,12 +160,12 @@ def test_behind_200_abandoned_inline_jobs_a_registered_voice_waits_for_one(rig):
     rig.hold("in hand")
     told = [rig.want(f"inline {n}", INLINE).state for n in range(200)]
     assert told.count(JobState.REFUSED) == 200 - 64
-    assert rig.queue.stats()["refused"] == 200 - 64
+    assert rig.queue.stats().refused == 200 - 64
     rig.clock.now += LEASE + 0.1  # their clients are gone
     rig.want("voice")
     rig.run()
     assert rig.work.encoded == ["in hand", "voice"]
-    assert rig.queue.stats()["dropped"] == 64
+    assert rig.queue.stats().dropped == 64
 
 
 def test_inline_jobs_are_encoded_after_a_voice_that_a_request_waits_for(rig):
@@ -436,7 +436,7 @@ def test_what_nobody_wants_any_more_after_a_pause_is_dropped(rig):
     rig.queue.resume()
     rig.run()
     assert rig.work.encoded == ["in hand"]
-    assert rig.queue.stats()["dropped"] == 1
+    assert rig.queue.stats().dropped == 1
 
 
 def test_a_refusal_while_it_pauses_is_no_answer_afterwards(rig):

@@ -154,15 +154,15 @@ def test_a_key_that_another_process_has_for_a_request_ends_no_rest(rig, process)
 
 def test_rests_are_counted_while_something_waits_for_their_end(rig, process):
     rest(rig, process)
-    assert rig.queue.stats()["rested_seconds"] == 0.0
-    wait_until(lambda: rig.queue.stats()["rested_seconds"] > 0.0)
+    assert rig.queue.stats().rested_seconds == 0.0
+    wait_until(lambda: rig.queue.stats().rested_seconds > 0.0)
     process.pass_by(8.0)
-    wait_until(lambda: not rig.queue.stats()["in_flight"])
-    before = rig.queue.stats()["rested_seconds"]
+    wait_until(lambda: not rig.queue.stats().in_flight)
+    before = rig.queue.stats().rested_seconds
     time.sleep(2 * LOOK_SECONDS)
     rig.want("urgent", urgent=True)
-    wait_until(lambda: not rig.queue.stats()["in_flight"])
-    assert rig.queue.stats()["rested_seconds"] == before
+    wait_until(lambda: not rig.queue.stats().in_flight)
+    assert rig.queue.stats().rested_seconds == before
 
 
 def test_after_a_job_that_a_request_waits_for_there_is_none(rig):

@@ -62,7 +62,7 @@ class Rig:
 
     @property
     def encodes(self):
-        return self.speakers.stats()["encodes"]
+        return self.speakers.stats().encodes
 
     async def entered(self, index=0):
         assert await asyncio.to_thread(self.encoders[index].entered.wait, 20)
@@ -165,7 +165,7 @@ async def test_1000_cold_voices_cost_no_more_than_10_calls_a_second(rig):
     calls = rig.engine.calls.count("tts_cache_want")
     assert calls / (time.monotonic() - began) <= 10
     assert rig.ensurer.num_flights == 1001
-    waits = rig.speakers.stats()["waiting"]["registered"]
+    waits = rig.speakers.stats().waiting["registered"]
     assert 32 <= waits <= 64  # the others wait here
     for task in waiting:
         task.cancel()
@@ -240,7 +240,7 @@ async def test_a_registered_voice_is_told_of_before_inline_clips_that_came_first
     await rig.entered()
     registered = asyncio.create_task(rig.ensurer.ensure(rig.need(99, ("speaker",))))
     until = time.monotonic() + 20
-    while rig.speakers.stats()["waiting"]["registered"] == 0:
+    while rig.speakers.stats().waiting["registered"] == 0:
         assert time.monotonic() < until
         await asyncio.sleep(0.02)
     assert not any(task.done() for task in before)
@@ -264,7 +264,7 @@ async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
     inline = asyncio.create_task(
         rig.ensurer.ensure(rig.need(999, ("speaker",), Segment.INLINE))
     )
-    await soon(lambda: rig.speakers.stats()["waiting"]["inline"] == 1)
+    await soon(lambda: rig.speakers.stats().waiting["inline"] == 1)
     registered = asyncio.create_task(rig.ensurer.ensure(needs[150]))
     [key] = await rig.ensurer.keys(needs[150])
     line = rig.speakers._queue._line
@@ -324,7 +324,7 @@ async def test_a_worker_that_rests_has_not_stopped(tmp_path, monkeypatch):
         needs = [rig.need(seed, ("speaker",)) for seed in range(2)]
         ensured = (rig.ensurer.ensure(need, urgent=False) for need in needs)
         assert await asyncio.gather(*ensured) == [False, False]
-        assert rig.speakers.stats()["rested_seconds"] > 4.5
+        assert rig.speakers.stats().rested_seconds > 4.5
     finally:
         rig.close()
 

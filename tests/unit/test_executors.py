@@ -49,6 +49,12 @@ async def test_what_would_wait_too_long_is_refused_at_once(executor, gate):
     assert await executor.run(lambda: "again") == "again"
 
 
+async def test_what_comes_after_the_end_is_told_so(executor):
+    executor.shutdown()
+    with pytest.raises(ServerBusyError, match="it stops"):
+        await executor.run(lambda: None)
+
+
 async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(
     executor, gate
 ):

@@ -32,7 +32,7 @@ def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, plugin_
     assert "mine" in requests
     assert "other" not in requests
     assert f"No speaker prompt for request mine: {CAUSE}" in plugin_log.text
-    assert speakers.stats()["failed_prompts"] == 1
+    assert speakers.stats().failed_prompts == 1
     assert speakers.failed(["mine", "other"]) == {"mine": str(CAUSE)}
     speakers.close()
 

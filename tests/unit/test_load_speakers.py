@@ -129,7 +129,7 @@ def test_on_an_accelerator_the_thread_that_encodes_loads_and_warms_up(
     for encoder in loaded.encoders.values():
         assert encoder.thread is thread
         assert encoder.default_dtypes == [torch.float32]
-    assert talker.tts_cache_speakers.stats()["encodes"] == {"speaker": 0, "codec": 0}
+    assert talker.tts_cache_speakers.stats().encodes == {"speaker": 0, "codec": 0}
     assert "Warmed the reference encoders up in" in plugin_log.text
 
 

@@ -62,7 +62,7 @@ class Job:
         return prepared
 
     def num_encodes(self):
-        return self.worker.stats()["encodes"]["speaker"]
+        return self.worker.stats().encodes["speaker"]
 
     def close(self):
         self.encoder.gate.set()
@@ -107,7 +107,7 @@ def test_clips_are_prepared_once_each_whatever_they_are_called(job):
     assert [speaker.clip for speaker in prepared] == [first, other, twin]
     assert prepared[0].num_samples == prepared[0].sample_rate_hz == RATE_HZ
     assert job.num_encodes() == 2
-    assert job.worker.stats()["encodes"]["codec"] == 0, "no transcript: an x-vector"
+    assert job.worker.stats().encodes["codec"] == 0, "no transcript: an x-vector"
 
 
 def test_more_clips_than_are_kept_of_inline_audio_are_prepared_in_windows(small_job):
@@ -124,7 +124,7 @@ def test_more_clips_than_may_wait_are_prepared_in_windows(
     monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", "3")
     job = Job(default_checkpoint, tmp_path)
     assert len(job.speakers.prepare(job.clips(10))) == 10
-    assert job.worker.stats()["refused"] == 0
+    assert job.worker.stats().refused == 0
     job.close()
 
 

@@ -267,7 +267,7 @@ async def test_those_who_ask_at_once_share_one_answer_and_who_comes_later_has_an
     assert len(engine.calls) == MAX_CALLS == 2
     engine.is_idle.set()
     answers = await asyncio.gather(*first, *later, *last)
-    told = [answer.stats["rpc_calls"][STATS.name] for (answer,) in answers]
+    told = [answer.stats.rpc_calls[STATS.name] for (answer,) in answers]
     assert told == [1] * 10 + [2] * 10 + [3] * 10
 
 
@@ -279,7 +279,7 @@ async def test_counters_that_are_asked_for_all_the_time_cost_two_calls_a_second(
     began, told = time.monotonic(), []
     while time.monotonic() - began < 1.2:
         (answer,) = await workers.call(STATS)
-        told.append(answer.stats["rpc_calls"][STATS.name])
+        told.append(answer.stats.rpc_calls[STATS.name])
     assert len(engine.calls) <= 2 + 2 * (time.monotonic() - began)
     assert told == list(range(1, len(told) + 1))  # each is of its own time
 
@@ -398,7 +398,7 @@ async def test_every_method_answers_both_kinds_of_caller_and_is_counted(
     assert [type(answer) for answer in answers] == [method.answer] * 2
     engine = SyncInProcessEngine(worker_with(speakers))
     assert type(SyncWorkers(engine).call(method, request_)[0]) is method.answer
-    assert speakers.stats()["rpc_calls"] == {method.name: 3}
+    assert speakers.stats().rpc_calls == {method.name: 3}
 
 
 @EVERY_METHOD

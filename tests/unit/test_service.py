@@ -93,7 +93,7 @@ class Rig:
 
     @property
     def encodes(self):
-        return self.speakers.stats()["encodes"]
+        return self.speakers.stats().encodes
 
     async def close(self):
         for encoder in self.encoders:
@@ -219,7 +219,7 @@ async def test_replacing_removes_the_old_clip_and_the_generation_grows(rig):
     await rig.settled()
     assert new.generation > old.generation
     assert not rig.store.has_audio(old.audio_sha256)
-    assert rig.speakers.stats()["tiers"]["memory"]["entries"] == 0
+    assert rig.speakers.stats().tiers["memory"].entries == 0
     assert rig.store.verify() == []
 
 
@@ -262,7 +262,7 @@ async def test_stats_count_what_is_stored_without_looking_at_the_disk(rig, monke
     await rig.register()
     await rig.precompute()
     # A voice is ready once its encoding is on disk; the memory has it a moment later.
-    await soon(lambda: not rig.speakers.stats()["in_flight"])
+    await soon(lambda: not rig.speakers.stats().in_flight)
 
     def looked(*args):
         raise AssertionError("a directory was listed")

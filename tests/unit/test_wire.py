@@ -3,13 +3,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.errors import WorkerRPCError
 from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.store.stats import Held, SegmentStats, TierStats
 
 SHA = "a" * 64
 WANT = wire.Want(audio_sha256=SHA, encoder="codec", segment="inline")
 REPORT = wire.JobReport(SHA, "codec", wire.JobState.FAILED, "out of memory", 1.5)
 TIMED = "codec", "inline", wire.Durations([0, 2], 0.5), wire.Durations([2, 0], 0.1)
+SEGMENT = SegmentStats(
+    entries=1, bytes=9, max_bytes=90, max_entries=None, hits=3, misses=2, evictions=1
+)
+STATS = wire.SpeakerStats(
+    hits={"memory": 3, "disk": 0},
+    misses=1,
+    evictions=1,
+    corrupt=0,
+    tier_errors=0,
+    tiers={"memory": TierStats.of({Segment.INLINE: SEGMENT}, Held(1, 9))},
+    in_flight=1,
+    waiting={"inline": 0},
+    dropped=0,
+    refused=0,
+    rested_seconds=0.5,
+    encodes={"codec": 2},
+    failed_encodes={"codec": 0},
+    disk_evictions={},
+    bucket={},
+    prompts=4,
+    failed_prompts=0,
+    rpc_calls={"tts_cache_want": 7},
+)
 MESSAGES = [
     wire.WantCall(wants=[WANT], lease_seconds=2.0),
     wire.WantCall(wants=[], lease_seconds=2.0),
@@ -23,9 +48,9 @@ MESSAGES = [
     wire.EncodingCall(audio_sha256=SHA, encoder="codec"),
     wire.EncodingAnswer(encoding=b"\0\xff" * 9),
     wire.EncodingAnswer(encoding=None),
-    wire.WorkerStats(rank=0, stats={"hits": {"memory": 3}, "last": None, "s": 0.5}),
+    wire.WorkerStats(rank=0, stats=STATS),
     wire.WorkerStats(
-        rank=1, stats={}, worker_id="9", encode_times=[wire.EncodeTimes(*TIMED)]
+        rank=1, stats=STATS, worker_id="9", encode_times=[wire.EncodeTimes(*TIMED)]
     ),
     wire.Unsupported(reason="Whisper clones no voices"),
     wire.Failed(reason="no memory"),

@@ -96,7 +96,7 @@ def spectra(speakers, ref):
 
 
 def num_encodes(speakers):
-    return sum(speakers.stats()["encodes"].values())
+    return sum(speakers.stats().encodes.values())
 
 
 def hold(speakers, encoder, ref):
@@ -119,7 +119,7 @@ def test_wanting_returns_at_once_and_encodes_in_the_background(speakers, encoder
     encoders[0].gate.set()
     wait_until_idle(speakers)
     assert look(speakers, ref) == both(READY)
-    assert speakers.stats()["encodes"] == {"speaker": 1, "codec": 1}
+    assert speakers.stats().encodes == {"speaker": 1, "codec": 1}
     assert speakers.want(want_call(ref, NAMES), 0).num_finished == 2
 
 
@@ -131,7 +131,7 @@ def test_wanting_again_encodes_nothing(speakers, ref):
 
 def test_looking_starts_nothing(speakers, ref):
     assert look(speakers, ref) == both(MISSING)
-    assert speakers.stats()["in_flight"] == 0
+    assert speakers.stats().in_flight == 0
 
 
 def test_forcing_encodes_anew_once_however_often_it_is_asked(speakers, ref):
@@ -222,7 +222,7 @@ def test_a_thousand_wants_in_one_call_are_answered_and_more_are_refused(
         answer = speakers.want(WantCall(wants=wants, lease_seconds=10.0), 0)
         states = [report.state for report in answer.reports]
         assert states == [QUEUED] * MAX_WANTS + [REFUSED] * 10
-        assert speakers.stats()["waiting"]["registered"] == MAX_WANTS
+        assert speakers.stats().waiting["registered"] == MAX_WANTS
     assert threading.active_count() == num_threads
 
 
@@ -235,10 +235,10 @@ def test_inline_clips_beyond_the_bound_are_refused_and_registered_voices_are_not
     answers = [speakers.want(want_call(r, ["codec"]), 0) for r in inline]
     states = [answer.reports[0].state for answer in answers]
     assert states == [QUEUED, QUEUED, REFUSED, REFUSED]
-    assert speakers.stats()["waiting"]["inline"] == 2
+    assert speakers.stats().waiting["inline"] == 2
     voice = speakers.want(want_call(ref_of(clip(9)), ["codec"]), 0)
     assert voice.reports[0].state is QUEUED
-    assert speakers.stats()["refused"] == 2
+    assert speakers.stats().refused == 2
     encoders[0].gate.set()
     speakers.close()
 
@@ -251,7 +251,7 @@ def test_a_job_that_nobody_wants_any_more_is_dropped(speakers, encoders, store, 
     time.sleep(0.02)
     encoders[0].gate.set()
     wait_until_idle(speakers)
-    assert speakers.stats()["dropped"] == 1
+    assert speakers.stats().dropped == 1
     assert look(speakers, here)["codec"] is READY
     assert look(speakers, gone)["codec"] is MISSING
 
@@ -301,7 +301,7 @@ def test_memory_answers_where_the_disk_takes_nothing(speakers, store, tmp_path, 
     for name in speakers.fingerprints.values():  # a directory is where a file would be
         (tmp_path / "store" / sha[:2] / sha / f"{name}.safetensors").mkdir()
     prepare(speakers, ref, ["codec"], force_id="x")
-    assert speakers.stats()["tier_errors"] > 0
+    assert speakers.stats().tier_errors > 0
     assert look(speakers, ref)["codec"] is READY
 
 
@@ -416,7 +416,7 @@ def test_asleep_it_encodes_nothing_and_says_so_and_what_is_there_is_there(
     )
     assert look(speakers, other)["codec"] is MISSING
     assert look(speakers, ref) == both(READY)
-    assert speakers.stats()["in_flight"] == 0
+    assert speakers.stats().in_flight == 0
     speakers.wake_up()
     prepare(speakers, other, ["codec"])
     assert look(speakers, other)["codec"] is READY
@@ -439,11 +439,11 @@ def test_a_prompt_comes_from_memory_then_from_disk_without_an_encode(
     warm = spectra(speakers, ref)
     cold = spectra(restarted, ref)
     assert num_encodes(restarted) == 0
-    assert restarted.stats()["hits"]["disk"] == 2
+    assert restarted.stats().hits["disk"] == 2
     for name in NAMES:
         np.testing.assert_array_equal(warm[name], cold[name])
     spectra(restarted, ref)
-    assert restarted.stats()["hits"] == {"memory": 2, "disk": 2}
+    assert restarted.stats().hits == {"memory": 2, "disk": 2}
 
 
 def test_a_prompt_that_is_missing_fails_at_once_while_the_encode_thread_is_held(
@@ -454,7 +454,7 @@ def test_a_prompt_that_is_missing_fails_at_once_while_the_encode_thread_is_held(
     with pytest.raises(EncodeError, match="its speaker and codec encoding is not"):
         speakers.prompt(other, NAMES)
     assert not encoders[0].gate.is_set()
-    assert speakers.stats()["in_flight"] == 1, "a prompt queues nothing"
+    assert speakers.stats().in_flight == 1, "a prompt queues nothing"
 
 
 def test_a_corrupt_file_fails_the_prompt_and_is_encoded_again_when_wanted(
@@ -466,7 +466,7 @@ def test_a_corrupt_file_fails_the_prompt_and_is_encoded_again_when_wanted(
             path.write_bytes(b"\0" * 100)
     with pytest.raises(EncodeError, match="not stored"):
         restarted.prompt(ref, NAMES)
-    assert restarted.stats()["corrupt"] == 2
+    assert restarted.stats().corrupt == 2
     prepare(restarted, ref, NAMES)
     assert num_encodes(restarted) == 2
     assert spectra(restarted, ref).keys() == set(NAMES)
@@ -511,16 +511,16 @@ def test_a_registered_speaker_promotes_what_was_inline_in_memory(speakers, store
     inline = store_clip(store, clip(), Segment.INLINE)
     prepare(speakers, inline, NAMES)
     spectra(speakers, store_clip(store, clip()))
-    segments = speakers.stats()["tiers"]["memory"]["segments"]
-    assert segments["registered"]["entries"] == 2
-    assert segments["inline"]["entries"] == 0
+    segments = speakers.stats().tiers["memory"].segments
+    assert segments[Segment.REGISTERED].entries == 2
+    assert segments[Segment.INLINE].entries == 0
     assert num_encodes(speakers) == 2
 
 
 def test_failed_prompts_are_counted_and_told_by_the_id_of_the_api_process(speakers):
     speakers.remember_failed_prompt("speech-1-0a1b2c3d", "its encoding is not stored")
     speakers.remember_failed_prompt("speech-2", "the same")
-    assert speakers.stats()["failed_prompts"] == 2
+    assert speakers.stats().failed_prompts == 2
     assert speakers.failed(["speech-1", "speech-2", "speech-3"]) == {
         "speech-1": "its encoding is not stored",
         "speech-2": "the same",
@@ -549,8 +549,8 @@ def test_deleting_empties_memory_and_queue_of_this_speaker_only(
     shas = [r.audio_sha256 for r in (ref, waiting)]
     told = speakers.delete(shas)
     assert (told.num_entries, told.busy) == (2, [])
-    assert speakers.stats()["in_flight"] == 1
-    assert speakers.stats()["tiers"]["memory"]["entries"] == 2
+    assert speakers.stats().in_flight == 1
+    assert speakers.stats().tiers["memory"].entries == 2
     assert speakers.delete(shas).num_entries == 0
 
 
@@ -573,16 +573,16 @@ def test_deleting_all_leaves_what_is_in_hand_and_names_it(
     encoders[0].entered.clear()
     hold(speakers, encoders[0], third)
     speakers.want(want_call(ref_of(clip(3)), ["codec"]), 0)
-    assert speakers.stats()["in_flight"] == 2
+    assert speakers.stats().in_flight == 2
     told = speakers.delete_all()
     assert (told.num_entries, told.busy) == (4, [third.audio_sha256])
-    assert speakers.stats()["in_flight"] == 1
-    assert speakers.stats()["tiers"]["memory"]["entries"] == 0
+    assert speakers.stats().in_flight == 1
+    assert speakers.stats().tiers["memory"].entries == 0
     encoders[0].gate.set()
     wait_until_idle(speakers)
     assert speakers.delete_all().busy == []
     speakers.prompt(ref, NAMES)  # from its files
-    assert speakers.stats()["tiers"]["memory"]["entries"] == 2
+    assert speakers.stats().tiers["memory"].entries == 2
 
 
 def test_a_voice_that_is_deleted_while_it_is_encoded_is_kept_nowhere(
@@ -594,7 +594,7 @@ def test_a_voice_that_is_deleted_while_it_is_encoded_is_kept_nowhere(
     speakers.delete([ref.audio_sha256])
     encoders[0].gate.set()
     wait_until_idle(speakers)
-    assert speakers.stats()["tiers"]["memory"]["entries"] == 0
+    assert speakers.stats().tiers["memory"].entries == 0
     assert list((tmp_path / "store").rglob("*.safetensors")) == []
     assert store.verify() == []
     report = speakers.want(want_call(ref, ["speaker"]), 0).reports[0]
@@ -645,7 +645,7 @@ def test_an_encoding_is_told_in_its_stored_form_from_memory_and_from_disk(
 def test_an_encoding_that_is_not_there_is_told_as_none_and_not_encoded(speakers, ref):
     assert speakers.stored_encoding(ref.audio_sha256, "speaker") is None
     assert speakers.stored_encoding(ref.audio_sha256, "no such") is None
-    assert speakers.stats()["in_flight"] == 0
+    assert speakers.stats().in_flight == 0
 
 
 @contextmanager

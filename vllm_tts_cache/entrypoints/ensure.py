@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_tts_cache.entrypoints.executors import Lookups
+from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.entrypoints.poller import EncodePoller
 from vllm_tts_cache.entrypoints.status import CacheStatus, StatusLooks, status_of
 from vllm_tts_cache.entrypoints.wants import GoneError, Want, too_long_in_line
@@ -35,6 +35,7 @@ MAX_FETCHED = 100_000
 # Times the timeout, which is that of one encode: a request that others are always
 # encoded before is to hear of it while its client still listens.
 MAX_TIMEOUTS_IN_LINE = 5
+MAX_READS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,9 @@ class Ensurer:
         self._max_wait_seconds = MAX_TIMEOUTS_IN_LINE * timeout_seconds
         self._fingerprints: dict[str, str] | None = None
         self._has_complained = False
+        self._reads = BoundedExecutor(
+            "too many encodings are read", num_threads=4, max_waiting=MAX_READS
+        )
         self._looks = StatusLooks(workers)
         self._doubted: set[str] = set()
         # Of an object store's: audio -> encoders whose encoding the worker has fetched.
@@ -235,9 +239,10 @@ class Ensurer:
 
         Raises:
             GoneError: It is gone again, or the worker's copy is damaged.
+            ServerBusyError: Too many are read.
             WorkerRPCError: The workers could not be asked.
         """
-        if (found := await asyncio.to_thread(self._read, key)) is not None:
+        if (found := await self._reads.run(self._read, key)) is not None:
             return found
         # The disk did not take it, or does not give it: that costs time only.
         call = wire.EncodingCall(audio_sha256=key.audio_sha256, encoder=encoder_name)
@@ -266,6 +271,7 @@ class Ensurer:
         Whoever waits, or comes later, is told that the server is busy.
         """
         self._poller.shutdown()
+        self._reads.shutdown()
 
     def _read(self, key: EncodingKey) -> Encoding | None:
         try:

@@ -37,6 +37,7 @@ class BoundedExecutor:
         self._what = what
         self._max_pending = num_threads + max_waiting
         self._num_pending = 0
+        self._is_shut_down = False
         self._pool = ThreadPoolExecutor(
             num_threads,
             thread_name_prefix=f"tts-cache: {what}",
@@ -52,6 +53,8 @@ class BoundedExecutor:
 
         Raises: ServerBusyError, and whatever the function raises.
         """
+        if self._is_shut_down:
+            raise ServerBusyError("it stops", RETRY_AFTER_SECONDS)
         if self._num_pending >= self._max_pending:
             raise ServerBusyError(self._what, RETRY_AFTER_SECONDS)
         loop = asyncio.get_running_loop()
@@ -62,7 +65,8 @@ class BoundedExecutor:
         return await asyncio.wrap_future(future)
 
     def shutdown(self) -> None:
-        """Cancel what waits; what runs ends by itself."""
+        """Cancel what waits, and refuse what comes; what runs ends by itself."""
+        self._is_shut_down = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _leave(self) -> None:

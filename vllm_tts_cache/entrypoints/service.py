@@ -267,7 +267,7 @@ class SpeakerService:
         workers = []
         if (cloning := self.encodings.cloning_workers()) is not None:
             answers = await cloning.call(STATS)
-            workers = [{"rank": answer.rank, **answer.stats} for answer in answers]
+            workers = [answer.shown for answer in answers]
         shown = {**known, "flights": self.encodings.num_flights, "workers": workers}
         if decoders := await self._decoders.stats():
             shown["decoders"] = [answer.shown for answer in decoders]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from vllm_tts_cache.catalogue.record import Segment
@@ -37,6 +38,23 @@ Turn = AbstractContextManager[object]
 
 class MissingAudioError(EncodeError):
     """The reference audio of a job is not stored (any more)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """What waits, by segment as well, and what was counted since the start.
+
+    Attributes:
+        dropped: Jobs that nobody waited for any more.
+        refused: Jobs that were one too many.
+        rested_seconds: How long the thread waited for streams.
+    """
+
+    in_flight: int
+    waiting: dict[str, int]
+    dropped: int
+    refused: int
+    rested_seconds: float
 
 
 class EncodeWork(Protocol):
@@ -224,17 +242,17 @@ class EncodeQueue:
         """Whether jobs wait for nothing but the end of a rest."""
         return self._is_resting
 
-    def stats(self) -> dict[str, object]:
-        """Return counters as plain data."""
+    def stats(self) -> QueueStats:
+        """Return what waits, and what was counted since the start."""
         with self._changed:
             waiting = {s.value: self._line.num_waiting(s) for s in Segment}
-            return {
-                "in_flight": len(self._line) + (self._running is not None),
-                "waiting": waiting,
-                "dropped": self._line.num_dropped,
-                "refused": self._num_refused,
-                "rested_seconds": round(self._rested_seconds, 3),
-            }
+            return QueueStats(
+                in_flight=len(self._line) + (self._running is not None),
+                waiting=waiting,
+                dropped=self._line.num_dropped,
+                refused=self._num_refused,
+                rested_seconds=round(self._rested_seconds, 3),
+            )
 
     def _joined_running(self, job: EncodeJob) -> EncodeJob | None:
         """Join the job in hand, unless it may end without the encode that is forced."""

@@ -5,7 +5,6 @@ import re
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.errors import EncodeError
@@ -24,6 +23,7 @@ from vllm_tts_cache.speaker.wire import (
     EncodeTimes,
     JobReport,
     JobState,
+    SpeakerStats,
     Want,
     WantAnswer,
     WantCall,
@@ -239,23 +239,30 @@ class WorkerSpeakers:
         """Count an RPC."""
         self._num_calls[method] += 1
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters and sizes as plain data; nothing is looked up on disk."""
-        return {
-            **self._cache.stats(),
-            **self._queue.stats(),
-            "encodes": {
-                name: self._work.num_encodes[name] for name in self.fingerprints
-            },
-            "failed_encodes": {
-                name: self._queue.times.num_failed(name) for name in self.fingerprints
-            },
-            "disk_evictions": dict(self._work.disk_evictions.snapshot()),
-            "bucket": self._work.bucket_counts(),
-            "prompts": self._num_prompts,
-            "failed_prompts": self._num_failed_prompts,
-            "rpc_calls": dict(self._num_calls),
-        }
+    def stats(self) -> SpeakerStats:
+        """Return counters and sizes; nothing is looked up on disk."""
+        cache, queue = self._cache.stats(), self._queue.stats()
+        failed = self._queue.times.num_failed
+        return SpeakerStats(
+            hits=cache.hits,
+            misses=cache.misses,
+            evictions=cache.memory.evictions,
+            corrupt=cache.corrupt,
+            tier_errors=cache.tier_errors,
+            tiers={"memory": cache.memory},
+            in_flight=queue.in_flight,
+            waiting=queue.waiting,
+            dropped=queue.dropped,
+            refused=queue.refused,
+            rested_seconds=queue.rested_seconds,
+            encodes={name: self._work.num_encodes[name] for name in self.fingerprints},
+            failed_encodes={name: failed(name) for name in self.fingerprints},
+            disk_evictions=dict(self._work.disk_evictions.snapshot()),
+            bucket=self._work.bucket_counts(),
+            prompts=self._num_prompts,
+            failed_prompts=self._num_failed_prompts,
+            rpc_calls=dict(self._num_calls),
+        )
 
     def encode_times(self) -> list[EncodeTimes]:
         """Return how long encodes took and waited since the start."""

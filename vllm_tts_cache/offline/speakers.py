@@ -131,8 +131,7 @@ class OfflineSpeakers:
 
         Raises: WorkerRPCError.
         """
-        answers = self._workers.call(STATS)
-        return [{"rank": answer.rank, **answer.stats} for answer in answers]
+        return [answer.shown for answer in self._workers.call(STATS)]
 
     def _modes(
         self, clips: Sequence[Path], ref_texts: Sequence[str | None] | None

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from vllm_tts_cache.errors import WorkerRPCError
+from vllm_tts_cache.store.stats import TierStats
 
 S = TypeVar("S", bound=Struct)
 
@@ -207,21 +208,61 @@ class EncodeTimes(_Part, frozen=True):
     queue: Durations
 
 
+class SpeakerStats(_Part, frozen=True, kw_only=True):
+    """What one worker counted since its start, and what it holds.
+
+    Attributes:
+        hits: Lookups answered, by tier: ``memory`` and ``disk``.
+        tier_errors: Lookups that the disk could not answer.
+        waiting: Encodes that wait, by segment; ``in_flight``: all of them, and the one
+            in hand.
+        dropped: Encodes that nobody waited for any more.
+        refused: Encodes that were one too many.
+        encodes: Done, by encoder; ``failed_encodes`` likewise.
+        disk_evictions: By segment.
+        bucket: What became of objects; empty without an object store.
+        rpc_calls: How often each method was called.
+    """
+
+    hits: dict[str, int]
+    misses: int
+    evictions: int
+    corrupt: int
+    tier_errors: int
+    tiers: dict[str, TierStats]
+    in_flight: int
+    waiting: dict[str, int]
+    dropped: int
+    refused: int
+    rested_seconds: float
+    encodes: dict[str, int]
+    failed_encodes: dict[str, int]
+    disk_evictions: dict[str, int]
+    bucket: dict[str, int]
+    prompts: int
+    failed_prompts: int
+    rpc_calls: dict[str, int]
+
+
 class WorkerStats(_Message, frozen=True):
     """Counters and sizes of one worker.
 
     Attributes:
         rank: Of the worker.
-        stats: As the stats route shows them.
         worker_id: Another one in each process, so that counts that begin anew are
             told from counts that fall.
         encode_times: Of each encoder and segment that were encoded.
     """
 
     rank: int
-    stats: dict[str, Any]
+    stats: SpeakerStats
     worker_id: str = ""
     encode_times: list[EncodeTimes] = []
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As the stats route shows them."""
+        return {"rank": self.rank, **msgspec.to_builtins(self.stats)}
 
 
 class DecoderStats(_Message, frozen=True):

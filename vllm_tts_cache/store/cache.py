@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.config import Settings
@@ -113,7 +113,7 @@ class EncodingCache:
         """Delete all from memory, as `delete` does one; return how many there were."""
         return self._memory.delete_all()
 
-    def snapshot(self) -> CacheStats:
+    def stats(self) -> CacheStats:
         """Return the counts since the start, and what the memory holds now."""
         counts, hits = self._counters.snapshot(), self._hits.snapshot()
         return CacheStats(
@@ -123,10 +123,6 @@ class EncodingCache:
             tier_errors=counts["tier_errors"],
             memory=self._memory.stats(),
         )
-
-    def stats(self) -> dict[str, Any]:
-        """Return the snapshot as plain data."""
-        return self.snapshot().plain()
 
     def _attempt(
         self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.shelf import Shelf
-from vllm_tts_cache.store.stats import Budget, TierStats
+from vllm_tts_cache.store.stats import Budget, Held, TierStats
 
 # Python 3.11 looks a member of an enum up in Python, which a hit can feel.
 _REGISTERED = Segment.REGISTERED
@@ -26,8 +26,6 @@ class MemoryTier:
     Each segment has its own budget, so no amount of inline traffic can push a
     registered speaker out. Any thread may call any method.
     """
-
-    name = "memory"
 
     def __init__(self, budgets: Mapping[Segment, Budget]):
         self._registered = _Shelf(budgets[Segment.REGISTERED])
@@ -134,8 +132,8 @@ class MemoryTier:
         """Return what is held now and how it was used since the start."""
         with self._lock:
             segments = {segment: self._shelf(segment).stats() for segment in Segment}
-            pinned = len(self._pinned.entries), self._pinned.num_bytes
-        return TierStats(self.name, segments, *pinned)
+            pinned = Held(len(self._pinned.entries), self._pinned.num_bytes)
+        return TierStats.of(segments, pinned)
 
     def _was_deleted(self, audio_sha256: str, since: int) -> bool:
         known = self._deleted.get(audio_sha256, 0)

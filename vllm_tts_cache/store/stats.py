@@ -2,9 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from vllm_tts_cache.catalogue.record import Segment
 
@@ -45,50 +43,51 @@ class SegmentStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What pinned voices take, beside the segments."""
+
+    entries: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """A snapshot of one tier: per segment, and summed; pinned entries are extra."""
+    """A snapshot of one tier: of each segment, and the sums.
 
-    name: str
-    segments: Mapping[Segment, SegmentStats]
-    pinned_entries: int = 0
-    pinned_bytes: int = 0
+    Attributes:
+        entries: Encodings held, pinned ones too; so are ``bytes``.
+        max_entries: That may be held; None if a segment has no such limit.
+        hits: Gets that were answered; ``misses``: that were not.
+        evictions: Entries evicted to stay within a budget.
+    """
 
-    @property
-    def entries(self) -> int:
-        """Encodings held."""
-        return self.pinned_entries + sum(s.entries for s in self.segments.values())
+    entries: int
+    bytes: int
+    max_bytes: int
+    max_entries: int | None
+    hits: int
+    misses: int
+    evictions: int
+    pinned: Held
+    segments: dict[Segment, SegmentStats]
 
-    @property
-    def bytes(self) -> int:
-        """Bytes held."""
-        return self.pinned_bytes + sum(s.bytes for s in self.segments.values())
-
-    @property
-    def max_bytes(self) -> int:
-        """Bytes that may be held."""
-        return sum(s.max_bytes for s in self.segments.values())
-
-    @property
-    def max_entries(self) -> int | None:
-        """Encodings that may be held; None if a segment has no such limit."""
-        limits = [s.max_entries for s in self.segments.values()]
+    @classmethod
+    def of(cls, segments: dict[Segment, SegmentStats], pinned: Held) -> "TierStats":
+        """Sum the segments."""
+        all_ = segments.values()
+        limits = [s.max_entries for s in all_]
         known = [limit for limit in limits if limit is not None]
-        return sum(known) if len(known) == len(limits) else None
-
-    @property
-    def hits(self) -> int:
-        """Gets that were answered."""
-        return sum(s.hits for s in self.segments.values())
-
-    @property
-    def misses(self) -> int:
-        """Gets that were not."""
-        return sum(s.misses for s in self.segments.values())
-
-    @property
-    def evictions(self) -> int:
-        """Entries evicted to stay within a budget."""
-        return sum(s.evictions for s in self.segments.values())
+        return cls(
+            entries=pinned.entries + sum(s.entries for s in all_),
+            bytes=pinned.bytes + sum(s.bytes for s in all_),
+            max_bytes=sum(s.max_bytes for s in all_),
+            max_entries=sum(known) if len(known) == len(limits) else None,
+            hits=sum(s.hits for s in all_),
+            misses=sum(s.misses for s in all_),
+            evictions=sum(s.evictions for s in all_),
+            pinned=pinned,
+            segments=segments,
+        )
 
 
 @dataclass(slots=True)
@@ -113,27 +112,11 @@ class CacheStats:
             exceed the callers.
     """
 
-    hits: Mapping[str, int]
+    hits: dict[str, int]
     misses: int
     corrupt: int
     tier_errors: int
     memory: TierStats
-
-    @property
-    def evictions(self) -> int:
-        """Entries that the memory evicted to stay within its budget."""
-        return self.memory.evictions
-
-    def plain(self) -> dict[str, Any]:
-        """Return nested dicts of str, int and None, which cross any process border."""
-        return {
-            "hits": dict(self.hits),
-            "misses": self.misses,
-            "evictions": self.evictions,
-            "corrupt": self.corrupt,
-            "tier_errors": self.tier_errors,
-            "tiers": {self.memory.name: _plain_tier(self.memory)},
-        }
 
 
 class Counters:
@@ -153,17 +136,3 @@ class Counters:
         """Return a copy; a name never counted is 0."""
         with self._lock:
             return Counter(self._counts)
-
-
-def _plain_tier(tier: TierStats) -> dict[str, Any]:
-    return {
-        "entries": tier.entries,
-        "bytes": tier.bytes,
-        "max_bytes": tier.max_bytes,
-        "max_entries": tier.max_entries,
-        "hits": tier.hits,
-        "misses": tier.misses,
-        "evictions": tier.evictions,
-        "pinned": {"entries": tier.pinned_entries, "bytes": tier.pinned_bytes},
-        "segments": {s.value: asdict(stats) for s, stats in tier.segments.items()},
-    }

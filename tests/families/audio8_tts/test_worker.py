@@ -149,7 +149,7 @@ def test_so_is_one_in_chunks(talker, voice, size):
     begins = range(0, len(voice.ids), size)
     made = [voice.rows(talker, begin, begin + size) for begin in begins]
     assert torch.equal(torch.cat(made), hosts_rows(talker, voice))
-    assert talker.tts_cache_speakers.stats()["prompts"] == 1
+    assert talker.tts_cache_speakers.stats().prompts == 1
 
 
 def test_text_without_a_voice_is_prefilled_without_pinned_memory(talker):

@@ -79,7 +79,7 @@ def prefill(talker, prompt, *, chunk=None, name="request", **spoil: Any):
 
 
 def num_failed(talker):
-    return talker.tts_cache_speakers.stats()["failed_prompts"]
+    return talker.tts_cache_speakers.stats().failed_prompts
 
 
 def test_the_registered_model_is_ours(talker):

@@ -100,7 +100,7 @@ def assert_same(ours, hosts):
 
 
 def num_failed(slow_ar):
-    return slow_ar.tts_cache_speakers.stats()["failed_prompts"]
+    return slow_ar.tts_cache_speakers.stats().failed_prompts
 
 
 def test_the_registered_model_is_ours_and_no_encoder_of_the_hosts_is_loaded(slow_ar):

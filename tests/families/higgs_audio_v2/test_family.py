@@ -107,7 +107,7 @@ async def test_a_voice_that_one_model_encoded_is_not_encoded_again_for_the_other
         spoken = await server.speak(voice="Ann")
         assert (spoken.status_code, spoken.headers["X-Speaker-Cache"]) == (200, "hit")
         assert server.encodes == {"codec": 0}
-        assert server.speakers.stats()["failed_prompts"] == 0
+        assert server.speakers.stats().failed_prompts == 0
 
 
 def with_its_own(family, checkpoint, encoder, directory, monkeypatch):

@@ -114,7 +114,7 @@ def as_the_host(talker, voice, monkeypatch):
 
 
 def num_failed(talker):
-    return talker.tts_cache_speakers.stats()["failed_prompts"]
+    return talker.tts_cache_speakers.stats().failed_prompts
 
 
 def test_the_registered_model_is_ours(talker):

@@ -158,7 +158,7 @@ def as_the_host(talker, voice, ids, info):
 
 
 def num_failed(talker):
-    return talker.tts_cache_speakers.stats()["failed_prompts"]
+    return talker.tts_cache_speakers.stats().failed_prompts
 
 
 def test_the_registered_model_is_ours(talker):
@@ -205,10 +205,10 @@ def test_requests_of_one_step_keep_their_voices(talker, builder, voice):
 
 
 def test_a_prompt_is_counted_once(talker, voice):
-    before = talker.tts_cache_speakers.stats()["prompts"]
+    before = talker.tts_cache_speakers.stats().prompts
     ids, info = voice.prompt()
     prefill(talker, ids, info, chunk=16)
-    assert talker.tts_cache_speakers.stats()["prompts"] == before + 1
+    assert talker.tts_cache_speakers.stats().prompts == before + 1
 
 
 def test_a_request_without_a_voice_is_left_to_the_host(talker):

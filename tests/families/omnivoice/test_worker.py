@@ -223,8 +223,8 @@ def test_of_a_batch_only_the_request_fails_whose_reference_cannot_be_had(
     assert (failed.output, failed.error) == (None, REASON)
     assert well.error is None and torch.equal(well.output, alone)
     after = stats(pipeline)
-    assert after["failed_prompts"] == before["failed_prompts"] + 1
-    assert after["prompts"] == before["prompts"] + 2
+    assert after.failed_prompts == before.failed_prompts + 1
+    assert after.prompts == before.prompts + 2
     causes = pipeline.tts_cache_speakers.failed(["speech-1", "speech-2"])
     assert causes == {"speech-1": "its codec encoding is not stored"}
 
@@ -252,12 +252,12 @@ def test_a_clone_that_the_host_fails_is_not_said_to_lack_its_prompt(
     pipeline, voice, wrong
 ):
     """It was made and submitted once more, to fail once more."""
-    before = stats(pipeline)["failed_prompts"]
+    before = stats(pipeline).failed_prompts
     broken = ours(voice, **{REQUEST_FIELD: "speech-3", **wrong})
     failed, well = spoken(pipeline, broken, ours(voice))
     assert failed.error and failed.error != REASON
     assert well.error is None
-    assert stats(pipeline)["failed_prompts"] == before
+    assert stats(pipeline).failed_prompts == before
     assert pipeline.tts_cache_speakers.failed(["speech-3"]) == {}
 
 

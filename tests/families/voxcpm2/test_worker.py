@@ -177,7 +177,7 @@ def assert_same(mine, theirs):
 
 
 def num_failed(talker):
-    return talker.tts_cache_speakers.stats()["failed_prompts"]
+    return talker.tts_cache_speakers.stats().failed_prompts
 
 
 def test_the_registered_model_is_ours(talker):

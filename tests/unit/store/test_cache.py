@@ -14,6 +14,7 @@ from vllm_tts_cache.store.cache import EncodingCache, open_cache
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.memory import MemoryTier
 from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.store.stats import CacheStats
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 
@@ -42,7 +43,7 @@ def test_a_restart_reads_the_file_once_and_then_memory(cache, store):
     restarted = EncodingCache(MemoryTier(ROOMY), store)
     for _ in range(2):
         assert_same(restarted.get(key(), REGISTERED), make_encoding())
-    assert restarted.snapshot().hits == {"memory": 1, "disk": 1}
+    assert restarted.stats().hits == {"memory": 1, "disk": 1}
 
 
 def test_asking_as_registered_promotes_what_memory_has(cache, memory):
@@ -121,7 +122,7 @@ def test_a_broken_disk_keeps_memory_and_never_raises(memory, plugin_log):
     assert cache.is_stored(key()) is False
     cache.put(key(), make_encoding(), REGISTERED)
     assert_same(cache.get(key(), REGISTERED), make_encoding())
-    assert cache.snapshot().tier_errors == 52
+    assert cache.stats().tier_errors == 52
     assert len(plugin_log.records) == 1
 
 
@@ -139,7 +140,7 @@ def test_a_corrupt_file_is_a_miss_and_counted(cache, store):
     with open(store.files.file_name(address(), "e" * 64), "r+b") as file:  # noqa: PTH123
         file.truncate(100)
     assert cache.get(key(), REGISTERED) is None
-    stats = cache.snapshot()
+    stats = cache.stats()
     assert (stats.corrupt, stats.misses, stats.tier_errors) == (1, 1, 0)
     cache.put(key(), make_encoding(), REGISTERED)
 
@@ -156,7 +157,7 @@ def test_an_encoding_cannot_be_changed_from_either_side(cache):
     assert cache.get(key(), REGISTERED)["x"].tolist() == [0, 0, 0, 0]
 
 
-def test_stats_are_plain_data_that_survives_msgpack_and_look_at_no_disk(store):
+def test_stats_survive_msgpack_and_look_at_no_disk(store):
     for number in range(3):
         register(store, f"{number}", number)
     settings = Settings(memory_max_bytes=120, memory_max_entries=8)
@@ -165,18 +166,18 @@ def test_stats_are_plain_data_that_survives_msgpack_and_look_at_no_disk(store):
         cache.put(key(number), make_encoding(num_frames=2), REGISTERED)
     cache.get(key(0), REGISTERED)
     stats = cache.stats()
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stats)) == stats
-    assert stats["hits"] == {"memory": 0, "disk": 1}
-    assert stats["evictions"] > 0
-    assert list(stats["tiers"]) == ["memory"]
-    assert EncodingCache(MemoryTier(ROOMY), BrokenStore()).stats()["misses"] == 0
+    sent = msgspec.msgpack.encode(stats)
+    assert msgspec.msgpack.decode(sent, type=CacheStats) == stats
+    assert stats.hits == {"memory": 0, "disk": 1}
+    assert stats.memory.evictions > 0
+    assert EncodingCache(MemoryTier(ROOMY), BrokenStore()).stats().misses == 0
 
 
 def test_the_memory_is_split_between_registered_and_inline():
     settings = Settings(
         memory_max_bytes=1000, memory_max_entries=100, inline_share=0.25
     )
-    segments = open_cache(settings, BrokenStore()).snapshot().memory.segments
+    segments = open_cache(settings, BrokenStore()).stats().memory.segments
     assert segments[REGISTERED].max_bytes == 750
     assert segments[INLINE].max_bytes == 250
     assert (segments[REGISTERED].max_entries, segments[INLINE].max_entries) == (75, 25)

@@ -12,7 +12,7 @@ from vllm_tts_cache.errors import PinLimitError, StorageError
 from vllm_tts_cache.model_executor.pins import Pins
 from vllm_tts_cache.store.cache import EncodingCache
 from vllm_tts_cache.store.memory import MemoryTier
-from vllm_tts_cache.store.stats import Budget
+from vllm_tts_cache.store.stats import Budget, Held
 
 ENCODERS = {"e": "e" * 64, "f": "f" * 64}
 
@@ -54,13 +54,13 @@ def test_a_pinned_voice_is_loaded_and_nothing_pushes_it_out(store):
     for encoder in "ef":
         assert in_memory(cache, 0, encoder) and in_memory(cache, 1, encoder)
     assert not in_memory(cache, 2)
-    tier = cache.stats()["tiers"]["memory"]
-    assert tier["pinned"]["entries"] == 4 and tier["entries"] == 4 + 2
+    tier = cache.stats().memory
+    assert tier.pinned.entries == 4 and tier.entries == 4 + 2
     pin(store, "Ann", False)
     pins.refresh()
     flood(cache)
     assert not in_memory(cache, 0) and in_memory(cache, 1)
-    assert cache.stats()["tiers"]["memory"]["pinned"]["entries"] == 2
+    assert cache.stats().memory.pinned.entries == 2
 
 
 def test_what_is_in_memory_is_kept_when_its_voice_is_pinned(store):
@@ -95,7 +95,7 @@ def test_deleting_a_pinned_voice_takes_it_out_of_memory(store):
     assert cache.delete(address(0)) == 1
     pins.refresh()
     assert not in_memory(cache, 0)
-    assert cache.stats()["tiers"]["memory"]["pinned"] == {"entries": 0, "bytes": 0}
+    assert cache.stats().memory.pinned == Held(0, 0)
 
 
 def test_as_many_are_pinned_as_may_be(open_here):

@@ -3,45 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-import msgspec
-from msgspec import Struct, field
-
 from vllm_tts_cache.entrypoints.metrics.series import Metrics
-from vllm_tts_cache.errors import WorkerRPCError
 from vllm_tts_cache.speaker.wire import (
     DecoderStats,
     Durations,
     EncodeTimes,
+    SpeakerStats,
     WorkerStats,
 )
-
-
-class _Segment(Struct, frozen=True):
-    bytes: int
-    max_bytes: int
-    evictions: int
-
-
-class _Tier(Struct, frozen=True):
-    segments: dict[str, _Segment]
-
-
-class _Stats(Struct, frozen=True):
-    """What we read of the statistics that the stats route shows as they are."""
-
-    hits: dict[str, int]
-    misses: int
-    corrupt: int
-    tier_errors: int
-    tiers: dict[str, _Tier]
-    in_flight: int
-    waiting: dict[str, int]
-    encodes: dict[str, int]
-    failed_encodes: dict[str, int]
-    prompts: int
-    failed_prompts: int
-    disk_evictions: dict[str, int] = field(default_factory=dict)
-    bucket: dict[str, int] = field(default_factory=dict)
 
 
 class Growth:
@@ -81,21 +50,18 @@ class WorkerFigures:
     def show(
         self, answers: Iterable[WorkerStats], decoders: Sequence[DecoderStats] = ()
     ) -> None:
-        """Take in what all workers answered, and those of a decoder.
-
-        Raises: WorkerRPCError if one answers what we do not know.
-        """
-        told = [(answer, _stats_of(answer)) for answer in answers]
-        for answer, stats in told:
-            if answer.rank == 0:
-                self._count(answer.worker_id, stats)
-                self._count_evictions(answer.worker_id, stats)
-                self._time(answer.worker_id, answer.encode_times)
+        """Take in what all workers answered, and those of a decoder."""
+        answers = list(answers)
+        first = [answer for answer in answers if answer.rank == 0]
+        for answer in first:
+            self._count(answer.worker_id, answer.stats)
+            self._count_evictions(answer.worker_id, answer.stats)
+            self._time(answer.worker_id, answer.encode_times)
         if decoders:
             self._show_decoders(decoders)
         self._growth.end_look()
-        self._measure([stats for _, stats in told])
-        encoding = [stats for answer, stats in told if answer.rank == 0]
+        self._measure([answer.stats for answer in answers])
+        encoding = [answer.stats for answer in first]
         self._metrics.encodes_in_flight.set(sum(s.in_flight for s in encoding))
         for lane, number in _summed(s.waiting for s in encoding).items():
             self._metrics.encodes_waiting.labels(lane).set(number)
@@ -113,7 +79,7 @@ class WorkerFigures:
         most = sum(told.max_bytes for told in answers)
         metrics.stored_max_bytes.labels(*where).set(most)
 
-    def _count(self, worker: str, stats: _Stats) -> None:
+    def _count(self, worker: str, stats: SpeakerStats) -> None:
         metrics, grown = self._metrics, self._growth.of
         for tier, number in stats.hits.items():
             metrics.hits.labels(tier).inc(grown(number, worker, "hits", tier))
@@ -131,10 +97,10 @@ class WorkerFigures:
                 growth = grown(number, worker, "encodes", encoder, outcome)
                 metrics.encodes.labels(encoder, outcome).inc(growth)
 
-    def _count_evictions(self, worker: str, stats: _Stats) -> None:
+    def _count_evictions(self, worker: str, stats: SpeakerStats) -> None:
         memory = stats.tiers["memory"].segments
         evicted = {
-            "memory": {segment: held.evictions for segment, held in memory.items()},
+            "memory": {of.value: held.evictions for of, held in memory.items()},
             "disk": stats.disk_evictions,
         }
         for tier, numbers in evicted.items():
@@ -161,21 +127,14 @@ class WorkerFigures:
         total = self._growth.of(durations.total_seconds, *name, "total")
         return Durations(counts=counts, total_seconds=total)
 
-    def _measure(self, workers: list[_Stats]) -> None:
+    def _measure(self, workers: list[SpeakerStats]) -> None:
         held = [stats.tiers["memory"].segments for stats in workers]
-        used = _summed({s: h.bytes for s, h in each.items()} for each in held)
-        most = _summed({s: h.max_bytes for s, h in each.items()} for each in held)
+        used = _summed({s.value: h.bytes for s, h in each.items()} for each in held)
+        most = _summed({s.value: h.max_bytes for s, h in each.items()} for each in held)
         for segment, num_bytes in used.items():
             where = "memory", segment, "encodings"
             self._metrics.stored_bytes.labels(*where).set(num_bytes)
             self._metrics.stored_max_bytes.labels(*where).set(most[segment])
-
-
-def _stats_of(answer: WorkerStats) -> _Stats:
-    try:
-        return msgspec.convert(answer.stats, _Stats)
-    except msgspec.ValidationError as exc:
-        raise WorkerRPCError(f"a worker's statistics: {exc}") from exc
 
 
 def _summed(numbers: Iterable[dict[str, int]]) -> dict[str, int]:
