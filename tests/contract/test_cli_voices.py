@@ -379,7 +379,7 @@ async def test_trying_writes_a_file_that_plays_and_says_hit_or_miss(
     await server.register("ann", clip.read_bytes(), ref_text="It is said so.")
     out = tmp_path / "out.wav"
     arguments = ["voices", "try", "ann", "Hello.", "--model", "m", "--json"]
-    first = await run(*arguments, "--out", out, url=server.url)
+    first = await run(*arguments, "-o", out, url=server.url)
     assert first.status == 0, first.err
     assert first.json["cache"] == "miss"
     with wave.open(str(out)) as file:
@@ -405,7 +405,7 @@ async def test_voices_move_by_files_from_a_server_and_from_its_directory(
     )
     assert saved.json["counts"] == {"exported": 2}
     where = ["--directory", tmp_path / "speakers"]
-    await run("voices", "export", "voice 1", "--out", copy, *where)
+    await run("voices", "export", "voice 1", "-o", copy, *where)
     files = [out / "voice 0.voice", copy / "voice 1.voice"]
     there = await run("voices", "import", *files, url=server.url)
     assert (there.status, there.out) == (0, "2 unchanged\n")

@@ -117,7 +117,7 @@ def test_it_is_listed_written_and_encoded_like_ours(command, tmp_path):
 
     model, clip = tmp_path / "model", tmp_path / "clip.wav"
     made = command(
-        "make-checkpoint", "--family", "toy", "--colour", "blue", "--out", str(model)
+        "make-checkpoint", "--family", "toy", "--colour", "blue", "-o", str(model)
     )
     assert made.returncode == 0, made.stderr
     assert "blue" in (model / "config.json").read_text()

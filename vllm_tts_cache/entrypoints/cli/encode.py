@@ -53,7 +53,7 @@ def encode(
             "that has been downloaded; see `vllm-tts-cache families`"
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE.safetensors")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.safetensors")],
     revision: Annotated[
         str | None,
         typer.Option(help="of a Hugging Face id: a branch, a tag or a commit"),

@@ -25,7 +25,9 @@ _OF_ALL = ("encoders", "seed")
 
 
 def _make(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="absent or empty")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="absent or empty")
+    ],
     family: FamilyName = None,
     encoders: Annotated[
         EncoderSize, typer.Option(help="size of the reference encoders")

@@ -45,7 +45,9 @@ def export(
     label: Labels = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="where to; made if it is not there"),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="where to; made if it is not there"
+        ),
     ] = None,
     archive: Annotated[
         Path | None,

@@ -33,7 +33,12 @@ def try_(
     text: Annotated[str, typer.Argument(help="what to say")] = DEFAULT_TEXT,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.wav", help="where to; - is the standard output"),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.wav",
+            help="where to; - is the standard output",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="(default: the one that is served)")
