@@ -7,24 +7,40 @@ from tests.audio_clips import sndfile_bytes, voiced
 from tests.speech_server import Server, running
 from tests.waiting import soon
 from vllm_tts_cache.entrypoints import kv_warming
+from vllm_tts_cache.entrypoints.kv_warming import MAX_AGAIN
+from vllm_tts_cache.speaker.ref import SpeakerRef
 
 
 @pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    """One that has its engine for itself."""
+def start(default_checkpoint, tmp_path, monkeypatch):
+    """Makes servers that have their engine for themselves, one after the other."""
     monkeypatch.setattr(kv_warming, "LOOK_SECONDS", 0.001)
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
+
+    def start():
+        server = Server(default_checkpoint, tmp_path, monkeypatch)
         engine = server.engine
         engine.engine._client_config = {}
         engine._paused = engine._sleeping_tags = engine.errored = False
         engine.request_states = {}
+        return running(server)
+
+    return start
+
+
+@pytest.fixture
+async def server(start):
+    async with start() as server:
         yield server
 
 
-async def precompute(server, name, pitch_hz):
+async def register(server, name, pitch_hz):
     samples = (voiced(pitch_hz=pitch_hz) * 32767).astype(np.int16)
     clip = sndfile_bytes(samples, 24_000, "WAV")
-    await server.register(name, clip, ref_text="words", precompute="false")
+    await server.register(name, clip, ref_text="words")
+
+
+async def precompute(server, name, pitch_hz):
+    await register(server, name, pitch_hz)
     answer = await server.client.post(f"/v1/audio/voices/{name}/cache")
     assert answer.status_code == 200
 
@@ -56,3 +72,45 @@ async def test_where_it_keeps_none_nothing_is_prefilled_and_nothing_is_shown(ser
     await precompute(server, "Bob", 330)
     assert server.engine.prompts == []
     assert num_asked(server) == num_before
+
+
+async def names_of(server):
+    """Audio -> the name of its voice."""
+    voices = (await server.client.get("/v1/audio/voices")).json()["uploaded_voices"]
+    find = server.service.store.find
+    return {find(v["name"]).record.audio_sha256: v["name"] for v in voices}
+
+
+async def prefilled(server, number):
+    """Whose voices were prefilled, in turn, once there are so many."""
+    await soon(lambda: len(server.engine.prompts) == number)
+    names = await names_of(server)
+    infos = (prompt["additional_information"] for prompt in server.engine.prompts)
+    return [names[SpeakerRef.from_info(info).audio_sha256] for info in infos]
+
+
+async def test_after_a_restart_those_that_spoke_last_are_prefilled_again(
+    start, monkeypatch
+):
+    # A prefill uses a voice as well; here only requests are to.
+    monkeypatch.setenv("SPEAKER_CACHE_WARM_KV", "off")
+    async with start() as server:
+        for number in range(MAX_AGAIN + 2):
+            await precompute(server, f"voice {number}", 200 + 10 * number)
+        spoken = await server.speak(voice="voice 0")
+        assert spoken.status_code == 200
+    monkeypatch.setenv("SPEAKER_CACHE_WARM_KV", "idle")
+    async with start() as server:
+        last = [f"voice {number}" for number in range(MAX_AGAIN + 1, 2, -1)]
+        assert await prefilled(server, MAX_AGAIN) == ["voice 0", *last]
+        await soon(lambda: server.service.kv_warming.stats()["warmed"] == MAX_AGAIN)
+        assert (await shown(server))["waiting"] == 0
+
+
+async def test_after_a_restart_nothing_is_encoded_to_prefill_it(start):
+    async with start() as server:
+        await precompute(server, "Ann", 220)
+        await register(server, "Bob", 330)
+    async with start() as server:
+        assert await prefilled(server, 1) == ["Ann"]
+        assert sum(server.encodes.values()) == 0

@@ -341,7 +341,7 @@ async def test_a_server_that_was_deleted_deletes_all_and_takes_part_again(
     delete_participants(rig.store)
     await delete(other, "Bob")
     memory, prompts = rig.speakers.stats, rig.service.prompts
-    await soon(lambda: not memory()["tiers"]["memory"]["entries"])
+    await soon(lambda: not memory().tiers["memory"].entries)
     await soon(lambda: not prompts.num_bytes)
     assert await rig.status("Ann") == ("ready", None)
     await rig.precompute("Ann", force=True)

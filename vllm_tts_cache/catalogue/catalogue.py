@@ -10,6 +10,7 @@ from vllm_tts_cache.catalogue import (
     deletions,
     dialect,
     imports,
+    last_used,
     pages,
     speakers,
     sqlite,
@@ -115,6 +116,11 @@ class Catalogue:
         while found := self.names(page):
             yield from found
             page = replace(page, after=found[-1])
+
+    def last_used(self, limit: int) -> list[tuple[str, str]]:
+        """Tenants and names of the speakers that spoke last, the last one first."""
+        with self.database.read() as db:
+            return last_used.speakers(db, limit)
 
     def count(self) -> int:
         """How many speakers all tenants have together; reads a row for each tenant."""

@@ -24,6 +24,8 @@ PREFILL_SECONDS = 60.0
 # Where requests leave less time between them than a prefill takes, it would begin anew
 # for ever, and each end is an aborted request in the engine's metrics.
 MAX_STOPS = 3
+# Of those that spoke before a restart: some room is left for new ones.
+MAX_AGAIN = 8
 
 
 class Prefill(Protocol):
@@ -149,9 +151,14 @@ class KVWarming:
 
     def stats(self) -> dict[str, int] | None:
         """Counts since the start, and how many wait; None where none can."""
-        if self._possible is None:
+        if not self.is_possible:
             return None
         return {**asdict(self._counts), "waiting": len(self._waiting)}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether anything is prefilled here."""
+        return self._possible is not None
 
     @property
     def _possible(self) -> Prefill | None:

@@ -10,7 +10,7 @@ from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import Lookups
-from vllm_tts_cache.entrypoints.kv_warming import KVWarming
+from vllm_tts_cache.entrypoints.kv_warming import MAX_AGAIN, KVWarming
 from vllm_tts_cache.entrypoints.served_model import CannotCloneError, ServedModel
 from vllm_tts_cache.entrypoints.speaker_lookups import SpeakerLookups
 from vllm_tts_cache.entrypoints.status import CacheStatus
@@ -287,12 +287,24 @@ class SpeakerEncodings:
             try:
                 if self.cloning_workers() is not None:
                     await self.ensurer.introduce()
+                    if self.ensurer.is_introduced:
+                        self._in_background(self._warm_again())
             finally:
                 self._is_introducing = False
 
         if not self._is_introducing:
             self._is_introducing = True
             self._in_background(introduce())
+
+    async def _warm_again(self) -> None:
+        """Prefill the voices that spoke before the engine was started, if they can."""
+        if not self._kv_warming.is_possible:
+            return
+        last_used = self._store.catalogue.last_used
+        for tenant, name in await self._speakers.reads.run(last_used, MAX_AGAIN):
+            found = await self._speakers.find(Tenant(name=tenant), name)
+            if found is not None and await self.status(found) == ("ready", None):
+                self._kv_warming.add(found.record)
 
     async def _take_in(self) -> None:
         # Whoever was alone before there were tenants knows of its own encodings.
