@@ -104,8 +104,9 @@ class Settings:
             it decode their references again; 0 has it do so, as stock does.
         warm_kv: ``idle`` has the engine compute what depends on a precomputed voice
             alone while it has nothing to do, where its texts find that: the KV of
-            what its prompts begin with, or a codec decoder's state; ``off`` leaves it
-            to the first text.
+            what its prompts begin with, or a codec decoder's state. After a restart
+            that is done for the voices that were used last. ``off`` leaves it to the
+            first text.
         max_pinned: Voices whose encodings workers keep in memory beside that.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.

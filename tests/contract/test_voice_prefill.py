@@ -1,5 +1,7 @@
 """Whether voices are prefilled for a decoder: where it keeps states of them only."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def start(default_checkpoint, tmp_path, monkeypatch):
 
     def start():
         server = Server(default_checkpoint, tmp_path, monkeypatch)
-        engine = server.engine
+        engine: Any = server.engine
         engine.engine._client_config = {}
         engine._paused = engine._sleeping_tags = engine.errored = False
         engine.request_states = {}
@@ -77,8 +79,8 @@ async def test_where_it_keeps_none_nothing_is_prefilled_and_nothing_is_shown(ser
 async def names_of(server):
     """Audio -> the name of its voice."""
     voices = (await server.client.get("/v1/audio/voices")).json()["uploaded_voices"]
-    find = server.service.store.find
-    return {find(v["name"]).record.audio_sha256: v["name"] for v in voices}
+    found = [server.service.store.find(voice["name"]) for voice in voices]
+    return {each.record.audio_sha256: each.record.name for each in found if each}
 
 
 async def prefilled(server, number):
@@ -86,7 +88,8 @@ async def prefilled(server, number):
     await soon(lambda: len(server.engine.prompts) == number)
     names = await names_of(server)
     infos = (prompt["additional_information"] for prompt in server.engine.prompts)
-    return [names[SpeakerRef.from_info(info).audio_sha256] for info in infos]
+    refs = [SpeakerRef.from_info(info) for info in infos]
+    return [names[ref.audio_sha256] for ref in refs if ref]
 
 
 async def test_after_a_restart_those_that_spoke_last_are_prefilled_again(
