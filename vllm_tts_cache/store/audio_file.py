@@ -42,6 +42,9 @@ from vllm_tts_cache.store.audio_forms import (
 from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
 from vllm_tts_cache.throttled_log import ThrottledLog
 
+# After the id, the size and the version of libsndfile's chunk of peaks: Unix seconds.
+_PEAK_WRITTEN_AT = 12
+
 RATE, STARTS = "sample_rate_hz", "clip_starts"
 
 _NOT_AUDIO = (
@@ -231,7 +234,16 @@ def to_client(blob: bytes, audio_sha256: str) -> tuple[bytes, str]:
             return encoding[FLAC].tobytes(), "audio/flac"
     file = io.BytesIO()
     soundfile.write(file, audio.samples, audio.sample_rate_hz, "FLOAT", format="WAV")
-    return file.getvalue(), "audio/wav"
+    return _undated(file.getvalue()), "audio/wav"
+
+
+def _undated(wav: bytes) -> bytes:
+    """Without the second in which libsndfile wrote it: equal samples, equal bytes."""
+    at = wav.find(b"PEAK", 0, wav.index(b"data"))
+    if at < 0:
+        return wav
+    at += _PEAK_WRITTEN_AT
+    return wav[:at] + bytes(4) + wav[at + 4 :]
 
 
 def _key(audio_sha256: str) -> EncodingKey:
