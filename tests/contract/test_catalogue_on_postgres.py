@@ -12,7 +12,8 @@ from tests.cli_runs import run
 from tests.contract.test_speech import data_url, wav
 from tests.speech_server import Server, running
 from tests.waiting import soon
-from vllm_tts_cache.catalogue.postgres import PostgresServer
+from vllm_tts_cache.catalogue import leases
+from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.entrypoints import deletions
 
 VOICES = "/v1/audio/voices"
@@ -48,19 +49,19 @@ async def test_a_warm_request_asks_the_database_once(server, monkeypatch):
     await server.register("Ann", wav())
     await server.speak(voice="Ann")
     asked = []
-    first = PostgresServer.retried
+    first = Database.first_at_once
 
-    def counted(self, read):
-        asked.append(1)
-        return first(self, read)
+    def counted(self, statement, where):
+        # The news, four times a second, are of no request.
+        if statement is not leases._STANDING:
+            asked.append(statement)
+        return first(self, statement, where)
 
-    monkeypatch.setattr(PostgresServer, "retried", counted)
-    numbers = []
-    for _ in range(5):
-        asked.clear()
-        await server.speak(voice="Ann")
-        numbers.append(len(asked))
-    assert min(numbers) == 1, "the others fell on what the server asks at times"
+    monkeypatch.setattr(Database, "first_at_once", counted)
+    # Else the row may be remembered, if the first news came before it was read.
+    server.service.lookups.known.delete_all()
+    await server.speak(voice="Ann")
+    assert len(asked) == 1
 
 
 async def test_while_it_is_down_what_cannot_work_is_a_503_that_says_so(
