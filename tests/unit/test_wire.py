@@ -133,3 +133,19 @@ def test_a_state_that_nobody_knows_is_refused():
 def test_a_call_for_64_voices_is_small():
     call = wire.WantCall(wants=[WANT] * 64, lease_seconds=2.0)
     assert len(wire.encode(call)) <= 12 * 1024
+
+
+def test_counters_that_are_not_whole_are_refused():
+    told = msgspec.msgpack.decode(wire.encode(wire.WorkerStats(rank=0, stats=STATS)))
+    told["stats"] = {"hits": 3}
+    with pytest.raises(WorkerRPCError):
+        wire.decode(wire.WorkerStats, msgspec.msgpack.encode(told))
+
+
+def test_counters_are_shown_as_plain_data():
+    shown = wire.WorkerStats(rank=2, stats=STATS).shown
+    assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
+    assert shown["rank"] == 2
+    assert list(shown["tiers"]) == ["memory"]
+    assert shown["tiers"]["memory"]["segments"]["inline"]["hits"] == 3
+    assert shown["tiers"]["memory"]["pinned"] == {"entries": 1, "bytes": 9}

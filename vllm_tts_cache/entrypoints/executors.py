@@ -83,8 +83,7 @@ class Places:
     """So many at once, and one more is refused; for the event loop only.
 
     Args:
-        what: What is too much of it, for the message of a refusal; its threads are
-            called that, too.
+        what: What is too much of it, for the message of a refusal.
         num_places: How many.
     """
 

@@ -51,23 +51,13 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierStats:
-    """A snapshot of one tier: of each segment, and the sums.
+class TierStats(SegmentStats):
+    """A snapshot of one tier: the sums of its segments, and each of them.
 
-    Attributes:
-        entries: Encodings held, pinned ones too; so are ``bytes``.
-        max_entries: That may be held; None if a segment has no such limit.
-        hits: Gets that were answered; ``misses``: that were not.
-        evictions: Entries evicted to stay within a budget.
+    What is held counts pinned encodings too; ``max_entries`` is None if a segment has
+    no such limit.
     """
 
-    entries: int
-    bytes: int
-    max_bytes: int
-    max_entries: int | None
-    hits: int
-    misses: int
-    evictions: int
     pinned: Held
     segments: dict[Segment, SegmentStats]
 

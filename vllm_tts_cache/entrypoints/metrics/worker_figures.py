@@ -48,10 +48,9 @@ class WorkerFigures:
         self._growth = growth
 
     def show(
-        self, answers: Iterable[WorkerStats], decoders: Sequence[DecoderStats] = ()
+        self, answers: Sequence[WorkerStats], decoders: Sequence[DecoderStats] = ()
     ) -> None:
         """Take in what all workers answered, and those of a decoder."""
-        answers = list(answers)
         first = [answer for answer in answers if answer.rank == 0]
         for answer in first:
             self._count(answer.worker_id, answer.stats)
