@@ -140,8 +140,13 @@ class Bystanders:
         make_warm(self._bench, side, map(_voice, range(NUM_STREAMS)))
 
     @contextmanager
-    def beside(self, side: Side, quiet_seconds: float) -> Iterator[None]:
-        """Stream; after a quiet time the block is what disturbs."""
+    def beside(
+        self, side: Side, quiet_seconds: float, *, quiet_after_seconds: float = 0.0
+    ) -> Iterator[None]:
+        """Stream; after a quiet time the block is what disturbs.
+
+        Where that takes long, a quiet time after it shows how the machine has changed.
+        """
 
         def body(stream: int) -> dict[str, object]:
             return {"input": self._bench.text(_SENTENCES), "voice": _voice(stream)}
@@ -154,10 +159,14 @@ class Bystanders:
             yield
             time.sleep(_SETTLE_SECONDS)  # a stream that was held up goes on first
             ended = time.perf_counter()
+            time.sleep(quiet_after_seconds)
+            after = streams.gaps_ms(ended, time.perf_counter())
         name = STOCK if side.is_stock else OURS
         self._idle[name].append(idle / (disturbed - began))
         self.keep(name, QUIET, streams.gaps_ms(began, disturbed))
         self.keep(name, self._disturbance, streams.gaps_ms(disturbed, ended))
+        if quiet_after_seconds:
+            self.keep(name, QUIET, after)
 
     def keep(self, side: str, state: str, gaps_ms: list[float]) -> None:
         """Add a round's gaps.

@@ -86,10 +86,11 @@ def run(bench: Bench) -> list[Row]:
     watch = Watch(side, num_registered(side))
     bench.step(f"{NAME}: adding {num_voices:,} voices, interrupted once")
     quiet = bench.pick(full=60.0, quick=5.0)
-    with streams.beside(side, quiet), watch.looking():
+    with streams.beside(side, quiet, quiet_after_seconds=quiet):
         began = time.perf_counter()
-        cut = _cut_short(side, manifest, watch, round(CUT_SHARE * num_voices))
-        done = _finish(_begin(side, manifest, "--wait"), 0)
+        with watch.looking():
+            cut = _cut_short(side, manifest, watch, round(CUT_SHARE * num_voices))
+            done = _finish(_begin(side, manifest, "--wait"), 0)
         took = time.perf_counter() - began
     shutil.rmtree(folder)
     _check(cut, done, num_voices)

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.test_encode_queue import INLINE, QUEUED, Rig, wait_until
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_rests import (
+    FACTOR,
     LOOK_SECONDS,
     MAX_SECONDS,
     EncodeRests,
@@ -41,7 +42,7 @@ class Process:
 
 @pytest.mark.parametrize(
     ("took", "busy", "seconds"),
-    [(1.0, 1.0, 2.0), (1.0, 0.01, 0.0), (60.0, 0.8, MAX_SECONDS), (0.0, 1.0, 0.0)],
+    [(1.0, 1.0, FACTOR), (1.0, 0.01, 0.0), (60.0, 0.8, MAX_SECONDS), (0.0, 1.0, 0.0)],
 )
 def test_a_rest_is_as_long_as_others_need_it(took, busy, seconds):
     process = Process(busy)
@@ -117,7 +118,7 @@ def test_what_nobody_waits_for_waits_for_the_rest_and_is_done_after_it(rig, proc
     rest(rig, process)
     assert rig.look("next").state is QUEUED
     assert rig.work.encoded == ["a"]
-    process.pass_by(8.0)
+    process.pass_by(MAX_SECONDS)
     wait_until(lambda: rig.work.encoded == ["a", "next"])
     assert not rig.queue.is_resting
 
@@ -156,7 +157,7 @@ def test_rests_are_counted_while_something_waits_for_their_end(rig, process):
     rest(rig, process)
     assert rig.queue.stats().rested_seconds == 0.0
     wait_until(lambda: rig.queue.stats().rested_seconds > 0.0)
-    process.pass_by(8.0)
+    process.pass_by(MAX_SECONDS)
     wait_until(lambda: not rig.queue.stats().in_flight)
     before = rig.queue.stats().rested_seconds
     time.sleep(2 * LOOK_SECONDS)

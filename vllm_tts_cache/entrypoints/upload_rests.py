@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-# Of the time that the upload took.
-FACTOR = 2.0
+# Of the time that the upload took: more come in a second than are encoded in it still.
+FACTOR = 9.0
 MAX_SECONDS = 2.0
 # Streams that end need a rest no longer: so often it is looked whether they have.
 LOOK_SECONDS = 0.25

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # Of the time that the job took; streams have the process to themselves for so long.
-FACTOR = 2.0
+FACTOR = 4.0
 MAX_SECONDS = 10.0
 # Of a core, by other threads of the process: above what one that only waits takes.
 BUSY_CORES = 0.2

@@ -101,8 +101,12 @@ def move(source: Settings, target: Settings):
 
 
 @pytest.fixture
-def places(tmp_path, postgres):
+def places(tmp_path, postgres, monkeypatch):
     """Stores: one with voices, and others of which nothing is there."""
+    # Who is killed leaves what it had there.
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
 
     def database() -> str:
         return postgres.make(f"moved_{secrets.token_hex(6)}", TEMPLATE)
