@@ -106,7 +106,7 @@ SCENARIOS = (
     # One run of the command, whatever the number of rounds.
     Scenario(
         bulk_command.run,
-        full=(900, 0),
+        full=(2150, 0),
         quick=(60, 0),
         is_in_quick=False,
     ),

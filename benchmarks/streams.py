@@ -160,13 +160,13 @@ class Bystanders:
             time.sleep(_SETTLE_SECONDS)  # a stream that was held up goes on first
             ended = time.perf_counter()
             time.sleep(quiet_after_seconds)
-            after = streams.gaps_ms(ended, time.perf_counter())
+            closed = time.perf_counter()
         name = STOCK if side.is_stock else OURS
         self._idle[name].append(idle / (disturbed - began))
         self.keep(name, QUIET, streams.gaps_ms(began, disturbed))
         self.keep(name, self._disturbance, streams.gaps_ms(disturbed, ended))
         if quiet_after_seconds:
-            self.keep(name, QUIET, after)
+            self.keep(name, QUIET, streams.gaps_ms(ended, closed))
 
     def keep(self, side: str, state: str, gaps_ms: list[float]) -> None:
         """Add a round's gaps.
