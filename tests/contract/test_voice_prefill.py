@@ -76,6 +76,31 @@ async def test_where_it_keeps_none_nothing_is_prefilled_and_nothing_is_shown(ser
     assert num_asked(server) == num_before
 
 
+async def test_a_voice_whose_transcript_was_changed_is_prefilled_anew(server):
+    """Its clip is the same, and what was computed with the other text is deleted."""
+    await precompute(server, "Ann", 220)
+    await soon(lambda: server.service.kv_warming.stats()["warmed"] == 1)
+    given = {"ref_text": "More"}
+    answer = await server.client.patch("/v1/audio/voices/Ann", json=given)
+    assert answer.status_code == 200
+    await soon(lambda: server.service.kv_warming.stats()["warmed"] == 2)
+    spoken = [prompt["additional_information"] for prompt in server.engine.prompts]
+    assert [info["ref_text"] for info in spoken] == [["words"], ["More"]]
+
+
+async def test_a_voice_that_shares_its_clip_is_prefilled_although_the_other_one_goes(
+    server,
+):
+    server.engine.request_states = {"speech": object()}
+    for name in ("Ann", "Bob"):
+        await register(server, name, 220)
+    answer = await server.client.post("/v1/audio/voices/Bob/cache")
+    assert answer.status_code == 200
+    assert (await server.client.delete("/v1/audio/voices/Ann")).status_code == 200
+    server.engine.request_states = {}
+    assert await prefilled(server, 1) == ["Bob"]
+
+
 async def names_of(server):
     """Audio -> the name of its voice."""
     voices = (await server.client.get("/v1/audio/voices")).json()["uploaded_voices"]

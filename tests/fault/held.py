@@ -52,7 +52,8 @@ async def with_all_threads(server):
     refused = await server.speak(ref_audio="file:///etc/passwd", ref_text="a")
     assert refused.status_code == 400
     service = server.service
-    pools = service.uploads.threads, service.lookups.reads, service.inline._executor
+    pools = service.uploads._threads, service.uploads.changes
+    pools += service.lookups.reads, service.inline._executor
     pools += service.deletions._clients, service.deletions._own
     pools += service.inline._digests, service.texts, service.connection._names
     await asyncio.gather(

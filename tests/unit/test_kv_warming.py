@@ -10,6 +10,7 @@ from tests.waiting import soon
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints import kv_warming
 from vllm_tts_cache.entrypoints.kv_warming import MAX_STOPS, MAX_UNSPOKEN, KVWarming
+from vllm_tts_cache.errors import SpeakerNotFoundError
 
 
 class Engine:
@@ -184,6 +185,64 @@ async def test_a_prefill_that_fails_or_hangs_is_given_up(engine, warming, monkey
     monkeypatch.setattr(engine, "prefill", hang)
     warming.add(record(1))
     await soon(lambda: warming.stats()["failed"] == 2)
+
+
+async def test_with_another_transcript_a_voice_is_prefilled_anew(engine, warming):
+    """It is part of what its prompts begin with."""
+    assert warming.add(record(0))
+    await soon(lambda: warming.stats()["warmed"] == 1)
+    assert not warming.add(record(0))
+    engine.is_idle = False
+    assert warming.add(record(0, ref_text="Good evening."))
+    assert warming.add(record(0, ref_text="Good night."))
+    assert warming.add(record(0, ref_text="Good night."))
+    assert warming.stats()["waiting"] == 1
+    engine.is_idle = True
+    await soon(lambda: warming.stats()["warmed"] == 2)
+    assert engine.prefilled == ["voice-0", "voice-0"]
+    warming.delete(record(0).audio_sha256)  # with whichever transcript
+    for text in ("Hello.", "Good night."):
+        assert warming.add(record(0, name=text, ref_text=text))
+
+
+async def test_what_was_prefilled_long_ago_is_prefilled_again(
+    engine, warming, monkeypatch
+):
+    """Nobody has spoken with it, and it may be gone by now."""
+    warming.add(record(0))
+    await soon(lambda: warming.stats()["warmed"] == 1)
+    monkeypatch.setattr(kv_warming, "UNSPOKEN_SECONDS", 0.0)
+    assert warming.add(record(0))
+    await soon(lambda: warming.stats()["warmed"] == 2)
+
+
+async def test_a_voice_that_is_deleted_while_another_one_has_its_clip_is_no_failure(
+    engine, warming
+):
+    engine.error = SpeakerNotFoundError("voice-0")
+    warming.add(record(0))
+    await soon(lambda: warming.stats()["waiting"] == 0 and engine.prefilled)
+    await asyncio.sleep(0.01)
+    assert warming.stats()["failed"] == 0
+
+
+async def test_where_the_first_voice_shows_that_nothing_is_kept_no_other_is_tried(
+    engine, warming, monkeypatch
+):
+    async def find_out(record):
+        engine.prefilled.append(record.name)
+        engine.is_possible = False
+        raise LookupError("no states here")
+
+    monkeypatch.setattr(engine, "prefill", find_out)
+    for number in range(3):
+        warming.add(record(number))
+    await soon(lambda: engine.prefilled == ["voice-0"])
+    await asyncio.sleep(0.05)
+    assert engine.prefilled == ["voice-0"]
+    assert warming.stats() is None
+    engine.is_possible = True
+    assert warming.stats() == {"warmed": 0, "failed": 0, "left_out": 0, "waiting": 0}
 
 
 async def test_a_voice_that_leaves_nothing_behind_is_not_prefilled(engine, warming):

@@ -146,7 +146,7 @@ def test_a_job_put_back_takes_what_was_wanted_meanwhile_to_its_lane(line):
     aside = line.pop(now=0.0)
     line.add(job("a"), now=0.0)
     line.put_back(aside)
-    assert line.remove({aside.key.audio_sha256}) == 1
+    line.remove({aside.key.audio_sha256})
     assert len(line) == 0
 
 
@@ -159,5 +159,5 @@ def test_removing_an_audio_removes_its_jobs_of_every_lane_and_no_others(line):
     ):
         line.add(job(name, segment, urgent=urgent), now=0.0)
     gone = {make_key(name).audio_sha256 for name in "abc"}
-    assert line.remove(gone) == 3
+    line.remove(gone)
     assert names(line) == ["d"]

@@ -97,7 +97,7 @@ async def change_consent(
 ) -> Any:
     """Change a recording's label."""
     speakers = handler.speakers
-    rename, run = speakers.store.consents.rename, speakers.uploads.threads.run
+    rename, run = speakers.store.consents.rename, speakers.uploads.changes.run
     changed = await run(rename, consent_id, changes.name, tenant.name)
     return voice_models.consent(changed)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.errors import SpeakerNotFoundError
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -26,6 +27,10 @@ PREFILL_SECONDS = 60.0
 MAX_STOPS = 3
 # Of those that spoke before a restart: some room is left for new ones.
 MAX_AGAIN = 8
+
+# What a voice's prompts begin with is made of its audio and, if it has one, of its
+# transcript: another one makes it another beginning.
+Beginning = tuple[str, str | None]
 
 
 class Prefill(Protocol):
@@ -81,48 +86,58 @@ class KVWarming:
 
     def __init__(self, engine: Prefill | None, *, is_on: bool):
         self._engine = engine if is_on else None
-        self._waiting: OrderedDict[str, SpeakerRecord] = OrderedDict()
-        self._unspoken: OrderedDict[str, float] = OrderedDict()
-        self._num_stops: dict[str, int] = {}  # of those that wait, or are in hand
+        self._waiting: OrderedDict[Beginning, SpeakerRecord] = OrderedDict()
+        self._unspoken: OrderedDict[Beginning, float] = OrderedDict()
+        # Of those that wait, or are in hand.
+        self._num_stops: dict[Beginning, int] = {}
         self._counts = WarmingCounts()
         self._task: Task[None] | None = None
-        self._in_hand: tuple[str, SpeakerRecord, Task[None]] | None = None
+        self._in_hand: tuple[Beginning, SpeakerRecord, Task[None]] | None = None
 
-    def add(self, record: SpeakerRecord) -> None:
-        """Take a voice whose encodings exist; it is prefilled soon, or left out."""
+    def add(self, record: SpeakerRecord) -> bool:
+        """Take a voice whose encodings exist; it is prefilled soon, or left out.
+
+        Returns: Whether it waits.
+        """
         sha = record.audio_sha256
         if sha is None or (engine := self._possible) is None:
-            return
+            return False
         if not engine.helps(record):
-            return
-        if sha in self._waiting or sha in self._unspoken:
-            return
-        if self._num_unspoken() + len(self._waiting) >= MAX_UNSPOKEN:
+            return False
+        beginning = sha, record.ref_text
+        num_unspoken = self._num_unspoken()  # which forgets those of long ago
+        if beginning in self._unspoken:
+            return False
+        self._delete_waiting(record, but=beginning)
+        if beginning in self._waiting:
+            return True
+        if num_unspoken + len(self._waiting) >= MAX_UNSPOKEN:
             self._count("left_out")
-            return
-        self._waiting[sha] = record
+            return False
+        self._waiting[beginning] = record
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(engine))
+        return True
 
     def give_way(self) -> None:
         """A request begins: whose prefill is in hand, that voice waits again."""
         if (stopped := self._stop()) is None:
             return
-        sha, record = stopped
-        num_stops = self._num_stops.pop(sha, 0) + 1
+        beginning, record = stopped
+        num_stops = self._num_stops.pop(beginning, 0) + 1
         if num_stops == MAX_STOPS:  # the first text prefills it then
             self._count("left_out")
             return
-        self._num_stops[sha] = num_stops
-        self._waiting[sha] = record  # behind the others, which may be shorter
+        self._num_stops[beginning] = num_stops
+        self._waiting[beginning] = record  # behind the others, which may be shorter
 
     def delete(self, audio_sha256: str) -> None:
-        """It speaks by itself by now, or is deleted."""
-        if self._in_hand is not None and self._in_hand[0] == audio_sha256:
+        """It speaks by itself by now, or nobody has it any more."""
+        if self._in_hand is not None and self._in_hand[0][0] == audio_sha256:
             self._stop()
-        self._waiting.pop(audio_sha256, None)
-        self._unspoken.pop(audio_sha256, None)
-        self._num_stops.pop(audio_sha256, None)
+        for known in (self._waiting, self._unspoken, self._num_stops):
+            for beginning in [each for each in known if each[0] == audio_sha256]:
+                del known[beginning]
 
     def delete_all(self) -> None:
         """As `delete`, of all."""
@@ -131,16 +146,16 @@ class KVWarming:
         self._unspoken.clear()
         self._num_stops.clear()
 
-    def _stop(self) -> tuple[str, SpeakerRecord] | None:
+    def _stop(self) -> tuple[Beginning, SpeakerRecord] | None:
         """Take what is in hand out of the engine; returns whose it was."""
         if self._in_hand is None:
             return None
-        sha, record, task = self._in_hand
+        beginning, record, task = self._in_hand
         if not task.cancel():  # it has just ended
             return None
         self._in_hand = None
-        self._unspoken.pop(sha, None)
-        return sha, record
+        self._unspoken.pop(beginning, None)
+        return beginning, record
 
     def shutdown(self) -> None:
         """Begin nothing more."""
@@ -168,14 +183,17 @@ class KVWarming:
     async def _run(self, engine: Prefill) -> None:
         while self._waiting:
             await _until_idle(engine)
+            if not engine.is_possible:  # as the last one has shown
+                self._waiting.clear()
             if self._waiting:  # all may be deleted by now
-                sha, record = self._waiting.popitem(last=False)
-                await self._prefill(engine, sha, record)
+                await self._prefill(engine, *self._waiting.popitem(last=False))
 
-    async def _prefill(self, engine: Prefill, sha: str, record: SpeakerRecord) -> None:
-        self._unspoken[sha] = time.monotonic()
+    async def _prefill(
+        self, engine: Prefill, beginning: Beginning, record: SpeakerRecord
+    ) -> None:
+        self._unspoken[beginning] = time.monotonic()
         task = asyncio.create_task(engine.prefill(record))
-        self._in_hand = sha, record, task
+        self._in_hand = beginning, record, task
         # No `wait_for`: it would begin to end the prefill only some steps later.
         clock = asyncio.get_running_loop().call_later(PREFILL_SECONDS, task.cancel)
         [error] = await asyncio.gather(task, return_exceptions=True)
@@ -183,13 +201,23 @@ class KVWarming:
         if self._in_hand is None:  # it was stopped
             return
         self._in_hand = None
-        self._num_stops.pop(sha, None)
+        self._num_stops.pop(beginning, None)
         if error is None:
             self._count("warmed")
-        else:  # the first text prefills it then
-            self._unspoken.pop(sha, None)
+            return
+        self._unspoken.pop(beginning, None)
+        # The first text prefills it then, unless there is nobody who could speak one.
+        if engine.is_possible and not isinstance(error, SpeakerNotFoundError):
             self._count("failed")
-            logger.debug("A voice was not prefilled: %r", error)
+        logger.debug("A voice was not prefilled: %r", error)
+
+    def _delete_waiting(self, record: SpeakerRecord, *, but: Beginning) -> None:
+        """Of a voice that was changed only what it is now is prefilled."""
+        whose = record.tenant, record.name
+        for beginning, other in list(self._waiting.items()):
+            if (other.tenant, other.name) == whose and beginning != but:
+                del self._waiting[beginning]
+                self._num_stops.pop(beginning, None)
 
     def _num_unspoken(self) -> int:
         oldest = time.monotonic() - UNSPOKEN_SECONDS

@@ -162,7 +162,7 @@ class SpeakerService:
             self._decoders,
             self.lookups.known,
             self._delete_here,
-            self.encodings.end_waits,
+            self._end_here,
             self._delete_all_here,
         )
         self.metrics = MetricsRefresh(
@@ -244,7 +244,7 @@ class SpeakerService:
         Raises: SpeakerNotFoundError, SpeakerExistsError, InvalidSpeakerError,
             ServerBusyError, StorageError.
         """
-        done = await self.uploads.threads.run(
+        done = await self.uploads.changes.run(
             self.store.change, name, changes, tenant.name, tenant.limits
         )
         is_new = bool(done.record.ref_text) and done.deletion is not None
@@ -278,8 +278,11 @@ class SpeakerService:
     def _delete_here(self, audio_sha256: str) -> None:
         self.prompts.delete(audio_sha256)
         self.inline.delete(audio_sha256)
-        self.kv_warming.delete(audio_sha256)
         self.encodings.delete(audio_sha256)
+
+    def _end_here(self, audio_sha256: str) -> None:
+        self.kv_warming.delete(audio_sha256)
+        self.encodings.end_waits(audio_sha256)
 
     def _delete_all_here(self) -> None:
         self.lookups.known.delete_all()

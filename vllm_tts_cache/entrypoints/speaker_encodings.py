@@ -27,6 +27,8 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 # After so long a client that is in no hurry is told that they are still being made.
 IN_TURN_SECONDS = 10.0
+# After a start: not each voice that spoke last can be prefilled.
+MAX_LOOKED_AT = 4 * MAX_AGAIN
 
 T = TypeVar("T")
 _Made = tuple[str, EncodingNeed, bool]  # whose, what, and whether it is forced
@@ -67,6 +69,7 @@ class SpeakerEncodings:
         self._background: set[asyncio.Task[Any]] = set()
         self._making: dict[_Made, asyncio.Task[bool | TTSCacheError]] = {}
         self._is_introducing = False
+        self._has_warmed = False
         self._ensurer = None
         if workers is not None:
             self._ensurer = Ensurer(
@@ -103,7 +106,10 @@ class SpeakerEncodings:
 
         If not, the workers are asked once more.
         """
-        if self.cloning_workers() is None or self.ensurer.is_introduced:
+        if self.cloning_workers() is None:
+            return True
+        if self.ensurer.is_introduced:
+            self._warm_once()
             return True
         self._introduce()
         return False
@@ -288,7 +294,7 @@ class SpeakerEncodings:
                 if self.cloning_workers() is not None:
                     await self.ensurer.introduce()
                     if self.ensurer.is_introduced:
-                        self._in_background(self._warm_again())
+                        self._warm_once()
             finally:
                 self._is_introducing = False
 
@@ -296,15 +302,23 @@ class SpeakerEncodings:
             self._is_introducing = True
             self._in_background(introduce())
 
+    def _warm_once(self) -> None:
+        if not self._has_warmed:
+            self._has_warmed = True
+            self._in_background(self._warm_again())
+
     async def _warm_again(self) -> None:
         """Prefill the voices that spoke before the engine was started, if they can."""
         if not self._kv_warming.is_possible:
             return
-        last_used = self._store.catalogue.last_used
-        for tenant, name in await self._speakers.reads.run(last_used, MAX_AGAIN):
+        last_used, num_left = self._store.catalogue.last_used, MAX_AGAIN
+        for tenant, name in await self._speakers.reads.run(last_used, MAX_LOOKED_AT):
             found = await self._speakers.find(Tenant(name=tenant), name)
-            if found is not None and await self.status(found) == ("ready", None):
-                self._kv_warming.add(found.record)
+            if found is None or await self.status(found) != ("ready", None):
+                continue
+            num_left -= self._kv_warming.add(found.record)
+            if not num_left:
+                return
 
     async def _take_in(self) -> None:
         # Whoever was alone before there were tenants knows of its own encodings.

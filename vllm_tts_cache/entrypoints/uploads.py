@@ -93,6 +93,9 @@ class Uploads:
         family: Tells which family is served, whose limits a clip must keep.
         min_quality: What a clip must be worth to be registered.
         is_speaking: Whether streams run, for which uploads rest.
+
+    Attributes:
+        changes: Runs what has no clip to decode: it is not behind those that have.
     """
 
     def __init__(
@@ -107,11 +110,14 @@ class Uploads:
         self._min_quality: Verdict = min_quality
         self._checker = ClipChecker()
         self._rests = UploadRests(is_speaking)
-        self.threads = BoundedExecutor(
+        self._threads = BoundedExecutor(
             "too many uploads wait",
             num_threads=NUM_THREADS,
             max_waiting=MAX_WAITING,
             gives_way=True,
+        )
+        self.changes = BoundedExecutor(
+            "too many changes wait", num_threads=1, max_waiting=MAX_WAITING
         )
 
     async def register_audio(
@@ -155,7 +161,7 @@ class Uploads:
             embedding=embedding,
         )
         register = self._store.register
-        return await self._run(register, new, None, limits=tenant.limits)
+        return await self.changes.run(register, new, None, limits=tenant.limits)
 
     async def keep_consent(
         self, tenant: Tenant, name: str, language: str, data: bytes
@@ -197,12 +203,13 @@ class Uploads:
     def shutdown(self) -> None:
         """Stop the threads."""
         self._rests.end()
-        self.threads.shutdown()
+        self._threads.shutdown()
+        self.changes.shutdown()
 
     async def _run(
         self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return await self.threads.run(self._rests.run, function, *args, **kwargs)
+        return await self._threads.run(self._rests.run, function, *args, **kwargs)
 
     def _keep_consent(
         self, tenant: Tenant, name: str, language: str, data: bytes

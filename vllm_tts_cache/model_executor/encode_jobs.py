@@ -155,12 +155,11 @@ class WaitingLine:
         """The audios of jobs that wait."""
         return {job.key.audio_sha256 for job in self._jobs()}
 
-    def remove(self, audio_sha256s: Collection[str]) -> int:
-        """Remove the jobs of these audios; returns how many there were."""
-        removed = [j for j in self._jobs() if j.key.audio_sha256 in audio_sha256s]
-        for job in removed:
-            del self._lanes[job.lane][job.key]
-        return len(removed)
+    def remove(self, audio_sha256s: Collection[str]) -> None:
+        """Remove the jobs of these audios."""
+        for job in list(self._jobs()):
+            if job.key.audio_sha256 in audio_sha256s:
+                del self._lanes[job.lane][job.key]
 
     def _join(self, waiting: EncodeJob, job: EncodeJob) -> None:
         was_in = waiting.lane

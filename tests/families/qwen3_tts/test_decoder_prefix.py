@@ -217,6 +217,15 @@ def test_what_is_counted_is_what_is_held(ours):
     assert least < ours.states.stats(0).bytes < 2 * least
 
 
+def test_of_a_longer_reference_no_more_is_held_than_is_counted(ours):
+    """The host's keys and values are views of those of all its frames."""
+    state = ours.begin(codes_of(3 * WINDOW), VOICE)
+    for layer in state["past_key_values"].layers:
+        for kept in (layer.keys, layer.values):
+            held = kept.untyped_storage().nbytes()
+            assert held == kept.numel() * kept.element_size()
+
+
 def test_in_bfloat16_every_sample_is_the_hosts_within_its_rounding():
     """What the deploy files serve in: 8 bits of each number, on either way."""
     decoders = {

@@ -1,7 +1,15 @@
 """Which voices spoke last: what a server that starts again makes ready first."""
 
-from tests.store_samples import address, clip, delete, publish, register
-from vllm_tts_cache.catalogue.record import DEFAULT_TENANT
+from tests.store_samples import (
+    address,
+    clip,
+    delete,
+    make_encoding,
+    publish,
+    register,
+)
+from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, PREVIEW_PREFIX
+from vllm_tts_cache.store.encoding import EncodingKey
 
 
 def last_used(store, limit=8):
@@ -49,3 +57,16 @@ def test_inline_clips_are_nobodys(store):
     publish(store, 0)
     spoken(store, 5)
     assert last_used(store) == ["Ann"]
+
+
+def test_what_a_voice_was_tried_with_takes_no_other_ones_place(store):
+    """Previews lie beside encodings, and as many are read as some voices have."""
+    for number in range(3):
+        register(store, f"voice {number}", number)
+        publish(store, number)
+        for preview in range(4):
+            kind = f"{PREVIEW_PREFIX}{preview:064x}"
+            sha = address(number)
+            tried = EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
+            store.publish_preview(tried, make_encoding(number), DEFAULT_TENANT)
+    assert last_used(store, 3) == ["voice 2", "voice 1", "voice 0"]

@@ -116,7 +116,7 @@ class Metrics:
             "kv_warmings",
             "Voices of which the engine was to compute, while nobody spoke, what their "
             "first text would: warmed, failed, or left out because too many others "
-            "were.",
+            "were, or because requests ended it three times.",
             "outcome",
         )
         self.encodings_awaited = Gauge(

@@ -97,14 +97,17 @@ class DecoderPrefixes:
             "ref_hidden": quantized,
             "ref_conv": convolved,
             "prefix_hidden": hidden,
-            "past_key_values": after.past_key_values,
-            # Nothing is behind it yet.
-            "suffix_quantized": quantized[:, :, :0],
-            "suffix_conv": convolved[:, :0],
-            "suffix_frames": 0,
+            "past_key_values": _alone(after.past_key_values),
             TAILS: tails,
         }
         return DecoderState(state, _num_bytes(state))
+
+
+def _alone(cache: Any) -> Any:
+    """The cache, holding on to no frames but its own, which are a view of more."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+    return cache
 
 
 def _digest(codes: Tensor) -> str:
