@@ -73,12 +73,17 @@ class InvalidSpeakerError(SpeakerRequestError):
         self.reason = reason
 
 
+# Of what a client looked for, and may be anything.
+_MAX_QUOTED = 200
+
+
 class SpeakerNotFoundError(SpeakerRequestError):
     """No speaker is registered under this name."""
 
     def __init__(self, name: str):
+        named = name if len(name) <= _MAX_QUOTED else f"{name[:_MAX_QUOTED]}…"
         super().__init__(
-            f"Voice {name!r} is not registered. Register it with "
+            f"Voice {named!r} is not registered. Register it with "
             "POST /v1/audio/voices (name, consent, audio_sample), or see "
             "GET /v1/audio/voices for the registered ones."
         )

@@ -22,6 +22,7 @@ from vllm_tts_cache.entrypoints.speech import MAX_SUBMITS
 from vllm_tts_cache.entrypoints.wants import MAX_TRIES, GoneError
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.tenants import Tenant
 
 
 def wav(**kwargs):
@@ -658,6 +659,34 @@ async def test_sampling_that_is_fine_reaches_the_engine(server):
     assert (await server.speak(voice="Ann", extra_params=extra)).status_code == 200
 
 
+# -------- names that are none
+
+
+async def test_a_voice_that_nobody_can_be_called_costs_the_others_nothing(server):
+    """Its marks were put in order by their square, while everybody waited."""
+    voice = "a" + 100_000 * "\u0300" + 100_000 * "\u0327"
+    answer = await asyncio.wait_for(server.speak(voice=voice), 10)
+    assert answer.status_code == 400
+    assert "is not registered" in answer.text
+    assert len(answer.content) < 4_000
+    for field in ("search", "after", "label"):
+        query = {field: f"x:{voice[:5_000]}"}
+        listed = await server.client.get("/v1/audio/voices", params=query)
+        assert listed.status_code == 400, field
+    assert server.engine.prompts == []
+
+
+async def test_a_voice_is_remembered_once_however_it_is_spelt(server):
+    await registered(server)
+    lookups, tenant = server.service.lookups, Tenant()
+    lookups.known.trust(float("inf"))
+    for num_spaces in (0, 1, 1_000_000):
+        found = await lookups.find_to_speak(tenant, "Ann" + num_spaces * " ")
+        assert found.record.name == "Ann"
+    assert len(lookups.known) == 1
+    assert await lookups.find_to_speak(tenant, 2_000 * "a") is None
+
+
 # -------- uploads
 
 
@@ -668,8 +697,15 @@ async def test_uploads_rest_while_something_is_spoken(server, monkeypatch):
     server.engine.request_states = {"speech": object()}
     await registered(server)
     # There are two threads, one of which has rested by now at the most.
-    later = [asyncio.create_task(registered(server, name)) for name in ("Bob", "Cleo")]
+    names = "Bob", "Cleo", "Dee"
+    later = [asyncio.create_task(registered(server, name)) for name in names]
     await asyncio.wait(later, timeout=3 * upload_rests.LOOK_SECONDS)
+    assert not all(each.done() for each in later)
+    # What decodes no clip is behind none of them.
+    change = server.client.patch(
+        "/v1/audio/voices/Ann", json={"speaker_description": "Tall."}
+    )
+    assert (await asyncio.wait_for(change, 10)).status_code == 200
     assert not all(each.done() for each in later)
     server.engine.request_states = {}
     await asyncio.wait_for(asyncio.gather(*later), 10)

@@ -72,7 +72,7 @@ ERRORS = [
     (GoneError("gone"), 500, "InternalServerError"),
     (AudioGoneError("a" * 64), 500, "InternalServerError"),
     (SpeakerReplacedError("ann"), 503, "InternalServerError"),
-    (CannotCloneError("It has no encoders."), 400, "BadRequestError"),
+    (CannotCloneError("It has no reference encoder."), 400, "BadRequestError"),
     (errors.StorageFullError("/x"), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),
     (errors.NoCatalogueError("no"), 500, "InternalServerError"),

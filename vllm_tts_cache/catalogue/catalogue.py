@@ -21,7 +21,7 @@ from vllm_tts_cache.catalogue.backend import Backend
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import DeletionProgress
 from vllm_tts_cache.catalogue.imports import ImportedFile
-from vllm_tts_cache.catalogue.names import fold, is_storable
+from vllm_tts_cache.catalogue.names import fold, is_storable, is_too_long
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, Segment, SpeakerRecord
 from vllm_tts_cache.catalogue.stored_files import Usage
@@ -85,7 +85,7 @@ class Catalogue:
             tenant: Whose speaker.
             told_only: Only the encodings that this tenant was told of.
         """
-        if not is_storable(name):
+        if is_too_long(name) or not is_storable(name):
             return None
         database = self.database
         found = speakers.find_with_kinds(database, tenant, name, told_only=told_only)

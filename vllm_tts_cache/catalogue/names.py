@@ -3,10 +3,15 @@
 import re
 import unicodedata
 
-from vllm_tts_cache.catalogue.ids import is_voice_id
+from vllm_tts_cache.catalogue.ids import is_consent_id, is_voice_id
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 MAX_NAME_CHARS = 128
+# Nobody is called by more, however much its characters are taken apart.
+MAX_LOOKED_UP_CHARS = 8 * MAX_NAME_CHARS
+# To compose a text takes the square of the combining marks that follow one another, and
+# nobody else of the process computes meanwhile.
+_MAX_COMPOSED_CHARS = 2048
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 # A name is one segment of a URL: a proxy may take these apart, escaped or not.
@@ -32,10 +37,19 @@ def fold(name: str) -> str:
     """The form in which names are compared; folding twice changes nothing.
 
     Case folding can take a character apart that NFC puts together, hence NFC
-    before it and after it.
+    before it and after it. A text that is longer than any that is registered is
+    composed by nobody.
     """
-    composed = unicodedata.normalize("NFC", name.strip())
+    name = name.strip()
+    if len(name) > _MAX_COMPOSED_CHARS:
+        return name.casefold()
+    composed = unicodedata.normalize("NFC", name)
     return unicodedata.normalize("NFC", composed.casefold())
+
+
+def is_too_long(text: str) -> bool:
+    """Whether no speaker can be called by it."""
+    return len(text.strip()) > MAX_LOOKED_UP_CHARS
 
 
 def clean(name: str) -> str:
@@ -68,8 +82,8 @@ def clean_new(name: str) -> str:
             f"{name!r} is what OpenAI clients send for no voice at all; choose another"
         )
         raise InvalidSpeakerError("name", reason)
-    if is_voice_id(fold(name)):
-        reason = f"{name!r} has the form of a voice's id; choose another"
+    if is_voice_id(fold(name)) or is_consent_id(fold(name)):
+        reason = f"{name!r} has the form of an id; choose another"
         raise InvalidSpeakerError("name", reason)
     if (unseen := _first_unseen(name)) is not None:
         reason = (

@@ -10,7 +10,12 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select
 
 from vllm_tts_cache.catalogue import dialect, speakers
 from vllm_tts_cache.catalogue.ids import is_voice_id
-from vllm_tts_cache.catalogue.names import fold, is_storable
+from vllm_tts_cache.catalogue.names import (
+    MAX_LOOKED_UP_CHARS,
+    fold,
+    is_storable,
+    is_too_long,
+)
 from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, SpeakerRecord
 from vllm_tts_cache.catalogue.schema import speaker, speaker_label
 from vllm_tts_cache.errors import InvalidSpeakerError
@@ -61,6 +66,9 @@ class Page:
                 raise InvalidSpeakerError(
                     name, "it contains an unpaired surrogate or NUL"
                 )
+            if is_too_long(text):
+                reason = f"at most {MAX_LOOKED_UP_CHARS} characters are allowed"
+                raise InvalidSpeakerError(name, reason)
 
 
 def cursor(record: SpeakerRecord, sort: Sort) -> str:

@@ -54,12 +54,13 @@ _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
 _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.speaker_id == bindparam("speaker_id")
 )
+_IS_NO_PREVIEW = stored_file.c.kind.not_like(literal_column(f"'{PREVIEW_PREFIX}%'"))
 # One row, however many files: building a row takes as long as finding it.
 _kinds = (
     select(dialect.joined(stored_file.c.kind))
     .where(
         stored_file.c.audio_sha256 == speaker.c.audio_sha256,
-        stored_file.c.kind.not_like(literal_column(f"'{PREVIEW_PREFIX}%'")),
+        _IS_NO_PREVIEW,
     )
     .scalar_subquery()
 )
@@ -77,6 +78,7 @@ _told_kinds = (
         stored_file.c.audio_sha256 == speaker.c.audio_sha256,
         tenant_encoding.c.tenant == speaker.c.tenant,
         tenant_encoding.c.is_told == literal_column("1"),
+        _IS_NO_PREVIEW,
     )
     .correlate(speaker)
     .scalar_subquery()

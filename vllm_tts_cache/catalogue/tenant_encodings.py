@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from sqlalchemy import ColumnElement, Connection, literal, select
 
-from vllm_tts_cache.catalogue.record import AUDIO_KIND
+from vllm_tts_cache.catalogue import owners
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, PREVIEW_PREFIX, Segment
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, tenant_encoding
 
 _ASKED, _TOLD = 0, 1
@@ -32,16 +33,31 @@ def asked(db: Connection, tenant: str, audio_sha256: str) -> frozenset[str]:
     return frozenset(db.execute(query).scalars())
 
 
-def ask(db: Connection, tenant: str, audio_sha256: str, kinds: Iterable[str]) -> None:
-    """The tenant asks for these: from now on it may be told how far they are."""
-    if _is_stored(db, audio_sha256):
+def ask(
+    db: Connection,
+    tenant: str,
+    audio_sha256: str,
+    kinds: Iterable[str],
+    segment: Segment = Segment.INLINE,
+) -> None:
+    """The tenant asks for these: from now on it may be told how far they are.
+
+    ``segment`` is registered if it asks as of a voice of its own.
+    """
+    if _is_there(db, tenant, audio_sha256, segment):
         known = asked(db, tenant, audio_sha256)
         _insert(db, tenant, audio_sha256, set(kinds) - known, _ASKED)
 
 
-def tell(db: Connection, tenant: str, audio_sha256: str, kinds: Iterable[str]) -> None:
-    """The tenant is told that these are there."""
-    if not _is_stored(db, audio_sha256):
+def tell(
+    db: Connection,
+    tenant: str,
+    audio_sha256: str,
+    kinds: Iterable[str],
+    segment: Segment = Segment.INLINE,
+) -> None:
+    """The tenant is told that these are there; ``segment`` as of `ask`."""
+    if not _is_there(db, tenant, audio_sha256, segment):
         return  # nothing would remove the rows
     where = _is_of(tenant, audio_sha256)
     new = set(kinds)
@@ -72,7 +88,11 @@ def take_in(db: Connection, tenant: str) -> None:
             literal(_TOLD),
         )
         .join(speaker, speaker.c.audio_sha256 == stored_file.c.audio_sha256)
-        .where(speaker.c.tenant == tenant, stored_file.c.kind != AUDIO_KIND)
+        .where(
+            speaker.c.tenant == tenant,
+            stored_file.c.kind != AUDIO_KIND,
+            stored_file.c.kind.not_like(f"{PREVIEW_PREFIX}%"),
+        )
         .distinct()
     )
     columns = ["audio_sha256", "kind", "tenant", "is_told"]
@@ -87,7 +107,11 @@ def _insert(
         db.execute(tenant_encoding.insert(), rows)
 
 
-def _is_stored(db: Connection, audio_sha256: str) -> bool:
+def _is_there(db: Connection, tenant: str, audio_sha256: str, segment: Segment) -> bool:
+    """Whether the audio is stored, and of a voice the tenant still has one."""
+    is_voices = segment is Segment.REGISTERED
+    if is_voices and tenant not in owners.tenants_of(db, audio_sha256):
+        return False  # others have it
     where = stored_file.c.audio_sha256 == audio_sha256, stored_file.c.kind == AUDIO_KIND
     return db.execute(select(stored_file.c.id).where(*where)).first() is not None
 

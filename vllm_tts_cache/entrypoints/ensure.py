@@ -214,8 +214,9 @@ class Ensurer:
             self._fetched.popitem(last=False)
 
     def delete_all(self) -> None:
-        """Doubt none any longer."""
+        """Doubt none any longer, and know of none that a worker has it."""
         self._doubted.clear()
+        self._fetched.clear()
 
     async def status(
         self, need: EncodingNeed, stored: frozenset[str]

@@ -21,6 +21,7 @@ from vllm_tts_cache.entrypoints.executors import (
     Lookups,
 )
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.request_speaker import is_data_url
 from vllm_tts_cache.entrypoints.wants import too_many_inline
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError, TTSCacheError
 from vllm_tts_cache.speaker.ref import SpeakerRef
@@ -31,6 +32,7 @@ NUM_DECODE_THREADS = 2
 MAX_WAITING_DECODES = 64
 NUM_DIGEST_THREADS = 2
 MAX_WAITING_DIGESTS = 1024
+_MAX_REASON_CHARS = 500  # of the host, which quotes what it was given
 
 T = TypeVar("T")
 
@@ -112,7 +114,7 @@ class InlineClips:
 
         Raises: InvalidAudioError, ServerBusyError, StorageError.
         """
-        if url[:5].lower() == "data:":
+        if is_data_url(url):
             return await self._of_data_url(url)
         if url not in self._fetches and len(self._fetches) >= self._max_fetches:
             self._count("refused")
@@ -250,7 +252,8 @@ async def _fetched(url: str, connector: MediaConnector) -> bytes:
     except Exception as exc:
         # A URL that is not allowed, not there or too slow is the caller's to mend,
         # and the host's reasons come in many classes.
-        raise InvalidAudioError(f"its URL cannot be fetched: {exc}") from exc
+        reason = str(exc)[:_MAX_REASON_CHARS]
+        raise InvalidAudioError(f"its URL cannot be fetched: {reason}") from exc
 
 
 class _FileIO(MediaIO[bytes]):

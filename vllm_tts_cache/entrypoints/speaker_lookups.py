@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from vllm_tts_cache.catalogue.names import is_too_long
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints import voice_models
@@ -68,6 +69,9 @@ class SpeakerLookups:
 
         Raises: StorageError.
         """
+        name = name.strip()  # as it is remembered, which none shall fill
+        if is_too_long(name):
+            return None
         read = partial(self.find, tenant, name)
         return await self.known.find(tenant.name, name, read)
 

@@ -8,6 +8,7 @@ a tenant who brings it for the first time is answered as if nobody had: `miss`,
 import logging
 from collections.abc import Callable, Iterable
 
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.entrypoints.ensure import EncodingNeed, Ensurer
 from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
 from vllm_tts_cache.entrypoints.status import CacheStatus
@@ -19,7 +20,7 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 MAX_WAITING = 1024
 
-Note = Callable[[str, str, Iterable[str]], None]
+Note = Callable[[str, str, Iterable[str], Segment], None]
 
 
 class ToldEnsurer:
@@ -60,10 +61,10 @@ class ToldEnsurer:
             told = await self._lookups.run(self._store.told, tenant, sha)
         new = await self._fingerprints(ensurer, need) - told
         if new:
-            await self._note(self._store.ask, tenant, sha, new)
+            await self._note(self._store.ask, tenant, need, new)
         existed = await ensurer.ensure(need, stored=told, urgent=urgent, force=force)
         if new:
-            await self._note(self._store.tell, tenant, sha, new)
+            await self._note(self._store.tell, tenant, need, new)
         return existed
 
     async def status(
@@ -86,9 +87,12 @@ class ToldEnsurer:
     async def _fingerprints(self, ensurer: Ensurer, need: EncodingNeed) -> set[str]:
         return {key.encoder_fingerprint for key in await ensurer.keys(need)}
 
-    async def _note(self, note: Note, tenant: str, sha: str, kinds: set[str]) -> None:
+    async def _note(
+        self, note: Note, tenant: str, need: EncodingNeed, kinds: set[str]
+    ) -> None:
+        sha, segment = need.ref.audio_sha256, need.ref.segment
         try:
-            await self._notes.run(note, tenant, sha, kinds)
+            await self._notes.run(note, tenant, sha, kinds, segment)
         except (StorageError, ServerBusyError) as exc:
             # It is said again to be a miss, and costs nobody anything else.
             throttled.warn_of("noting", "Noting what was told: %s", exc.log_text)

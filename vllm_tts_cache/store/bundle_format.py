@@ -37,6 +37,7 @@ _MAX_DIRECTORY_BYTES = 64 * 1024
 # entries, bytes of the directory, where it begins, bytes of the comment.
 _END_MAGIC = b"PK\x05\x06"
 _END = struct.Struct("<10sHIIH")
+_LOCATOR_MAGIC, _LOCATOR_BYTES = b"PK\x06\x07", 20
 _NO_ARCHIVE = (
     zipfile.BadZipFile,
     NotImplementedError,
@@ -171,7 +172,9 @@ def _check_directory(data: bytes) -> None:
     _, num_entries, num_bytes, _, num_comment_bytes = _END.unpack(end)
     if num_entries > MAX_ENTRIES or num_bytes > _MAX_DIRECTORY_BYTES:
         raise InvalidBundleError(f"it has more than {MAX_ENTRIES} entries")
-    if num_comment_bytes:
+    # A larger archive says all of this in another record, which that one leads to.
+    leads_on = data[-_END.size - _LOCATOR_BYTES :].startswith(_LOCATOR_MAGIC)
+    if num_comment_bytes or leads_on:
         raise InvalidBundleError("it is no bundle of a voice")
 
 

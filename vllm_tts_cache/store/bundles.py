@@ -131,10 +131,10 @@ class Bundles:
         audio = _audio_of(bundle)
         if audio is None or audio.audio.audio_sha256 != bundle.voice.audio_sha256:
             raise InvalidBundleError("its audio is not the one that it names")
-        check(name or bundle.voice.name, bundle.voice.ref_text)
-        check_audio(audio.audio, bundle.voice.ref_text)
         # First all that may be wrong with it: then nothing has to be deleted again.
         new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
+        check(new.name, new.ref_text)
+        check_audio(audio.audio, new.ref_text)
         consent, delete = self._kept_consent(bundle, tenant)
         if consent is not None:
             new = replace(new, consent=consent.consent_id)

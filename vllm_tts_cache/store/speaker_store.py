@@ -9,6 +9,7 @@ What must hold, whenever a process dies:
 * Files are removed where the catalogue, in the same transaction, knows no owner.
 """
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -47,6 +48,9 @@ from vllm_tts_cache.store.leased_participation import LeasedParticipation
 from vllm_tts_cache.store.participation import LockedParticipation, Participation
 from vllm_tts_cache.store.registrations import Registrations, delete_previews
 from vllm_tts_cache.store.writing import Writer
+from vllm_tts_cache.throttled_log import ThrottledLog
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 # Recency to the minute is enough to choose what to evict, and spares a write per use.
 _TOUCH_INTERVAL_SECONDS = 60.0
@@ -204,15 +208,27 @@ class SpeakerStore:
         with self._database.read() as db:
             return tenant_encodings.asked(db, tenant, audio_sha256)
 
-    def ask(self, tenant: str, audio_sha256: str, kinds: Iterable[str]) -> None:
+    def ask(
+        self,
+        tenant: str,
+        audio_sha256: str,
+        kinds: Iterable[str],
+        segment: Segment = Segment.INLINE,
+    ) -> None:
         """Write down that the tenant asks for encodings."""
         with self._database.write() as db:
-            tenant_encodings.ask(db, tenant, audio_sha256, kinds)
+            tenant_encodings.ask(db, tenant, audio_sha256, kinds, segment)
 
-    def tell(self, tenant: str, audio_sha256: str, kinds: Iterable[str]) -> None:
+    def tell(
+        self,
+        tenant: str,
+        audio_sha256: str,
+        kinds: Iterable[str],
+        segment: Segment = Segment.INLINE,
+    ) -> None:
         """Write down that the tenant is told that encodings are there."""
         with self._database.write() as db:
-            tenant_encodings.tell(db, tenant, audio_sha256, kinds)
+            tenant_encodings.tell(db, tenant, audio_sha256, kinds, segment)
 
     def take_tenant_in(self, tenant: str) -> None:
         """Tell a tenant of all that is stored of its voices, if it was told nothing."""
@@ -223,14 +239,17 @@ class SpeakerStore:
         """Store audio that came with a request, or count it as used.
 
         Of what is registered nothing is written. The least recently used inline audio
-        goes where this is too much.
+        goes where this is too much. That it cannot be counted is no error.
 
         Raises:
             StorageFullError: There is no space left; nothing was changed.
         """
         sha = audio.audio.audio_sha256
         if self._writer.is_kept(sha):
-            self._touch(sha)
+            try:
+                self._touch(sha)
+            except StorageError as exc:
+                throttled.warn_of("noting a use", "Noting a use: %s", exc.log_text)
         else:
             self._writer.keep(audio, Segment.INLINE, lambda _: None)
 

@@ -4,7 +4,7 @@ import errno
 import os
 import resource
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from tests.store_samples import (
     register,
     traces,
 )
+from vllm_tts_cache.catalogue import sqlite
 from vllm_tts_cache.errors import (
     EncodingCorruptError,
     SourceCorruptError,
+    StorageBusyError,
     StorageError,
     StorageFullError,
     StorageUnavailableError,
@@ -211,6 +213,23 @@ def test_running_out_of_descriptors_costs_nothing_but_the_call(store):
                 call()
     assert_same(store.read(key()), make_encoding())
     assert store.read_audio(address()) is not None
+
+
+@pytest.mark.sqlite
+def test_a_clip_that_is_there_is_used_although_nobody_can_note_it(store, monkeypatch):
+    """Another process holds the catalogue for longer than a writer waits."""
+    store.keep_inline(clip(1))
+    connect = sqlite._connect
+    monkeypatch.setattr(sqlite, "_connect", lambda path, _: connect(path, 0.1))
+    impatient = opened(store.directory)
+    path = store.catalogue.path
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        impatient.keep_inline(clip(1))
+        with pytest.raises(StorageBusyError):
+            impatient.keep_inline(clip(2))
+        holder.execute("ROLLBACK")
+    impatient.close()
 
 
 @pytest.mark.parametrize(

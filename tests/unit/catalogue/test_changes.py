@@ -7,7 +7,7 @@ import pytest
 from tests.store_samples import address, clip, delete, register, voice
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
-from vllm_tts_cache.catalogue.ids import is_voice_id, new_voice_id
+from vllm_tts_cache.catalogue.ids import is_voice_id, new_consent_id, new_voice_id
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.errors import (
     InvalidSpeakerError,
@@ -49,10 +49,11 @@ def test_a_deletion_is_asked_for_by_the_id_as_well(store):
     assert store.progress(record.speaker_id) is None
 
 
-def test_no_new_voice_is_called_like_an_id(store):
-    name = new_voice_id()
+@pytest.mark.parametrize("new_id", [new_voice_id, new_consent_id])
+def test_no_new_voice_is_called_like_an_id(store, new_id):
+    name = new_id()
     for spelled in (name, name.upper()):
-        with pytest.raises(InvalidSpeakerError, match="the form of a voice's id"):
+        with pytest.raises(InvalidSpeakerError, match="the form of an id"):
             register(store, spelled)
     with pytest.raises(SpeakerNotFoundError):
         store.delete(name)

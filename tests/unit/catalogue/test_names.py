@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_tts_cache.catalogue.names import (
+    MAX_LOOKED_UP_CHARS,
     MAX_NAME_CHARS,
     clean,
     clean_new,
     fold,
     is_storable,
+    is_too_long,
 )
 from vllm_tts_cache.errors import InvalidSpeakerError
 
@@ -44,6 +46,14 @@ def test_different_names_stay_different(one, other):
 def test_folding_any_character_twice_changes_nothing():
     for code in range(sys.maxunicode + 1):
         assert fold(fold(chr(code))) == fold(chr(code))
+
+
+def test_what_nobody_can_be_called_is_not_composed():
+    """It takes the square of a run of marks, and everybody waits for it."""
+    text = "e" + 2_500 * "\u0301\u0327"
+    assert fold(text) == fold(fold(text)) == text
+    assert not is_too_long(f" {MAX_LOOKED_UP_CHARS * 'a'} ")
+    assert is_too_long("a" + MAX_LOOKED_UP_CHARS * "a")
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from(MARKS))))

@@ -21,6 +21,7 @@ from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.errors import (
     InvalidBundleError,
+    InvalidSpeakerError,
     SpeakerExistsError,
     SpeakerNotFoundError,
     SpeakerRequestError,
@@ -184,6 +185,9 @@ HOSTILE = {
     "a long list": lambda found: packed(
         {f"{n}": b"" for n in range(2000)} | {"voice.json": b"{}"}
     ),
+    "a list that is told elsewhere": lambda found: (
+        packed(found)[:-22] + b"PK\x06\x07" + bytes(16) + packed(found)[-22:]
+    ),
     "a comment": lambda found: packed(found)[:-2] + b"\x05\x00words",
     "a short entry": lambda found: packed(found).replace(
         b"PK\x01\x02", b"PK\x01\x02", 1
@@ -207,6 +211,7 @@ HOSTILE = {
     "a name of an id": lambda found: packed(retold(found, name="voice_" + "0" * 32)),
     "labels": lambda found: packed(retold(found, labels={"": ""})),
     "long text": lambda found: packed(retold(found, ref_text="x" * 3000)),
+    "a long name": lambda found: packed(retold(found, name="a" + "\u0301" * 100_000)),
     "past": lambda found: packed(retold(found, expires_at=5.0)),
 }
 
@@ -219,6 +224,18 @@ def test_a_hostile_bundle_is_refused_whole(exported, other, what):
         Bundles(other, SECRET).import_voice(data)
     assert other.catalogue.count() == 0 and other.consents.on_page(9) == []
     assert other.read_audio(exported[0].audio_sha256) is None
+
+
+def test_texts_are_seen_to_be_too_long_before_anybody_reads_them(exported, other):
+    seen = []
+    data = packed(retold(entries(exported[2]), ref_text="x" * 3000))
+    with pytest.raises(InvalidSpeakerError, match="3000 characters"):
+        Bundles(other, SECRET).import_voice(
+            data,
+            check=lambda *given: seen.append(given),
+            check_audio=lambda *given: seen.append(given),
+        )
+    assert seen == []
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from tests.store_samples import address, clip, key, publish, register, voice
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.catalogue.tenant_usage import TenantUsage
 from vllm_tts_cache.errors import (
     AudioBudgetError,
@@ -266,6 +267,19 @@ def test_what_was_told_goes_with_the_encoding_and_with_the_tenants_last_voice(st
     assert told(store, B) == store.asked(B, address()) == frozenset()
 
 
+def test_what_is_told_too_late_of_a_voice_that_was_deleted_is_written_nowhere(store):
+    """Its encodings were made for somebody else, who has the same clip."""
+    for tenant in (A, B):
+        add(store, "ann", tenant=tenant)
+    publish(store)
+    store.remove_files(store.delete("ann", B))
+    for note in (store.ask, store.tell):
+        note(B, address(), [KIND], Segment.REGISTERED)
+    assert store.asked(B, address()) == frozenset()
+    store.tell(A, address(), [KIND], Segment.REGISTERED)
+    assert told(store, A) == {KIND}
+
+
 def test_nothing_is_told_of_audio_that_is_not_there(store):
     for note in (store.ask, store.tell):
         note(A, address(), [KIND])
@@ -288,6 +302,18 @@ def test_whoever_was_alone_knows_of_its_own_encodings(store):
 
 
 # -------- previews
+
+
+def test_whoever_was_alone_has_no_previews_among_its_encodings(store):
+    """They would be in its bundles, which nobody could import."""
+    register(store, "ann", 0)
+    publish(store, 0)
+    kind = keep_preview(store, "default", "Hello.")
+    store.take_tenant_in("default")
+    assert store.told("default", address(0)) == {KIND}
+    # As an older version took it in.
+    store.tell("default", address(0), [kind])
+    assert store.find_told("ann", "default").fingerprints == {KIND}
 
 
 def keep_preview(store, tenant, text):
