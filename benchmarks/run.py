@@ -99,8 +99,8 @@ SCENARIOS = (
     ),
     Scenario(
         bulk_registration.run,
-        full=(30, 150),
-        quick=(10, 40),
+        full=(30, 450),
+        quick=(10, 60),
         is_in_quick=False,
     ),
     # One run of the command, whatever the number of rounds.
