@@ -23,7 +23,6 @@ def on_files(files: Files, config: Any) -> Files:
         "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
         "changes.md": (ROOT / "CHANGELOG.md").read_text(),
         "families/index.md": families_page(),
-        "reference/settings.md": settings_page(),
         "reference/http-schema.md": http_page(),
         "reference/commands.md": commands_page(),
     }
@@ -32,6 +31,11 @@ def on_files(files: Files, config: Any) -> Files:
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Lead to the site's pages of files that a reader of the repository finds there."""
+    return markdown.replace("](../../CHANGELOG.md)", "](../changes.md)")
 
 
 def commands_page() -> str:

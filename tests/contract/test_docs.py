@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from scripts.docs_hook import settings_page
 from tests.unit.test_error_statuses import ERRORS
 from vllm_tts_cache.config import VARIABLES
 from vllm_tts_cache.entrypoints.cli import app
@@ -60,11 +61,12 @@ def text_of(site, page):
     return re.sub(r"<[^>]+>", "", (site / page).read_text())
 
 
-def test_every_setting_is_in_the_reference(site):
-    told = text_of(site, "reference/settings.html")
-    for variable in VARIABLES:
-        assert variable in told
-    assert "Encodings a worker keeps in memory" in told and "512 MiB" in told
+def test_every_setting_is_in_the_reference():
+    page = settings_page()
+    assert all(variable in page for variable in VARIABLES)
+    assert "Encodings a worker keeps in memory" in page and "512 MiB" in page
+    shown = (DOCS / "settings.md").read_text()
+    assert shown == page, f"docs/settings.md is to be:\n{page}"
 
 
 def test_every_route_of_ours_is_in_the_reference(site):
@@ -137,6 +139,14 @@ def test_pages_name_only_settings_that_there_are():
         # SPEAKER_URL is the command line's.
         others = {"SPEAKER_CACHE", "SPEAKER_URL"}
         assert named <= known | others, (page, named - known)
+
+
+def test_links_lead_to_files_of_the_repository():
+    """Where pages are read as well; the site's own links are checked as it is built."""
+    link = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)")
+    for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]:
+        for path in link.findall(page.read_text()):
+            assert (page.parent / path).exists(), (page, path)
 
 
 def test_pages_name_only_files_that_there_are():

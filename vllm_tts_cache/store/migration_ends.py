@@ -67,7 +67,8 @@ def check_unused(store: SpeakerStore) -> None:
     if is_used(store):
         raise ConfigError(
             f"{place_of(store)} is in use. Stop its servers first; one that was killed "
-            "is waited for a few seconds."
+            "counts as one until its lease is over "
+            "(SPEAKER_CATALOGUE_GRACE_SECONDS)."
         )
 
 

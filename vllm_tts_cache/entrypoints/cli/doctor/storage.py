@@ -133,7 +133,7 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
             f"{store.catalogue.database.where}: {store.catalogue.count()} voices, "
             f"{store.num_alive()} API servers at work, {took:.2f} ms for a look-up"
         )
-        if settings.catalogue_url:
+        if settings.catalogue_url and not settings.store_url:
             text += "; servers on it share one directory"
         if took > _SLOW_LOOK_MS:
             hint = "each request takes one: a local disk, or a less busy machine, helps"
