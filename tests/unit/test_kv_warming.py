@@ -53,7 +53,7 @@ async def warming(engine, monkeypatch):
 def record(number, **changed: Any):
     nothing: dict[str, Any] = {f.name: None for f in fields(SpeakerRecord)}
     known: dict[str, Any] = {"ref_text": "Hello.", "audio_sha256": f"{number:064x}"}
-    known["name"] = f"voice-{number}"
+    known["name"] = known["speaker_id"] = f"voice-{number}"
     return SpeakerRecord(**nothing | known | changed)
 
 
@@ -200,9 +200,43 @@ async def test_with_another_transcript_a_voice_is_prefilled_anew(engine, warming
     engine.is_idle = True
     await soon(lambda: warming.stats()["warmed"] == 2)
     assert engine.prefilled == ["voice-0", "voice-0"]
-    warming.delete(record(0).audio_sha256)  # with whichever transcript
-    for text in ("Hello.", "Good night."):
-        assert warming.add(record(0, name=text, ref_text=text))
+    warming.delete(record(0).audio_sha256)
+    assert warming.add(record(0, ref_text="Good night."))
+
+
+async def test_a_voice_that_is_changed_takes_no_other_ones_place(engine, warming):
+    """What was computed of its old transcript is nobody's."""
+    for number in range(MAX_UNSPOKEN):
+        warming.add(record(number))
+    await soon(lambda: warming.stats()["warmed"] == MAX_UNSPOKEN)
+    for text in ("Good morning.", "Good night."):
+        assert warming.add(record(3, ref_text=text))
+        await soon(lambda: warming.stats()["waiting"] == 0)
+    assert not warming.add(record(100))
+    assert warming.stats()["left_out"] == 1
+
+
+async def test_a_prefill_in_hand_of_what_was_changed_is_ended(engine, warming):
+    engine.gate.clear()
+    warming.add(record(0))
+    await soon(lambda: engine.prefilled == ["voice-0"])
+    assert warming.add(record(0))  # as it is
+    assert warming.add(record(0, ref_text="Good night."))
+    await soon(lambda: engine.cancelled == ["voice-0"])
+    engine.gate.set()
+    await soon(lambda: warming.stats()["warmed"] == 1)
+    assert engine.prefilled == ["voice-0", "voice-0"]
+    assert warming.stats() == {"warmed": 1, "failed": 0, "left_out": 0, "waiting": 0}
+
+
+async def test_two_voices_of_one_clip_are_prefilled_once(engine, warming):
+    twin = record(1, audio_sha256=record(0).audio_sha256)
+    for each in (record(0), twin):
+        assert warming.add(each)
+    await soon(lambda: warming.stats()["warmed"] == 1)
+    await asyncio.sleep(0.01)
+    assert engine.prefilled == ["voice-0"]
+    assert not warming.add(twin)
 
 
 async def test_what_was_prefilled_long_ago_is_prefilled_again(
@@ -216,13 +250,19 @@ async def test_what_was_prefilled_long_ago_is_prefilled_again(
     await soon(lambda: warming.stats()["warmed"] == 2)
 
 
-async def test_a_voice_that_is_deleted_while_another_one_has_its_clip_is_no_failure(
-    engine, warming
+async def test_of_two_voices_of_one_clip_the_one_that_stays_is_prefilled(
+    engine, warming, monkeypatch
 ):
-    engine.error = SpeakerNotFoundError("voice-0")
+    async def prefill(record):
+        engine.prefilled.append(record.name)
+        if record.name == "voice-0":
+            raise SpeakerNotFoundError(record.name)
+
+    monkeypatch.setattr(engine, "prefill", prefill)
     warming.add(record(0))
-    await soon(lambda: warming.stats()["waiting"] == 0 and engine.prefilled)
-    await asyncio.sleep(0.01)
+    warming.add(record(1, audio_sha256=record(0).audio_sha256))
+    await soon(lambda: warming.stats()["warmed"] == 1)
+    assert engine.prefilled == ["voice-0", "voice-1"]
     assert warming.stats()["failed"] == 0
 
 

@@ -34,17 +34,12 @@ _VIRAMA = 9  # the canonical combining class of what suppresses an Indic vowel
 
 
 def fold(name: str) -> str:
-    """The form in which names are compared; folding twice changes nothing.
+    """The form in which names are compared; folding one twice changes nothing.
 
-    Case folding can take a character apart that NFC puts together, hence NFC
-    before it and after it. A text that is longer than any that is registered is
-    composed by nobody.
+    A text that is longer than any that is registered is composed by nobody.
     """
     name = name.strip()
-    if len(name) > _MAX_COMPOSED_CHARS:
-        return name.casefold()
-    composed = unicodedata.normalize("NFC", name)
-    return unicodedata.normalize("NFC", composed.casefold())
+    return _folded(name) if len(name) <= _MAX_COMPOSED_CHARS else name.casefold()
 
 
 def is_too_long(text: str) -> bool:
@@ -95,7 +90,7 @@ def clean_new(name: str) -> str:
 
 def search_text(*texts: str | None) -> str:
     """What free text is looked for in: the texts, folded, each on a line of its own."""
-    return "\n".join(fold(text) for text in texts if text)
+    return "\n".join(_folded_in_parts(text.strip()) for text in texts if text)
 
 
 def is_storable(text: str) -> bool:
@@ -104,6 +99,19 @@ def is_storable(text: str) -> bool:
     JSON can smuggle in both.
     """
     return _UNSTORABLE.search(text) is None
+
+
+def _folded(text: str) -> str:
+    # Case folding can take a character apart that NFC puts together, hence NFC before
+    # it and after it.
+    composed = unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", composed.casefold())
+
+
+def _folded_in_parts(text: str) -> str:
+    """Of stock's voices, whose texts may have any length."""
+    size = _MAX_COMPOSED_CHARS
+    return "".join(_folded(text[at : at + size]) for at in range(0, len(text), size))
 
 
 def _why_invalid(name: str) -> str | None:

@@ -303,6 +303,7 @@ def of_row(row: Sequence[Any]) -> SpeakerRecord:
 
 def _keys(tenant: str, name: str) -> Iterator[_Key]:
     """What to look a text up by: an id first; what was called so before, as a name."""
+    name = name.strip()
     if is_voice_id(name):
         yield _HAS_ID, {"tenant": tenant, "speaker_id": name}
     yield _IS_NAMED, {"tenant": tenant, "name_key": fold(name)}

@@ -81,7 +81,8 @@ class VoicePrefill:
         """
         if not self._shares_kv:
             await self._ask_decoder()
-        request = OpenAICreateSpeechRequest(input=_TEXT, voice=record.name)
+        # By its id: it may have got another name since.
+        request = OpenAICreateSpeechRequest(input=_TEXT, voice=record.speaker_id)
         engine = self._speech.engine_client
         adapter = self._speech.cached_adapter
         name = f"prefill-{uuid.uuid4().hex}"

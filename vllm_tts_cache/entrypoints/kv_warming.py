@@ -5,6 +5,7 @@ import logging
 import time
 from asyncio import Task
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -27,10 +28,6 @@ PREFILL_SECONDS = 60.0
 MAX_STOPS = 3
 # Of those that spoke before a restart: some room is left for new ones.
 MAX_AGAIN = 8
-
-# What a voice's prompts begin with is made of its audio and, if it has one, of its
-# transcript: another one makes it another beginning.
-Beginning = tuple[str, str | None]
 
 
 class Prefill(Protocol):
@@ -76,6 +73,28 @@ class WarmingCounts:
     left_out: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Voice:
+    """One that is to be prefilled, or was.
+
+    Attributes:
+        num_stops: How often requests have ended its prefill.
+        began_at: When that began the last time, in monotonic seconds.
+    """
+
+    record: SpeakerRecord
+    num_stops: int = 0
+    began_at: float = 0.0
+
+    @property
+    def beginning(self) -> tuple[str | None, str | None]:
+        """What its prompts begin with is made of."""
+        return self.record.audio_sha256, self.record.ref_text
+
+
+_Which = Callable[[_Voice], bool]
+
+
 class KVWarming:
     """Voices one after another, while the engine has nothing to do; on its event loop.
 
@@ -86,76 +105,62 @@ class KVWarming:
 
     def __init__(self, engine: Prefill | None, *, is_on: bool):
         self._engine = engine if is_on else None
-        self._waiting: OrderedDict[Beginning, SpeakerRecord] = OrderedDict()
-        self._unspoken: OrderedDict[Beginning, float] = OrderedDict()
-        # Of those that wait, or are in hand.
-        self._num_stops: dict[Beginning, int] = {}
+        # By their ids; the one in hand is among the unspoken.
+        self._waiting: OrderedDict[str, _Voice] = OrderedDict()
+        self._unspoken: OrderedDict[str, _Voice] = OrderedDict()
         self._counts = WarmingCounts()
         self._task: Task[None] | None = None
-        self._in_hand: tuple[Beginning, SpeakerRecord, Task[None]] | None = None
+        self._in_hand: tuple[_Voice, Task[None]] | None = None
 
     def add(self, record: SpeakerRecord) -> bool:
         """Take a voice whose encodings exist; it is prefilled soon, or left out.
 
-        Returns: Whether it waits.
+        Returns: Whether it waits, or is in hand.
         """
-        sha = record.audio_sha256
-        if sha is None or (engine := self._possible) is None:
+        if record.audio_sha256 is None or (engine := self._possible) is None:
             return False
         if not engine.helps(record):
             return False
-        beginning = sha, record.ref_text
-        num_unspoken = self._num_unspoken()  # which forgets those of long ago
-        if beginning in self._unspoken:
+        voice, id_ = _Voice(record), record.speaker_id
+        in_hand = None if self._in_hand is None else self._in_hand[0]
+        for known in (self._waiting.get(id_), in_hand):
+            if known is not None and _is_same(known, voice):
+                return True
+        self._forget_old()
+        if self._is_warm(voice):
             return False
-        self._delete_waiting(record, but=beginning)
-        if beginning in self._waiting:
-            return True
-        if num_unspoken + len(self._waiting) >= MAX_UNSPOKEN:
+        # Of one that was changed only what it is now is prefilled.
+        self._delete(lambda known: known.record.speaker_id == id_)
+        if self.is_full:
             self._count("left_out")
             return False
-        self._waiting[beginning] = record
+        self._waiting[id_] = voice
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(engine))
         return True
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more would be left out."""
+        return len(self._unspoken) + len(self._waiting) >= MAX_UNSPOKEN
+
     def give_way(self) -> None:
         """A request begins: whose prefill is in hand, that voice waits again."""
-        if (stopped := self._stop()) is None:
+        if (voice := self._stop()) is None:
             return
-        beginning, record = stopped
-        num_stops = self._num_stops.pop(beginning, 0) + 1
-        if num_stops == MAX_STOPS:  # the first text prefills it then
+        voice.num_stops += 1
+        if voice.num_stops == MAX_STOPS:  # the first text prefills it then
             self._count("left_out")
-            return
-        self._num_stops[beginning] = num_stops
-        self._waiting[beginning] = record  # behind the others, which may be shorter
+        else:  # behind the others, which may be shorter
+            self._waiting[voice.record.speaker_id] = voice
 
     def delete(self, audio_sha256: str) -> None:
         """It speaks by itself by now, or nobody has it any more."""
-        if self._in_hand is not None and self._in_hand[0][0] == audio_sha256:
-            self._stop()
-        for known in (self._waiting, self._unspoken, self._num_stops):
-            for beginning in [each for each in known if each[0] == audio_sha256]:
-                del known[beginning]
+        self._delete(lambda known: known.record.audio_sha256 == audio_sha256)
 
     def delete_all(self) -> None:
         """As `delete`, of all."""
-        self._stop()
-        self._waiting.clear()
-        self._unspoken.clear()
-        self._num_stops.clear()
-
-    def _stop(self) -> tuple[Beginning, SpeakerRecord] | None:
-        """Take what is in hand out of the engine; returns whose it was."""
-        if self._in_hand is None:
-            return None
-        beginning, record, task = self._in_hand
-        if not task.cancel():  # it has just ended
-            return None
-        self._in_hand = None
-        self._unspoken.pop(beginning, None)
-        return beginning, record
+        self._delete(lambda _: True)
 
     def shutdown(self) -> None:
         """Begin nothing more."""
@@ -186,14 +191,16 @@ class KVWarming:
             if not engine.is_possible:  # as the last one has shown
                 self._waiting.clear()
             if self._waiting:  # all may be deleted by now
-                await self._prefill(engine, *self._waiting.popitem(last=False))
+                _, voice = self._waiting.popitem(last=False)
+                # Else another one of the same clip and transcript was before it.
+                if not self._is_warm(voice):
+                    await self._prefill(engine, voice)
 
-    async def _prefill(
-        self, engine: Prefill, beginning: Beginning, record: SpeakerRecord
-    ) -> None:
-        self._unspoken[beginning] = time.monotonic()
-        task = asyncio.create_task(engine.prefill(record))
-        self._in_hand = beginning, record, task
+    async def _prefill(self, engine: Prefill, voice: _Voice) -> None:
+        id_, voice.began_at = voice.record.speaker_id, time.monotonic()
+        self._unspoken[id_] = voice
+        task = asyncio.create_task(engine.prefill(voice.record))
+        self._in_hand = voice, task
         # No `wait_for`: it would begin to end the prefill only some steps later.
         clock = asyncio.get_running_loop().call_later(PREFILL_SECONDS, task.cancel)
         [error] = await asyncio.gather(task, return_exceptions=True)
@@ -201,33 +208,55 @@ class KVWarming:
         if self._in_hand is None:  # it was stopped
             return
         self._in_hand = None
-        self._num_stops.pop(beginning, None)
         if error is None:
             self._count("warmed")
             return
-        self._unspoken.pop(beginning, None)
-        # The first text prefills it then, unless there is nobody who could speak one.
+        self._unspoken.pop(id_, None)
+        # The first text prefills it then, unless nobody can speak one.
         if engine.is_possible and not isinstance(error, SpeakerNotFoundError):
             self._count("failed")
         logger.debug("A voice was not prefilled: %r", error)
 
-    def _delete_waiting(self, record: SpeakerRecord, *, but: Beginning) -> None:
-        """Of a voice that was changed only what it is now is prefilled."""
-        whose = record.tenant, record.name
-        for beginning, other in list(self._waiting.items()):
-            if (other.tenant, other.name) == whose and beginning != but:
-                del self._waiting[beginning]
-                self._num_stops.pop(beginning, None)
+    def _stop(self) -> _Voice | None:
+        """Take what is in hand out of the engine; returns whose it was."""
+        if self._in_hand is None:
+            return None
+        voice, task = self._in_hand
+        if not task.cancel():  # it has just ended
+            return None
+        self._in_hand = None
+        self._unspoken.pop(voice.record.speaker_id, None)
+        return voice
 
-    def _num_unspoken(self) -> int:
+    def _delete(self, which: _Which) -> None:
+        if self._in_hand is not None and which(self._in_hand[0]):
+            self._stop()
+        for known in (self._waiting, self._unspoken):
+            for id_ in [id_ for id_, voice in known.items() if which(voice)]:
+                del known[id_]
+
+    def _is_warm(self, voice: _Voice) -> bool:
+        """Whether one of the same clip and transcript was prefilled."""
+        in_hand = None if self._in_hand is None else self._in_hand[0]
+        known = (each for each in self._unspoken.values() if each is not in_hand)
+        return any(each.beginning == voice.beginning for each in known)
+
+    def _forget_old(self) -> None:
+        """Of those that nobody has spoken with for long it is not known any more."""
         oldest = time.monotonic() - UNSPOKEN_SECONDS
-        while self._unspoken and next(iter(self._unspoken.values())) < oldest:
-            self._unspoken.popitem(last=False)
-        return len(self._unspoken)
+        for id_, voice in list(self._unspoken.items()):
+            if voice.began_at < oldest:
+                del self._unspoken[id_]
 
     def _count(self, outcome: str) -> None:
         setattr(self._counts, outcome, getattr(self._counts, outcome) + 1)
         process_metrics().kv_warmings.labels(outcome).inc()
+
+
+def _is_same(one: _Voice, other: _Voice) -> bool:
+    """Whether it is one voice, as it was."""
+    ids = one.record.speaker_id, other.record.speaker_id
+    return ids[0] == ids[1] and one.beginning == other.beginning
 
 
 async def _until_idle(engine: Prefill) -> None:

@@ -313,12 +313,11 @@ class SpeakerEncodings:
             return
         last_used, num_left = self._store.catalogue.last_used, MAX_AGAIN
         for tenant, name in await self._speakers.reads.run(last_used, MAX_LOOKED_AT):
-            found = await self._speakers.find(Tenant(name=tenant), name)
-            if found is None or await self.status(found) != ("ready", None):
-                continue
-            num_left -= self._kv_warming.add(found.record)
-            if not num_left:
+            if not num_left or self._kv_warming.is_full:
                 return
+            found = await self._speakers.find(Tenant(name=tenant), name)
+            if found is not None and await self.status(found) == ("ready", None):
+                num_left -= self._kv_warming.add(found.record)
 
     async def _take_in(self) -> None:
         # Whoever was alone before there were tenants knows of its own encodings.

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from vllm_tts_cache.catalogue.names import is_too_long
+from vllm_tts_cache.catalogue.ids import is_voice_id
+from vllm_tts_cache.catalogue.names import fold, is_too_long
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.record import SpeakerRecord
 from vllm_tts_cache.entrypoints import voice_models
@@ -69,11 +70,12 @@ class SpeakerLookups:
 
         Raises: StorageError.
         """
-        name = name.strip()  # as it is remembered, which none shall fill
         if is_too_long(name):
             return None
-        read = partial(self.find, tenant, name)
-        return await self.known.find(tenant.name, name, read)
+        name = name.strip()
+        # Remembered once, however it is spelt; an id is no other one in capitals.
+        key = name if is_voice_id(name) else fold(name)
+        return await self.known.find(tenant.name, key, partial(self.find, tenant, name))
 
     def find_now(self, name: str, tenant: str) -> Found | None:
         """As `find`, on the calling thread. Raises: StorageError."""
