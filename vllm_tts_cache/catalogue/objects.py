@@ -8,19 +8,26 @@ has an hour to commit the file that it is; then it is nobody's.
 
 import secrets
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, exists, select
 from sqlalchemy.dialects.postgresql import insert
 
 from vllm_tts_cache.catalogue.leases import NOW
-from vllm_tts_cache.catalogue.schema import loose_object
+from vllm_tts_cache.catalogue.schema import loose_object, stored_file
 
 FOLDER = "objects"
 MAKING_SECONDS = 3600.0
 # Every server removes what is to be removed within some seconds.
 OVERDUE_SECONDS = 300.0
+# What was sent to the bucket and not acknowledged arrives within so long, or never.
+LATE_SECONDS = 120.0
 _NUM_BYTES = 16
 
 _NAMES = select(loose_object.c.object_name)
+# A file may have one whose maker does not know that it was committed.
+_HAS_FILE = exists().where(
+    stored_file.c.audio_sha256 == loose_object.c.audio_sha256,
+    stored_file.c.object_name == loose_object.c.object_name,
+)
 
 
 def new_name(audio_sha256: str) -> str:
@@ -48,20 +55,31 @@ def claim(db: Connection, object_name: str) -> bool:
     return db.execute(loose_object.delete().where(*where)).rowcount == 1
 
 
-def let_go(db: Connection, object_name: str, audio_sha256: str) -> None:
-    """Write down that an object is nobody's any more."""
+def let_go(
+    db: Connection, object_name: str, audio_sha256: str, *, is_late: bool = False
+) -> None:
+    """Write down that an object is nobody's any more, or may still arrive."""
     row = {"object_name": object_name, "audio_sha256": audio_sha256}
-    let = insert(loose_object).values(**row, removable_from=NOW)
+    removable_from = NOW + LATE_SECONDS if is_late else NOW
+    let = insert(loose_object).values(**row, removable_from=removable_from)
     same = [loose_object.c.object_name]
-    db.execute(
-        let.on_conflict_do_update(index_elements=same, set_={"removable_from": NOW})
-    )
+    again = {"removable_from": removable_from}
+    db.execute(let.on_conflict_do_update(index_elements=same, set_=again))
 
 
 def let_go_of_announced(db: Connection, object_name: str) -> None:
-    """Give up an object that was announced, unless it was claimed."""
-    where = loose_object.c.object_name == object_name
-    db.execute(loose_object.update().where(where).values(removable_from=NOW))
+    """Give up an object that was announced, unless a file has it.
+
+    It is written down anew: a deletion of its audio may have removed it before it was
+    there, and its row with it.
+    """
+    audio_sha256 = object_name.split("/")[2]
+    has_file = select(stored_file.c.id).where(
+        stored_file.c.audio_sha256 == audio_sha256,
+        stored_file.c.object_name == object_name,
+    )
+    if db.execute(has_file).first() is None:
+        let_go(db, object_name, audio_sha256)
 
 
 def let_go_of_audio(db: Connection, audio_sha256: str) -> None:
@@ -77,7 +95,7 @@ def take_removable(
 
     Who is claiming one at this moment is waited for, and keeps it.
     """
-    due = _NAMES.where(loose_object.c.removable_from <= NOW)
+    due = _NAMES.where(loose_object.c.removable_from <= NOW, ~_HAS_FILE)
     if audio_sha256 is not None:
         due = due.where(loose_object.c.audio_sha256 == audio_sha256)
     return _taken(db, due.order_by(loose_object.c.removable_from).limit(limit))
@@ -96,7 +114,8 @@ def names(db: Connection) -> set[str]:
 
 def overdue(db: Connection) -> list[str]:
     """Those that were to be removed long ago and are not yet, in order."""
-    due = _NAMES.where(loose_object.c.removable_from <= NOW - OVERDUE_SECONDS)
+    overdue_from = NOW - OVERDUE_SECONDS
+    due = _NAMES.where(loose_object.c.removable_from <= overdue_from, ~_HAS_FILE)
     return list(db.execute(due.order_by(loose_object.c.object_name)).scalars())
 
 

@@ -89,7 +89,7 @@ def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
 
     Raises:
         SourceCorruptError: No stored form, or samples of another audio.
-        StorageError: The upload is whole, but nothing here decodes it any more.
+        StorageError: It is whole, but nothing here decodes it.
     """
     try:
         rate, starts = int(encoding[RATE][0]), _starts(encoding)
@@ -162,12 +162,15 @@ def _read(
 ) -> ReferenceAudio:
     try:
         return read(clip, sample_rate_hz, starts)
-    except (InvalidAudioError, ValueError) as exc:
-        if clip.form != UPLOAD:
+    except (InvalidAudioError, ValueError, MemoryError) as exc:
+        causes = exc, exc.__cause__
+        # A machine that has no memory for it must not take it from those that have.
+        has_no_memory = any(isinstance(cause, MemoryError) for cause in causes)
+        if clip.form != UPLOAD and not has_no_memory:
             raise
         raise StorageError(
-            f"The stored upload of audio {audio_sha256} is whole, but cannot be "
-            f"decoded by this version of libsndfile or FFmpeg: {exc}"
+            f"The stored audio {audio_sha256} is whole, but cannot be decoded here, "
+            f"with this version of libsndfile or FFmpeg: {exc!r}"
         ) from exc
 
 

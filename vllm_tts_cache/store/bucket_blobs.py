@@ -88,7 +88,7 @@ class BucketBlobs:
         try:
             self._bucket.put(name, data)
         except ObjectStoreError:
-            # It may have arrived all the same.
+            # It may have arrived all the same, or arrive yet.
             self._let_go(name, audio_sha256)
             raise
         return Staged(data=data, object_name=name)
@@ -278,4 +278,4 @@ class BucketBlobs:
 
     def _let_go(self, name: str, audio_sha256: str) -> None:
         with suppress(StorageError), self._database.alone() as db:
-            objects.let_go(db, name, audio_sha256)
+            objects.let_go(db, name, audio_sha256, is_late=True)

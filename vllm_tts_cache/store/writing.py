@@ -84,7 +84,8 @@ class Writer:
         """
         sha = audio.audio.audio_sha256
         staged: Staged | None = None
-        if not self.is_kept(sha):
+        # Once it has gone, what is committed here may be what takes it away.
+        if attempts < _MAX_ATTEMPTS or not self.is_kept(sha):
             staged = self._blobs.stage(audio_file.to_bytes(audio), sha)
         try:
             with self._placing(sha, AUDIO_KIND) as db:

@@ -175,3 +175,15 @@ def test_a_voice_whose_end_has_come_is_not_listed_changed_or_registered_over(sto
     (deletion,) = store.unfinished_deletions()
     store.remove_files(deletion)
     assert store.read_audio(address(0)) is None
+
+
+def test_the_clip_of_a_voice_whose_end_has_come_is_stored_again(store):
+    """It goes with that voice in the transaction that needs it."""
+    register(store, "Ann", 0, expires_at=time.time() + 1800)
+    end(store, "Ann")
+    register(store, "Ann", 0)
+    (deletion,) = store.unfinished_deletions()
+    store.remove_files(deletion)
+    assert store.find("Ann") is not None
+    assert store.read_audio(address(0)) is not None
+    assert store.verify() == []

@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -325,6 +326,22 @@ def test_an_upload_that_a_newer_decoder_reads_otherwise_is_used_with_one_warning
         assert same(audio, dataclasses.replace(decoded.audio, audio_sha256=OTHER))
     assert len(plugin_log.messages) == 1
     assert OTHER in plugin_log.messages[0]
+
+
+def test_audio_that_there_is_no_memory_for_is_not_called_corrupt(monkeypatch):
+    """It would be set aside, or deleted from a bucket for everybody."""
+    samples = (voiced() * 32767).astype(np.int16)
+    audio = decode(sndfile_bytes(samples, 24_000, "WAV")).audio
+    encoding = to_encoding(audio, ())
+    assert FLAC in encoding.arrays
+
+    def fail(*_args, **_kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(soundfile.SoundFile, "__init__", fail)
+    with pytest.raises(StorageError, match="is whole") as caught:
+        from_encoding(encoding, audio.audio_sha256)
+    assert not isinstance(caught.value, SourceCorruptError)
 
 
 def test_an_upload_that_nothing_decodes_any_more_is_not_called_corrupt():

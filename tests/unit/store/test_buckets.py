@@ -279,6 +279,40 @@ def test_who_was_frozen_while_it_stored_stores_again(fleet, monkeypatch):
     assert len(objects_in(fleet)) == 2
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_arrives_behind_its_deletion_is_removed_as_well(
+    fleet, monkeypatch, comes_back
+):
+    """The deletion has looked for it, and forgotten it, before it was there."""
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    bucket = one.blobs._bucket
+    put = bucket.put
+
+    def late(name, data):
+        monkeypatch.setattr(bucket, "put", put)
+        delete(other, "Ann")
+        if comes_back:
+            register(other, "Ann", 0)
+        put(name, data)
+
+    monkeypatch.setattr(bucket, "put", late)
+    assert publish(one, 0) is comes_back
+    one.sweep()
+    assert len(objects_in(fleet)) == 2 * comes_back
+
+
+def test_an_object_that_a_file_has_is_not_swept_whatever_is_noted(fleet):
+    """Who was cut off at its commit does not know of it."""
+    one = fleet.open()
+    register(one, "Ann", 0)
+    [name] = [path.relative_to(fleet.bucket).as_posix() for path in objects_in(fleet)]
+    with one.blobs._database.alone() as db:
+        objects.let_go(db, name, address(0))
+    assert one.sweep() == 0
+    assert one.read_audio(address(0)) is not None
+
+
 def test_two_machines_that_register_one_clip_store_it_once(fleet):
     stores = [fleet.open(name) for name in ("one", "other")]
     gate = threading.Barrier(2)
