@@ -38,6 +38,21 @@ class Kept(logging.Handler):
         ]
 
 
+def test_what_a_client_sent_is_cut_and_its_options_are_hidden():
+    nameless_logs.install()
+    host = logging.getLogger("vllm_omni.entrypoints.openai.serving_speech")
+    for message, given, shown in (
+        ("Applied extra_params: %s", {"secret": TEXT}, "Applied extra_params: ..."),
+        ("Failed: %s", 5_000 * "x", f"Failed: {1_000 * 'x'}..."),
+        ("Failed: %s", "as it is", "Failed: as it is"),
+    ):
+        record = host.makeRecord(
+            host.name, logging.INFO, "", 0, message, (given,), None
+        )
+        assert host.filter(record)
+        assert record.getMessage() == shown
+
+
 @pytest.fixture
 def kept(monkeypatch):
     """All that is logged at INFO or above, by whomever."""

@@ -667,12 +667,38 @@ async def test_a_voice_that_nobody_can_be_called_costs_the_others_nothing(server
     voice = "a" + 100_000 * "\u0300" + 100_000 * "\u0327"
     answer = await asyncio.wait_for(server.speak(voice=voice), 10)
     assert answer.status_code == 400
-    assert "is not registered" in answer.text
-    assert len(answer.content) < 4_000
+    assert "Invalid voice: at most 1,024 characters" in answer.text
     for field in ("search", "after", "label"):
         query = {field: f"x:{voice[:5_000]}"}
         listed = await server.client.get("/v1/audio/voices", params=query)
         assert listed.status_code == 400, field
+    assert server.engine.prompts == []
+
+
+SLASHES = 200_000 * "/a"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("speech", {"input": "Hi.", "model": SLASHES}),
+        ("speech", {"input": SLASHES, "voice": "Ann"}),
+        ("speech", {"input": "Hi.", "speaker_embedding": 100_000 * [{}]}),
+        ("speech", {"input": "Hi.", "extra_params": {"deep": 100_000 * [{}]}}),
+        ("speech", {"input": "Hi.", "ref_audio": f"http://h{SLASHES}"}),
+        ("speech", {"input": "Hi.", "of_nobody": 1_000_000 * [0]}),
+        ("speech/batch", {"items": 100_000 * [0], "voice": "Ann"}),
+        ("speech/batch", {"items": [{"input": "Hi."}], "language": SLASHES}),
+        ("speech/batch", {"items": [{"input": "Hi.", "model": SLASHES}]}),
+        ("generate", {"input": "Hi.", "model": SLASHES}),
+    ],
+)
+async def test_what_says_too_much_is_refused_before_it_is_read(server, path, body):
+    """The host repeats it, and goes through what it repeats by its square."""
+    post = server.client.post(f"/v1/audio/{path}", json=body)
+    answer = await asyncio.wait_for(post, 10)
+    assert answer.status_code == 400, answer.text[:500]
+    assert len(answer.content) < 4_000
     assert server.engine.prompts == []
 
 
@@ -764,11 +790,12 @@ HOSTS_SIDE = ("/vllm_omni/", "/vllm/", "/fastapi/", "/starlette/")
 
 
 async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
-    """Six calls from the host's side to ours, and one for each message of the client.
+    """Seven calls from the host's side to ours, and one for each message of the client.
 
     None can go while the host is as it is. FastAPI calls a route before it reads the
     body (`guarded`), for each message (`receive` counts what comes; of this client two
-    for the body, and one that says whether it has left), and with what it has read
+    for the body, and one that says whether it has left), for the JSON of it, whose
+    limits are looked at before pydantic looks (`json`), and with what it has read
     (`create_speech`). The serving class has one place where a request becomes a prompt
     (`_prepare_speech_generation`), and asks its adapter twice there. The outputs it
     takes from us one by one, as a prompt may be lost (`_until_begun`). Once the speaker
@@ -803,7 +830,7 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
     finally:
         sys.setprofile(None)
     assert answer.headers["X-Speaker-Cache"] == "hit"
-    first = "guarded", "receive", "receive", "create_speech"
+    first = "guarded", "receive", "receive", "json", "create_speech"
     speech = "_prepare_speech_generation", "validate", "build", "_until_begun"
     called.reverse()
     called.remove("receive")  # which the host listens to beside what it does

@@ -294,15 +294,55 @@ async def floods(socket, num_bytes):
     return socket.close_code
 
 
-async def test_a_client_that_never_flushes_is_cut_off(server):
+@pytest.mark.parametrize(
+    ("granularity", "text", "told"),
+    [
+        ("none", 1_000 * "x", [{"type": "input.text", "text": 1_000 * "x"}]),
+        # An error told on the way takes nothing back of what is kept.
+        ("none", 1_000 * "x", [{"type": "x"}, {"type": "input.text"}]),
+        # Each is looked through from where its sentence may end.
+        ("sentence", ".", []),
+        ("clause", "a", []),
+    ],
+)
+async def test_a_client_that_never_flushes_is_cut_off(server, granularity, text, told):
     """The host kept all of it, as long as somebody sent any."""
+    said = [{"type": "input.text", "text": text}, *told]
+    config = {"type": "session.config", "split_granularity": granularity}
+    seen = []
+    async with (
+        listening(server.app) as port,
+        connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket,
+    ):
+        await socket.send(json.dumps(config))
+        with contextlib.suppress(ConnectionClosed):
+            for _ in range(3_000):
+                for message in said:
+                    await socket.send(json.dumps(message))
+                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                    seen.append(await asyncio.wait_for(socket.recv(), 0.001))
+            await asyncio.wait_for(socket.wait_closed(), ANSWER_SECONDS)
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                seen.append(await asyncio.wait_for(socket.recv(), ANSWER_SECONDS))
+        assert socket.close_code == 1009
+    assert "An utterance has" in json.loads(seen[-1])["message"]
+
+
+async def test_a_client_that_flushes_says_as_much_as_it_likes(server):
     async with (
         listening(server.app) as port,
         connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket,
     ):
         await socket.send(json.dumps({"type": "session.config"}))
-        assert await floods(socket, 2 * AHEAD_MAX_BYTES) == 1009
-        assert "Too much" in json.loads(await socket.recv())["message"]
+        for _ in range(3):
+            for message in (
+                {"type": "input.text", "text": 20_000 * " "},
+                {"type": "input.done"},
+            ):
+                await socket.send(json.dumps(message))
+            done = json.loads(await asyncio.wait_for(socket.recv(), ANSWER_SECONDS))
+            assert done["type"] == "session.done"
 
 
 async def test_a_client_that_sends_ahead_of_a_cold_voice_is_cut_off_and_withdraws(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+from vllm_tts_cache.audio import mp4
 from vllm_tts_cache.audio.containers import PcmBlock, read_blocks
 from vllm_tts_cache.audio.decode import decode, decode_data_url, decode_path, downmix
 from vllm_tts_cache.audio.limits import AudioLimits
@@ -270,3 +271,12 @@ def test_wav_written_by_another_library_decodes():
         out.setparams((1, 2, 16_000, 0, "NONE", ""))
         out.writeframes((voiced(16_000)[:, 0] * 32767).astype("<i2").tobytes())
     assert decode(file.getvalue()).audio.seconds == 2.0
+
+
+def test_of_more_boxes_than_any_file_has_the_rest_is_one():
+    """Each is looked through for each table."""
+    boxes = (8).to_bytes(4, "big") + b"free"
+    spans = list(mp4._index_spans(10_000 * boxes))
+    assert len(spans) == mp4._MAX_BOXES + 1
+    assert spans[-1] == (8 * mp4._MAX_BOXES, 80_000)
+    assert len(list(mp4._index_spans(10 * boxes))) == 10

@@ -11,6 +11,7 @@ from vllm_tts_cache.errors import InvalidAudioError
 
 # Half an hour of AAC at 48 kHz; 30 s of anything have far fewer.
 MAX_INDEX_ENTRIES = 100_000
+_MAX_BOXES = 4096
 
 _Span = tuple[int, int]
 
@@ -71,7 +72,10 @@ def _counts(
 def _index_spans(data: bytes) -> Iterator[_Span]:
     """Everything but the media data, whose bytes would look like boxes by chance."""
     start = 0
-    while start < len(data):
+    # More are no file of anybody's, and each is looked through; the rest is one then.
+    for _ in range(_MAX_BOXES):
+        if start >= len(data):
+            return
         size = _number(data, start)
         if size == 1:
             size = int.from_bytes(data[start + 8 : start + 16], "big")
@@ -79,6 +83,7 @@ def _index_spans(data: bytes) -> Iterator[_Span]:
         if data[start + 4 : start + 8] != b"mdat":
             yield start, end
         start = end
+    yield start, len(data)
 
 
 def _find_all(data: bytes, box_type: bytes, span: _Span) -> Iterator[int]:

@@ -21,7 +21,7 @@ from vllm_tts_cache.entrypoints.executors import (
     Lookups,
 )
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
-from vllm_tts_cache.entrypoints.request_speaker import is_data_url
+from vllm_tts_cache.entrypoints.request_limits import is_data_url
 from vllm_tts_cache.entrypoints.wants import too_many_inline
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError, TTSCacheError
 from vllm_tts_cache.speaker.ref import SpeakerRef

@@ -10,11 +10,14 @@ import re
 from vllm_tts_cache.errors import TTSCacheError
 
 HIDDEN = "..."
+_MAX_CHARS = 1000  # of what a client sent
 
-# What the host says of a request, with the voice that it names among the values.
+# What the host says of a request, with a voice or texts of it among the values.
 NAMING_MESSAGES = {
     "vllm_omni.entrypoints.openai.serving_speech": (
         "Resolved uploaded voice '%s' for %s",
+        "Applied extra_params: %s",
+        "Applied extra_params to diffusion: %s",
     ),
     "vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts": (
         "Auto-set speaker_embedding for uploaded voice: %s",
@@ -61,7 +64,7 @@ class _AccessFilter(_Filter):
         values = record.args
         if isinstance(values, tuple) and len(values) > _PATH_PLACE:
             path = str(values[_PATH_PLACE])
-            hidden = without_voice(path)
+            hidden = _cut(without_voice(path))
             record.args = (*values[:_PATH_PLACE], hidden, *values[_PATH_PLACE + 1 :])
         return True
 
@@ -72,9 +75,11 @@ class _HostFilter(_Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG:
             return True
+        hides = record.msg in NAMING_MESSAGES.get(record.name, ())
         if isinstance(record.args, tuple):
-            hides = record.msg in NAMING_MESSAGES.get(record.name, ())
             record.args = tuple(_shown(value, hides=hides) for value in record.args)
+        elif hides:  # a mapping that is the only value stands for itself
+            record.args = (HIDDEN,)
         if record.exc_info and _ours(record.exc_info[1]) is not None:
             # It has the message again, and is no fault of the host's.
             record.exc_info = record.exc_text = None
@@ -98,7 +103,13 @@ def _hidden(found: "re.Match[str]") -> str:
 def _shown(value: object, *, hides: bool) -> object:
     if isinstance(value, BaseException) and (error := _ours(value)) is not None:
         return error.log_text
-    return HIDDEN if hides and isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if hides else _cut(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}{HIDDEN}"
 
 
 def _ours(error: BaseException | None) -> TTSCacheError | None:

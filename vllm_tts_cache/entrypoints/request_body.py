@@ -11,6 +11,8 @@ from vllm_tts_cache.errors import RequestTooLargeError, SpeakerRequestError
 
 Message = MutableMapping[str, Any]
 
+# Parsed, each takes some hundred bytes, and each that is wrong some thousand.
+JSON_MAX_PARTS = 500_000
 _MAX_DIGITS = 18
 _END = {"type": "http.disconnect"}
 
@@ -22,6 +24,15 @@ class FormCutOffError(SpeakerRequestError):
         super().__init__(
             "The form ends before its last part does, so something of it is missing: "
             "send it whole, up to the closing boundary."
+        )
+
+
+class TooManyPartsError(SpeakerRequestError):
+    """JSON of more values than any request has (400)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"The request has more than {JSON_MAX_PARTS:,} values; send less at a time."
         )
 
 
@@ -42,7 +53,8 @@ class BoundedBody:
     def __init__(self, request: Request, max_bytes: int, *, is_form: bool):
         self._receive = request.receive
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._num_bytes = self._num_parts = 0
+        self._is_form = is_form
         headers = request.headers
         self._form = _form_of(headers.get("content-type")) if is_form else None
         self.error: SpeakerRequestError | None = None
@@ -60,6 +72,10 @@ class BoundedBody:
             data = message.get("body", b"")
             self._num_bytes += len(data)
             self._bound(self._num_bytes)
+            if not self._is_form:
+                self._num_parts += sum(map(data.count, (b"{", b"[", b",")))
+                if self._num_parts > JSON_MAX_PARTS:
+                    self.error = self.error or TooManyPartsError()
             if self._form is not None:
                 self._form.write(data)
                 if not (message.get("more_body") or self._form.has_ended):

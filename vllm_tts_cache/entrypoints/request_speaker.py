@@ -13,7 +13,6 @@ from vllm_tts_cache.speaker.modes import CLONE_MODE, CloneFacts, Mode, Transcrip
 
 # What OpenAI clients send where the host wants no voice at all.
 PLACEHOLDER = "default"
-MAX_URL_CHARS = 8192  # but of a data URL
 _VOICE_FIELDS = ("voice", "speaker")  # the host's second name for it
 
 CacheOutcome = Literal["hit", "miss", "none"]
@@ -68,16 +67,7 @@ def single_url(ref_audio: Any) -> str:
     urls = ref_audio if isinstance(ref_audio, list) else [ref_audio]
     if len(urls) != 1 or not isinstance(urls[0], str):
         raise InvalidAudioError("give one URL (http, https, file or data)")
-    url = urls[0]
-    # The host takes one apart on the event loop, character by character.
-    if len(url) > MAX_URL_CHARS and not is_data_url(url):
-        raise InvalidAudioError(f"a URL has {MAX_URL_CHARS:,} characters at most")
-    return url
-
-
-def is_data_url(url: str) -> bool:
-    """Whether the reference is in the URL itself."""
-    return url[:5].lower() == "data:"
+    return urls[0]
 
 
 def clone_facts(

@@ -56,6 +56,7 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 _MIB = 1024 * 1024
 # A clip, and what a form holds beside it: texts, an embedding, the parts' headers.
 VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
+_MAX_MESSAGE_CHARS = 2000  # which quote what a client sent
 # Texts in JSON, each with a limit of its own.
 CHANGES_MAX_BYTES = 64 * 1024
 # A clip in base64, and 1 MiB of text and options.
@@ -71,6 +72,7 @@ class GuardedRoute(APIRoute):
     """
 
     body_max_bytes = _MIB
+    check_json: Callable[[object], None] | None = None
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler that FastAPI made."""
@@ -82,7 +84,7 @@ class GuardedRoute(APIRoute):
             body = BoundedBody(request, self.body_max_bytes, is_form=is_form)
             body.check()
             try:
-                answer = await handle(Request(request.scope, body.receive))
+                answer = await handle(_Request(request, body, type(self).check_json))
             except HTTPException as exc:
                 # FastAPI takes what goes wrong while it reads for a body that is
                 # wrong: a body without end, or a full disk to spool an upload to.
@@ -112,11 +114,43 @@ class GuardedRoute(APIRoute):
         return json_response(error)
 
 
+class _Request(Request):
+    """One whose JSON is looked at before anybody makes something of it."""
+
+    def __init__(
+        self,
+        request: Request,
+        body: BoundedBody,
+        check: Callable[[object], None] | None,
+    ):
+        super().__init__(request.scope, body.receive)
+        self._check = check
+
+    async def json(self) -> Any:
+        """Return the body. Raises: SpeakerRequestError, JSONDecodeError."""
+        given = await super().json()
+        if self._check is not None:
+            self._check(given)
+        return given
+
+
 def guarded_route(
-    body_max_bytes: int, kind: type[GuardedRoute] = GuardedRoute
+    body_max_bytes: int,
+    kind: type[GuardedRoute] = GuardedRoute,
+    check_json: Callable[[object], None] | None = None,
 ) -> type[GuardedRoute]:
-    """Return the route class whose bodies have at most so many bytes."""
-    return type(kind.__name__, (kind,), {"body_max_bytes": body_max_bytes})
+    """Return the route class whose bodies have at most so many bytes.
+
+    Args:
+        body_max_bytes: How many.
+        kind: What the class is one of.
+        check_json: Refuses, by a `SpeakerRequestError`, what JSON may not say.
+    """
+    limits = {
+        "body_max_bytes": body_max_bytes,
+        "check_json": None if check_json is None else staticmethod(check_json),
+    }
+    return type(kind.__name__, (kind,), limits)
 
 
 def _error_behind(exc: HTTPException) -> TTSCacheError:
@@ -126,6 +160,8 @@ def _error_behind(exc: HTTPException) -> TTSCacheError:
         subclass of, would pass the host's handler by.
     """
     cause = exc.__cause__
+    if isinstance(cause, TTSCacheError):
+        return cause
     if isinstance(cause, OSError):
         return storage_error(gettempdir(), cause)
     if isinstance(cause, UnicodeEncodeError):
@@ -190,13 +226,22 @@ def error_response(error: Exception) -> ErrorResponse:
     status = status_of(error)
     if status is HTTPStatus.NOT_FOUND:
         status = HTTPStatus.BAD_REQUEST
-    return create_error_response(str(error), _kind(status), status)
+    return bounded_error_response(str(error), _kind(status), status)
+
+
+def bounded_error_response(
+    message: str | Exception, *args: Any, **kwargs: Any
+) -> ErrorResponse:
+    """Return the host's, which goes through a message by the square of its length."""
+    if isinstance(message, str):
+        message = message[:_MAX_MESSAGE_CHARS]
+    return create_error_response(message, *args, **kwargs)
 
 
 def json_response(error: Exception, **details: Any) -> JSONResponse:
     """Return the answer of a voices route; ``details`` go beside ``error``."""
     status = status_of(error)
-    body = create_error_response(str(error), _kind(status), status).model_dump()
+    body = bounded_error_response(str(error), _kind(status), status).model_dump()
     headers = retry_after(error)
     if status is HTTPStatus.UNAUTHORIZED:
         headers = {"WWW-Authenticate": "Bearer"}

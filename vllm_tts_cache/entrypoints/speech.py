@@ -27,7 +27,7 @@ from vllm_tts_cache.entrypoints.request_speaker import (
     report_error,
     without_speaker,
 )
-from vllm_tts_cache.entrypoints.routing import status_of
+from vllm_tts_cache.entrypoints.routing import bounded_error_response, status_of
 from vllm_tts_cache.entrypoints.sampling import check_sampling
 from vllm_tts_cache.entrypoints.served_model import ServedModel
 from vllm_tts_cache.entrypoints.service import open_service
@@ -59,6 +59,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
     """Speech requests whose speakers come from the catalogue, by content address."""
 
     _is_started = False
+    create_error_response = staticmethod(bounded_error_response)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

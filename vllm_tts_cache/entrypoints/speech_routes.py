@@ -25,6 +25,7 @@ from vllm_tts_cache.entrypoints.callers import (
     tenant_of,
 )
 from vllm_tts_cache.entrypoints.first_output import first_chunk_or_disconnect
+from vllm_tts_cache.entrypoints.request_limits import check_batch, check_speech
 from vllm_tts_cache.entrypoints.request_speaker import (
     CACHE_HEADER,
     Outcomes,
@@ -40,9 +41,15 @@ from vllm_tts_cache.entrypoints.routing import (
 # The host takes texts and numbers there, and no audio.
 GENERATE_MAX_BYTES = 1024 * 1024
 
-speech_router = APIRouter(route_class=guarded_route(SPEECH_MAX_BYTES))
-batch_router = APIRouter(route_class=guarded_route(BATCH_MAX_BYTES))
-generate_router = APIRouter(route_class=guarded_route(GENERATE_MAX_BYTES))
+speech_router = APIRouter(
+    route_class=guarded_route(SPEECH_MAX_BYTES, check_json=check_speech)
+)
+batch_router = APIRouter(
+    route_class=guarded_route(BATCH_MAX_BYTES, check_json=check_batch)
+)
+generate_router = APIRouter(
+    route_class=guarded_route(GENERATE_MAX_BYTES, check_json=check_speech)
+)
 
 _JSON = [Depends(validate_json_request)]
 # Nobody reads it: the client has left.

@@ -11,6 +11,7 @@ from vllm_omni.entrypoints.openai.serving_speech_stream import (
 )
 
 from vllm_tts_cache.entrypoints.callers import caller_of, speaking_for, tenant_of
+from vllm_tts_cache.entrypoints.request_limits import MAX_INPUT_CHARS, check_speech
 from vllm_tts_cache.entrypoints.request_speaker import with_plain_voice
 from vllm_tts_cache.entrypoints.routing import json_response
 from vllm_tts_cache.errors import SpeakerRequestError
@@ -20,6 +21,8 @@ Message = MutableMapping[str, Any]
 
 # A session's configuration may bring a clip, for which the host takes 4 MiB.
 AHEAD_MAX_BYTES = 8 * 1024 * 1024
+# Of a sentence that does not end; clients that send what a model writes send words.
+_MAX_MESSAGES = 2048
 _TOO_BIG = 1009
 _DENIED = 1008
 _GONE = 1006
@@ -43,7 +46,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
 
     async def _serve(self, websocket: WebSocket, tenant: Tenant) -> None:
         ahead = _ReadAhead(websocket)
-        seen = WebSocket(websocket.scope, ahead.receive, ahead.send)
+        seen = _Session(websocket.scope, ahead.receive, ahead.send)
         with speaking_for(tenant):  # which the task keeps
             session = asyncio.create_task(super().handle_session(seen))
         reading = asyncio.create_task(ahead.read())
@@ -64,25 +67,39 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
     async def _parse_message(
         self, websocket: WebSocket, raw: str
     ) -> dict[str, Any] | None:
-        """As the host; what only Python's parser refuses is no JSON either."""
+        """As the host; what only Python's parser refuses is no JSON either.
+
+        Raises: WebSocketDisconnect of who says more than one utterance may have.
+        """
         try:
-            return await super()._parse_message(websocket, raw)
+            message = await super()._parse_message(websocket, raw)
         except (RecursionError, ValueError):
             await self._send_error(websocket, "Invalid JSON message")
             return None
+        if message is not None and not _of(websocket).takes(message):
+            told = f"An utterance has {MAX_INPUT_CHARS:,} characters at most"
+            await self._send_error(websocket, told)
+            await websocket.close(_TOO_BIG)
+            raise WebSocketDisconnect(_TOO_BIG)
+        return message
 
     async def _build_config(self, websocket: WebSocket, msg: dict[str, Any]) -> Any:
         """As the host; the voice may be an object with an id."""
         try:
-            return await super()._build_config(websocket, with_plain_voice(msg))
-        except ValueError as exc:
+            check_speech(msg)
+            config = await super()._build_config(websocket, with_plain_voice(msg))
+        except (ValueError, SpeakerRequestError) as exc:
             await self._send_error(websocket, f"Invalid session config: {exc}")
             return None
+        if config is not None:
+            _of(websocket).is_split = config.split_granularity != "none"
+        return config
 
     async def _generate_and_send(
         self, websocket: WebSocket, *args: Any, **kwargs: Any
     ) -> None:
         """As the host, as long as the key is one: it may have been taken away."""
+        _of(websocket).begin()
         try:
             caller_of(websocket)
         except SpeakerRequestError as exc:
@@ -90,6 +107,39 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             await websocket.close(_DENIED)
             raise WebSocketDisconnect(_DENIED) from exc
         await super()._generate_and_send(websocket, *args, **kwargs)
+
+
+class _Session(WebSocket):
+    """What the host sees of a connection, and how much text it holds for it.
+
+    Attributes:
+        is_split: Whether the text is looked through for the end of a sentence, with
+            each message from where that may have begun.
+    """
+
+    is_split = False
+    _num_chars = _num_messages = 0
+
+    def takes(self, message: dict[str, Any]) -> bool:
+        """Whether a message's text is not too much, with what nobody speaks yet."""
+        if message.get("type") == "input.done":
+            self.begin()
+        text = message.get("text")
+        if message.get("type") != "input.text" or not isinstance(text, str):
+            return True
+        self._num_chars += len(text)
+        self._num_messages += self.is_split
+        is_too_often = self._num_messages > _MAX_MESSAGES
+        return self._num_chars <= MAX_INPUT_CHARS and not is_too_often
+
+    def begin(self) -> None:
+        """What was held is spoken from now on."""
+        self._num_chars = self._num_messages = 0
+
+
+def _of(websocket: WebSocket) -> _Session:
+    assert isinstance(websocket, _Session), "it is served by us"
+    return websocket
 
 
 async def _deny(websocket: WebSocket, error: SpeakerRequestError) -> None:

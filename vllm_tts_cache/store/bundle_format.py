@@ -37,6 +37,7 @@ _MAX_DIRECTORY_BYTES = 64 * 1024
 # entries, bytes of the directory, where it begins, bytes of the comment.
 _END_MAGIC = b"PK\x05\x06"
 _END = struct.Struct("<10sHIIH")
+_MAX_REASON_CHARS = 500
 _LOCATOR_MAGIC, _LOCATOR_BYTES = b"PK\x06\x07", 20
 _NO_ARCHIVE = (
     zipfile.BadZipFile,
@@ -215,7 +216,8 @@ def _parsed(told: bytes) -> BundledVoice:
             raise InvalidBundleError(f"its format {version} is not that of its clips")
         return voice
     except (msgspec.MsgspecError, RecursionError) as exc:
-        raise InvalidBundleError(f"its {_VOICE} cannot be read: {exc}") from exc
+        reason = str(exc)[:_MAX_REASON_CHARS]  # which names an unknown field whole
+        raise InvalidBundleError(f"its {_VOICE} cannot be read: {reason}") from exc
 
 
 class _Version(msgspec.Struct):

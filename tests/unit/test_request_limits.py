@@ -1,0 +1,72 @@
+"""What a speech request may say, and that it is refused before it is made anything."""
+
+import pytest
+
+from vllm_tts_cache.entrypoints.request_limits import (
+    MAX_INPUT_CHARS,
+    MAX_ITEMS,
+    MAX_VALUES,
+    check_batch,
+    check_speech,
+)
+from vllm_tts_cache.errors import SpeakerRequestError
+
+FINE = {
+    "input": MAX_INPUT_CHARS * "a",
+    "voice": f"  {128 * 'n'}  ",
+    "ref_audio": "data:audio/wav;base64," + 10_000_000 * "A",
+    "ref_audio_2": ["https://example.org/a.wav"],
+    "ref_text": 16_000 * "a",
+    "speaker_embedding": 4096 * [0.5],
+    "extra_params": {"clone_mode": "in_context", "nested": {"top_k": [1, {"a": None}]}},
+    "seed": 7,
+    "stream": True,
+    "language": None,
+}
+
+TOO_MUCH = {
+    "input": MAX_INPUT_CHARS * "a" + "b",
+    "voice": 1_025 * "n",
+    "speaker": 1_025 * "n",
+    "model": 500 * "/a/",
+    "language": 1_025 * "l",
+    "ref_audio": "http://h/" + 8_192 * "é",
+    "ref_audio_2": ["data:x", "file:///" + 8_192 * "a"],
+    "ref_text": 16_385 * "a",
+    "ambient_sound": 16_385 * "a",
+    "speaker_embedding": (MAX_VALUES + 1) * [{}],
+    "extra_params": {"a": {"b": [16_385 * "c"]}},
+    "of_nobody": [[[[[[[[[1]]]]]]]]],
+    "lists": 100 * [100 * [0]],
+    "keys": {16_385 * "k": 1},
+}
+
+
+def test_what_clients_say_is_fine():
+    check_speech(FINE)
+    check_batch({"items": MAX_ITEMS * [{"input": "Hi."}], **FINE})
+    for given in (None, [], "text", 3, {}, {"items": "none"}, {"items": [None, 3]}):
+        check_speech(given)
+        check_batch(given)
+
+
+@pytest.mark.parametrize("field", TOO_MUCH)
+def test_what_is_too_much_is_refused_with_the_name_of_its_field(field):
+    given = {"input": "Hi.", field: TOO_MUCH[field]}
+    audios = ("ref_audio", "ref_audio_2")
+    names = "8,192 characters" if field in audios else f"Invalid {field}: "
+    for check, body in (
+        (check_speech, given),
+        (check_batch, given),
+        (check_batch, {"items": [{"input": "Hi."}, given]}),
+    ):
+        with pytest.raises(SpeakerRequestError, match=names) as caught:
+            check(body)
+        assert len(str(caught.value)) < 200
+
+
+def test_more_fields_and_more_items_than_any_request_has_are_refused():
+    with pytest.raises(SpeakerRequestError, match="256 fields"):
+        check_speech({f"field {number}": 0 for number in range(300)})
+    with pytest.raises(SpeakerRequestError, match=r"Invalid items: .* 1,024"):
+        check_batch({"items": (MAX_ITEMS + 1) * [0]})
