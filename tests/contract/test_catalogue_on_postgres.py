@@ -13,8 +13,12 @@ from tests.contract.test_speech import data_url, wav
 from tests.speech_server import Server, running
 from tests.waiting import soon
 from vllm_tts_cache.catalogue import leases
+from vllm_tts_cache.catalogue.catalogue import open_catalogue
 from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.migrations import VERSION
+from vllm_tts_cache.catalogue.schema import schema_version
 from vllm_tts_cache.entrypoints import deletions
+from vllm_tts_cache.errors import StorageError
 
 VOICES = "/v1/audio/voices"
 
@@ -43,6 +47,21 @@ async def test_voices_live_and_die_there_as_in_a_file(server):
     assert (await server.client.delete(f"{VOICES}/ANN")).status_code == 200
     assert (await server.speak(voice="Ann")).status_code == 400
     assert server.service.store.verify() == []
+
+
+async def test_an_upgrade_is_refused_while_an_older_server_is_at_work(
+    server, url, tmp_path
+):
+    """Its rows would lack what the new schema has."""
+    server.service.deletions.start()  # at the latest
+    database = server.service.store.catalogue.database
+    for version in (VERSION - 1, VERSION):
+        with database.write() as db:
+            db.execute(schema_version.update().values(version=version))
+        if version < VERSION:
+            with pytest.raises(StorageError, match="is at work on this voice catal"):
+                open_catalogue(tmp_path, url)
+    open_catalogue(tmp_path, url).close()
 
 
 async def test_a_warm_request_asks_the_database_once(server, monkeypatch):

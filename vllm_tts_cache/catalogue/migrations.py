@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, inspect, select, text
 
-from vllm_tts_cache.catalogue.dialect import is_postgres
+from vllm_tts_cache.catalogue.dialect import is_postgres, now
 from vllm_tts_cache.catalogue.ids import new_voice_id
 from vllm_tts_cache.catalogue.names import search_text
 from vllm_tts_cache.catalogue.schema import (
     PER_STATEMENT,
+    lease,
     metadata,
     on_server,
     schema_version,
@@ -153,6 +154,14 @@ def stored_version(db: Connection) -> int:
     return db.execute(select(schema_version.c.version)).scalar_one()
 
 
+def _has_servers(db: Connection) -> bool:
+    """Whether servers are at work on a database that several machines reach."""
+    if not is_postgres(db):
+        return False
+    alive = select(lease.c.participant_id).where(lease.c.until > now(db))
+    return db.execute(alive.limit(1)).first() is not None
+
+
 def migrate(db: Connection, is_in_use: Callable[[], bool] = lambda: False) -> None:
     """Bring the schema up to date, within the caller's transaction.
 
@@ -180,7 +189,7 @@ def migrate(db: Connection, is_in_use: Callable[[], bool] = lambda: False) -> No
     if version == VERSION:
         return
     # It would take what it does not know for damaged, or for nobody's.
-    if is_in_use():
+    if is_in_use() or _has_servers(db):
         raise StorageError(
             "A server of an earlier vllm-tts-cache is at work on this voice catalogue; "
             "nothing was changed. Stop that server, then start this one."

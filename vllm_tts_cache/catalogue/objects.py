@@ -6,6 +6,7 @@ not know of, and nothing that is still to be removed is lost. Who makes an objec
 has an hour to commit the file that it is; then it is nobody's.
 """
 
+import re
 import secrets
 
 from sqlalchemy import Connection, Select, exists, select
@@ -21,6 +22,7 @@ OVERDUE_SECONDS = 300.0
 # What was sent to the bucket and not acknowledged arrives within so long, or never.
 LATE_SECONDS = 120.0
 _NUM_BYTES = 16
+_NAME = re.compile(rf"{FOLDER}/([0-9a-f]{{2}})/\1[0-9a-f]{{62}}/[0-9a-f]{{32}}")
 
 _NAMES = select(loose_object.c.object_name)
 # A file may have one whose maker does not know that it was committed.
@@ -34,6 +36,11 @@ def new_name(audio_sha256: str) -> str:
     """A name that no object has or had."""
     folder = f"{FOLDER}/{audio_sha256[:2]}/{audio_sha256}"
     return f"{folder}/{secrets.token_hex(_NUM_BYTES)}"
+
+
+def is_name(text: str) -> bool:
+    """Whether an object of ours may be called so."""
+    return _NAME.fullmatch(text) is not None
 
 
 def announce(db: Connection, object_name: str, audio_sha256: str) -> None:

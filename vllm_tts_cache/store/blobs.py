@@ -68,6 +68,13 @@ class Blobs(Protocol):
         """
         ...
 
+    def remove_strays(self) -> list[str]:
+        """Remove what the catalogue knows nothing of; returns what, a line each.
+
+        It takes as long as there is anything: for whoever looks after the store.
+        """
+        ...
+
     def unstage(self, staged: Staged) -> None:
         """Let go of what was staged, whatever became of it; raises nothing."""
         ...

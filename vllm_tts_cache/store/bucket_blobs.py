@@ -205,6 +205,33 @@ class BucketBlobs:
         """Compare objects, copies and rows."""
         return bucket_verification.problems(self._bucket, self._files, catalogue)
 
+    def remove_strays(self) -> list[str]:
+        """Remove objects without a row, as there are beside an older catalogue.
+
+        Whoever makes one has announced it before: none is taken from anybody.
+        """
+        strays = [
+            name
+            for prefix in sorted(self._bucket.folders(objects.FOLDER))
+            for name in self._strays(prefix)
+        ]
+        self.sweep()
+        return [f"removed {name}, which nobody had" for name in strays]
+
+    def _strays(self, prefix: str) -> list[str]:
+        sizes = self._bucket.sizes(f"{objects.FOLDER}/{prefix}")
+        names = {name for name, _ in sizes if objects.is_name(name)}
+        with self._database.read() as db:
+            announced = objects.names(db)
+        # Later, so that what was claimed between is seen in one of the two.
+        with self._database.read() as db:
+            rows = stored_files.between(db, prefix, prefix + "g")
+        strays = sorted(names - announced - {row.object_name for row in rows})
+        for name in strays:
+            with self._database.alone() as db:
+                objects.let_go_of_announced(db, name)
+        return strays
+
     def sweep(self) -> int:
         """Remove objects that nobody has; returns how many there were."""
         return self._sweep(None)

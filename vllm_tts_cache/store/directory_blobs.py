@@ -54,6 +54,10 @@ class DirectoryBlobs:
             raise StorageError("staged in a bucket, placed in a directory")
         self._files.place(staged.path, audio_sha256, kind)
 
+    def remove_strays(self) -> list[str]:
+        """Nothing: a recovery goes through all files."""
+        return []
+
     def unstage(self, staged: Staged) -> None:
         """Unlink it, if it was not moved; what stays is swept with the process."""
         if staged.path is not None:

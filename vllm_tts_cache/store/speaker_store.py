@@ -427,6 +427,16 @@ class SpeakerStore:
         self._participation.delete_all_dead()
         return recovery.recover(self.files, self.blobs, self._database)
 
+    def remove_strays(self) -> list[str]:
+        """Remove from a bucket what the catalogue knows nothing of, a line each.
+
+        As after a restore of an older catalogue. It lists the whole bucket.
+
+        Raises: as `recover`.
+        """
+        self.blobs.check_still()
+        return self.blobs.remove_strays()
+
     def sweep(self) -> int:
         """Remove objects that nobody has, and what is too much of what was set aside.
 

@@ -313,6 +313,33 @@ def test_an_object_that_a_file_has_is_not_swept_whatever_is_noted(fleet):
     assert one.read_audio(address(0)) is not None
 
 
+def test_what_an_older_catalogue_knows_nothing_of_is_removed_when_it_is_asked_for(
+    fleet,
+):
+    """A dump of the database was restored beside the bucket as it is."""
+    one = fleet.open()
+    register(one, "Ann", 0)
+    publish(one, 0)
+    announced = one.blobs.stage(b"half a voice", address(1))
+    newer = objects.new_name(address(2))
+    others = f"objects/{address(2)[:2]}/readme.txt"
+    for name in (newer, others):
+        path = fleet.bucket / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"of another time")
+    assert f"nobody has the object {newer}" in one.verify()
+    assert one.recover() == []
+    assert one.remove_strays() == [f"removed {newer}, which nobody had"]
+    assert one.remove_strays() == []
+    assert not (fleet.bucket / newer).exists()
+    for name in (others, announced.object_name):
+        assert (fleet.bucket / name).exists()
+    assert one.read_audio(address(0)) is not None and one.read(key(0)) is not None
+    (fleet.bucket / others).unlink()
+    one.blobs.unstage(announced)
+    assert one.sweep() == 1
+
+
 def test_two_machines_that_register_one_clip_store_it_once(fleet):
     stores = [fleet.open(name) for name in ("one", "other")]
     gate = threading.Barrier(2)

@@ -76,12 +76,14 @@ def _tidy(store: "SpeakerStore") -> dict[str, Any]:
     while over := store.delete_expired(_EXPIRED_AT_ONCE):
         for deletion in over:
             store.remove_files(deletion)
-    recovered, excess = store.recover(), _excess(store)
+    recovered = [*store.recover(), *store.remove_strays()]
+    excess, num_evicted = _excess(store), store.trim()
+    store.sweep()  # of a bucket's objects only the rows are gone by now
     return {
         "expired": expired,
         "recovered": recovered,
         "over_budget_bytes": excess,
-        "evicted_files": store.trim(),
+        "evicted_files": num_evicted,
         "problems": store.verify(),
     }
 

@@ -24,7 +24,8 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="first finish what killed processes began, as a server's start does",
+            help="first finish what killed processes began, as a server's start does, "
+            "and remove from a bucket what the catalogue does not know",
         ),
     ] = False,
     as_json: Json = False,
@@ -40,7 +41,7 @@ def verify(
 
     store = open_existing(load_settings())
     try:
-        repaired = store.recover() if repair else []
+        repaired = [*store.recover(), *store.remove_strays()] if repair else []
         problems = store.verify()
     finally:
         store.close()

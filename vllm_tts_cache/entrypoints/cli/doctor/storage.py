@@ -48,11 +48,16 @@ def storage(settings: Settings) -> Iterator[Finding]:
     if kind is None:
         yield ok("file system", "local")
     elif settings.catalogue_url:
-        yield ok("file system", f"{kind}, with the catalogue on PostgreSQL")
+        hint = (
+            "it may refuse the locks that storing needs: a local disk for each "
+            "machine, and a bucket that all share (SPEAKER_STORE_URL)"
+        )
+        yield warn("file system", kind, hint)
     else:
         hint = (
             "one host only may use it: a local disk is faster (SPEAKER_SAMPLES_DIR), "
-            "several hosts need the catalogue on PostgreSQL (SPEAKER_CATALOGUE_URL)"
+            "several hosts need the catalogue on PostgreSQL (SPEAKER_CATALOGUE_URL) "
+            "and a bucket (SPEAKER_STORE_URL)"
         )
         yield warn("file system", kind, hint)
     is_usable = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
