@@ -29,6 +29,7 @@ _READ_SECONDS = 300.0
 _ENCODE_TIMEOUT = httpx.Timeout(660.0, connect=_CONNECT_SECONDS)
 _VOICES = "/v1/audio/voices"
 _DEFAULT_RETRY_SECONDS = 1.0
+_MAX_RETRY_SECONDS = 3600.0
 # What FastAPI, and the host in its shape, say of a path that nobody serves.
 _NO_ROUTE = "Not Found"
 
@@ -99,6 +100,8 @@ class VoicesClient:
             limit = None if limit is None else limit - len(found)
             if not page.get("next") or (limit is not None and limit <= 0):
                 return
+            if page["next"] == given.get("after"):  # it would never end
+                raise ServerAnswerError(200, "It answers the same page again.")
             given["after"] = page["next"]
 
     def get(self, name: str) -> Json:
@@ -281,4 +284,6 @@ def _retry_after(response: httpx.Response) -> float | None:
     if response.status_code not in (429, 503) or text is None:
         return None
     # The other form, a date, is nothing that a speech server says.
-    return float(text) if text.isascii() and text.isdigit() else _DEFAULT_RETRY_SECONDS
+    if not (text.isascii() and text.isdigit()):
+        return _DEFAULT_RETRY_SECONDS
+    return min(float(text), _MAX_RETRY_SECONDS)

@@ -17,9 +17,11 @@ from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import begun, ended, run
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
+from vllm_tts_cache.catalogue.record import AUDIO_KIND
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints import speaker_encodings
 from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.errors import SourceCorruptError
 from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.archive_format import ArchiveReader, ArchiveWriter
@@ -175,6 +177,30 @@ async def test_the_same_clip_and_texts_are_not_sent_again(server, clip, tmp_path
     again = await run(*arguments, wav16, url=server.url)
     assert again.json["counts"] == {"unchanged": 1}
     assert server.gate.num_posts == posts
+
+
+async def test_a_voice_whose_audio_a_disk_has_lost_is_brought_back_as_it_was(
+    server, clip, tmp_path
+):
+    add = "add", "ann", clip, "--consent", "signed"
+    store = server.service.store
+    await run("voices", *add, "--wait", url=server.url)
+    await run("voices", "export", "ann", "--out", tmp_path, url=server.url)
+    record = store.find("ann").record
+    path = Path(store.files.file_name(record.audio_sha256, AUDIO_KIND))
+    for again in (add, ("import", tmp_path / "ann.voice")):
+        path.write_bytes(b"what is left of it")
+        with pytest.raises(SourceCorruptError):
+            store.read_audio(record.audio_sha256)
+        shown = await run("voices", "show", "ann", "--json", url=server.url)
+        assert shown.json["voice"]["audio_lost"] is True
+        done = await run("voices", *again, url=server.url)
+        assert (done.status, "unchanged" in done.out) == (0, False), done.out + done.err
+        shown = await run("voices", "show", "ann", "--json", url=server.url)
+        assert "audio_lost" not in shown.json["voice"]
+        assert shown.json["voice"]["id"] == record.speaker_id
+        assert store.read_audio(record.audio_sha256) is not None
+    assert store.verify() == []
 
 
 async def test_several_clips_are_added_as_one_voice(tiny, tmp_path, monkeypatch):

@@ -95,6 +95,8 @@ def test_pages_are_followed_to_the_end_or_the_limit(server, client):
     ]
     server.answers["GET", path] = (200, {}, pages[0])
     assert [each["name"] for each in client.voices(limit=1)] == ["a"]
+    with pytest.raises(ServerAnswerError, match="the same page again"):
+        list(client.voices())
 
 
 @pytest.mark.parametrize("name", ("a b", "a/b", "ü?#", "%2e", "..."))
@@ -130,6 +132,7 @@ def test_a_missing_voice_is_none_and_a_missing_route_is_not(server, client):
     ("status", "headers", "seconds"),
     (
         (503, {"Retry-After": "7"}, 7),
+        (503, {"Retry-After": 400 * "9"}, 3600),
         (503, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1),
         (503, {}, None),
         (429, {"Retry-After": "2"}, 2),

@@ -119,6 +119,11 @@ class SpeakerLookups:
         """
         return voice_models.voice(record, is_numbered=not self._keys.is_on)
 
+    async def is_lost(self, record: SpeakerRecord) -> bool:
+        """Whether its reference audio is not stored any more. Raises: StorageError."""
+        sha, has_audio = record.audio_sha256, self._store.has_audio
+        return sha is not None and not await self._lookups.run(has_audio, sha)
+
     async def embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
         """Return the embedding that a speaker was registered as.
 

@@ -68,6 +68,11 @@ class Voice(_Answer):
     clips: list[VoiceClip] | None = Field(
         default=None, description="in their order; of a voice of several clips only"
     )
+    audio_lost: Literal[True] | None = Field(
+        default=None,
+        description="its reference audio is not stored any more: register the clip "
+        "again; of one voice that is asked for",
+    )
 
 
 class Warned(_Answer):

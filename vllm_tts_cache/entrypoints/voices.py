@@ -313,9 +313,12 @@ async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
 
 
 async def _shown(speakers: SpeakerService, found: Found) -> dict[str, Any]:
+    voice = speakers.lookups.shown(found.record)
+    if await speakers.lookups.is_lost(found.record):
+        voice["audio_lost"] = True
     return {
         **await _status(speakers, found),
-        "voice": speakers.lookups.shown(found.record),
+        "voice": voice,
         "modes": speakers.model.modes(found.record),
     }
 

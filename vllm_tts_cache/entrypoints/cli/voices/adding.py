@@ -164,13 +164,14 @@ class _Adding:
         is_alone = voice.row is None  # and not one of a manifest's
         clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
         there = patiently(lambda: client.find(voice.name), stop)
-        differing: list[str] = []
+        differing, is_there = list[str](), False
         if there is not None:
             differing = voice.differences(there, [data for _, data in clips])
+            is_there = not (differing or there.get("audio_lost"))
         told: dict[str, Any] = _row_of(voice)
-        if there is not None and not differing:
+        if there is not None and is_there:
             outcome, told["id"] = "unchanged", there.get("id")
-        elif there is not None and not self._replaces:
+        elif differing and not self._replaces:
             raise ConfigError(
                 f"is registered with another {' and '.join(differing)}; --replace "
                 "registers it over"

@@ -210,12 +210,13 @@ class Importing:
 
         Raises: RemoteError, StoppedError.
         """
-        if (there := self._there(given.data, stop)) is not None:
+        there, on_conflict = self._there(given.data, stop), self._on_conflict
+        if there is not None and there.get("audio_lost"):
+            on_conflict = "replace"  # it is what is there, but for that
+        elif there is not None:
             details = {"id": there.get("id")}
             return Outcome(name=given.shown, outcome="unchanged", details=details)
-        send = partial(
-            self._target.add_bundle, given.data, self._name, self._on_conflict
-        )
+        send = partial(self._target.add_bundle, given.data, self._name, on_conflict)
         answer = patiently(send, stop)
         return Outcome(name=given.shown, outcome="imported", details=answer)
 

@@ -66,8 +66,12 @@ class VoicesDirectory:
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return a voice; None if there is none of this name or id."""
-        found = self.store.find(name, self._tenant)
-        return None if found is None else voice_models.voice(found.record)
+        if (found := self.store.find(name, self._tenant)) is None:
+            return None
+        shown, sha = voice_models.voice(found.record), found.record.audio_sha256
+        if sha is not None and not self.store.has_audio(sha):
+            shown["audio_lost"] = True
+        return shown
 
     def delete(self, name: str) -> dict[str, Any]:
         """Delete a voice and all of its files that no other voice has.
