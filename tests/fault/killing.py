@@ -33,6 +33,7 @@ BUDGETS = {
     "disk_max_bytes": 1 << 20,
     "inline_share": 0.001,  # three encodings
 }
+HUNG_SECONDS = 60
 # Steps that touch the disk: a kill falls between any two of them.
 _STEPS = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "open", "os.chmod"}
 
@@ -111,6 +112,7 @@ def killed(directory: Path, seed: int) -> list[str]:
     chance = random.Random(seed)
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
+        _end_if_hung()
         try:
             os.close(reader)
             _work(directory, seed, chance, writer)
@@ -254,6 +256,7 @@ def killed_deleting(
     It is killed at that step, of those that write a file or talk to the catalogue.
     """
     if (child := os.fork()) == 0:
+        _end_if_hung()
         try:
             store = open_here(directory)
             store.join()
@@ -264,8 +267,17 @@ def killed_deleting(
             os._exit(1)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
+    assert status in (0, signal.SIGKILL, signal.SIGALRM)
     return status != 0
+
+
+def _end_if_hung() -> None:
+    """Have a child killed as well that waits for ever.
+
+    What a thread of its parent held at the fork, as SQLite's memory, nobody gives back.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(HUNG_SECONDS)
 
 
 def die_after(num_steps: int, of: int = signal.SIGKILL) -> None:

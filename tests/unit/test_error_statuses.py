@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints import routing
 from vllm_tts_cache.entrypoints.other_sites import OtherSiteError
-from vllm_tts_cache.entrypoints.request_body import FormCutOffError
+from vllm_tts_cache.entrypoints.request_body import FormCutOffError, TooManyPartsError
 from vllm_tts_cache.entrypoints.routing import GuardedRoute
 from vllm_tts_cache.entrypoints.served_model import CannotCloneError
 from vllm_tts_cache.entrypoints.wants import (
@@ -32,6 +32,7 @@ ERRORS = [
     (errors.SpeakerRequestError("no"), 400, "BadRequestError"),
     (errors.SpeakerNotFoundError("ann"), 404, "NotFoundError"),
     (FormCutOffError(), 400, "BadRequestError"),
+    (TooManyPartsError(), 400, "BadRequestError"),
     (routing.NoSpeechModelError(), 404, "NotFoundError"),
     (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
     (errors.SpeakerLimitError(3), 409, "ConflictError"),
