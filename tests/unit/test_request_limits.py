@@ -17,6 +17,9 @@ FINE = {
     "ref_audio": "data:audio/wav;base64," + 10_000_000 * "A",
     "ref_audio_2": ["https://example.org/a.wav"],
     "ref_text": 16_000 * "a",
+    "references": [
+        {"audio_path": "data:audio/wav;base64," + 90_000 * "A", "text": "a"}
+    ],
     "speaker_embedding": 4096 * [0.5],
     "extra_params": {"clone_mode": "in_context", "nested": {"top_k": [1, {"a": None}]}},
     "seed": 7,
@@ -32,7 +35,8 @@ TOO_MUCH = {
     "language": 1_025 * "l",
     "ref_audio": "http://h/" + 8_192 * "é",
     "ref_audio_2": ["data:x", "file:///" + 8_192 * "a"],
-    "ref_text": 16_385 * "a",
+    "ref_text": "a" + 16_384 * " ",
+    "references": [{"audio_path": "data:x", "text": 16_385 * "a"}],
     "ambient_sound": 16_385 * "a",
     "speaker_embedding": (MAX_VALUES + 1) * [{}],
     "extra_params": {"a": {"b": [16_385 * "c"]}},
@@ -63,6 +67,12 @@ def test_what_is_too_much_is_refused_with_the_name_of_its_field(field):
         with pytest.raises(SpeakerRequestError, match=names) as caught:
             check(body)
         assert len(str(caught.value)) < 200
+
+
+def test_a_reference_by_another_name_has_the_same_limits():
+    url = "https://h/" + 8_192 * "a"
+    with pytest.raises(SpeakerRequestError, match="8,192 characters"):
+        check_speech({"references": [{"audio_path": url}]})
 
 
 def test_more_fields_and_more_items_than_any_request_has_are_refused():

@@ -57,7 +57,7 @@ def claim(db: Connection, object_name: str) -> bool:
     """
     where = (
         loose_object.c.object_name == object_name,
-        loose_object.c.removable_from > NOW,
+        loose_object.c.removable_from > NOW + LATE_SECONDS,
     )
     return db.execute(loose_object.delete().where(*where)).rowcount == 1
 
@@ -90,9 +90,15 @@ def let_go_of_announced(db: Connection, object_name: str) -> None:
 
 
 def let_go_of_audio(db: Connection, audio_sha256: str) -> None:
-    """Take every object of an audio that is being made from whoever makes it."""
-    where = loose_object.c.audio_sha256 == audio_sha256
-    db.execute(loose_object.update().where(where).values(removable_from=NOW))
+    """Take every object of an audio that is being made from whoever makes it.
+
+    One that may arrive late is nobody's already, and is removed when it has.
+    """
+    where = (
+        loose_object.c.audio_sha256 == audio_sha256,
+        loose_object.c.removable_from > NOW + LATE_SECONDS,
+    )
+    db.execute(loose_object.update().where(*where).values(removable_from=NOW))
 
 
 def take_removable(

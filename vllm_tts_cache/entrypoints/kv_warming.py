@@ -141,8 +141,10 @@ class KVWarming:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more would be left out."""
-        return len(self._unspoken) + len(self._waiting) >= MAX_UNSPOKEN
+        """Whether one more would be left out: of one clip and transcript one counts."""
+        known = (*self._unspoken.values(), *self._waiting.values())
+        num_beginnings = len({voice.beginning for voice in known})
+        return num_beginnings >= MAX_UNSPOKEN or len(known) >= 4 * MAX_UNSPOKEN
 
     def give_way(self) -> None:
         """A request begins: whose prefill is in hand, that voice waits again."""

@@ -27,7 +27,9 @@ _MOST_CHARS = {
     "voice": MAX_LOOKED_UP_CHARS,
     "speaker": MAX_LOOKED_UP_CHARS,
 }
+_LOOKED_UP = ("voice", "speaker")  # without the white space around them
 _URLS = ("ref_audio", "ref_audio_2")
+_REFERENCES, _PATH = "references", "audio_path"
 
 
 def is_data_url(url: str) -> bool:
@@ -64,12 +66,26 @@ def _check(given: Mapping[str, Any]) -> None:
         field = name[:_MAX_QUOTED]
         if name in _URLS:
             _check_urls(field, value)
+        elif name == _REFERENCES and isinstance(value, list):
+            _check_references(value)
         elif isinstance(value, str):
             most = _MOST_CHARS.get(name, MAX_TEXT_CHARS)
-            if len(value.strip()) > most:
+            text = value.strip() if name in _LOOKED_UP else value
+            if len(text) > most:
                 raise _too_long(field, most)
         elif isinstance(value, (dict, list)):
             _check_values(field, value)
+
+
+def _check_references(given: list[Any]) -> None:
+    """As Higgs Audio's own examples bring a clip."""
+    _check_number(_REFERENCES, len(given))
+    for each in given:
+        others = [each]
+        if isinstance(each, dict):
+            _check_urls(_REFERENCES, each.get(_PATH))
+            others = [value for name, value in each.items() if name != _PATH]
+        _check_values(_REFERENCES, others)
 
 
 def _check_urls(field: str, value: object) -> None:

@@ -73,8 +73,9 @@ class SpeakerLookups:
         if is_too_long(name):
             return None
         name = name.strip()
-        # Remembered once, however it is spelt; an id is no other one in capitals.
-        key = name if is_voice_id(name) else fold(name)
+        # Remembered once, however it is spelt; what is like an id in capitals is none.
+        if is_voice_id(key := fold(name)):
+            key = name
         return await self.known.find(tenant.name, key, partial(self.find, tenant, name))
 
     def find_now(self, name: str, tenant: str) -> Found | None:
@@ -121,8 +122,7 @@ class SpeakerLookups:
 
     async def is_lost(self, record: SpeakerRecord) -> bool:
         """Whether its reference audio is not stored any more. Raises: StorageError."""
-        sha, has_audio = record.audio_sha256, self._store.has_audio
-        return sha is not None and not await self._lookups.run(has_audio, sha)
+        return await self._lookups.run(self._store.is_lost, record)
 
     async def embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
         """Return the embedding that a speaker was registered as.

@@ -127,10 +127,12 @@ class _Session(WebSocket):
         text = message.get("text")
         if message.get("type") != "input.text" or not isinstance(text, str):
             return True
-        self._num_chars += len(text)
+        held, self._num_chars = self._num_chars, self._num_chars + len(text)
         self._num_messages += self.is_split
+        # What is split ends somewhere in what comes now, for all that is known.
+        num_chars = held if self.is_split else self._num_chars
         is_too_often = self._num_messages > _MAX_MESSAGES
-        return self._num_chars <= MAX_INPUT_CHARS and not is_too_often
+        return num_chars <= MAX_INPUT_CHARS and not is_too_often
 
     def begin(self) -> None:
         """What was held is spoken from now on."""

@@ -26,6 +26,7 @@ from vllm_tts_cache.catalogue.details import check_is_to_come
 from vllm_tts_cache.catalogue.imports import ImportedFile
 from vllm_tts_cache.catalogue.names import is_storable
 from vllm_tts_cache.catalogue.record import (
+    AUDIO_KIND,
     DEFAULT_TENANT,
     PREVIEW_PREFIX,
     NewSpeaker,
@@ -132,7 +133,8 @@ class Registrations:
                 self._delete(db, replaced)
                 change = changed_speakers.newest(db)
                 replaced = None
-            if replaced is not None and self._policy == "immutable":
+            is_kept = replaced is not None and self._policy == "immutable"
+            if replaced is not None and is_kept and not _brings_back(db, new, replaced):
                 raise SpeakerExistsError(replaced.name)
             if replaced is not None and is_new:
                 raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
@@ -328,6 +330,14 @@ def _replace(
     return Registered(
         record=record, replaced=replaced, deletion=deletion, change=change
     )
+
+
+def _brings_back(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
+    """Whether it is the same clip and transcript, and the clip was lost."""
+    sha = old.audio_sha256
+    if sha is None or (new.audio_sha256, new.ref_text) != (sha, old.ref_text):
+        return False
+    return stored_files.find(db, sha, AUDIO_KIND) is None
 
 
 def _sounds_the_same(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:

@@ -253,6 +253,14 @@ class SpeakerStore:
         else:
             self._writer.keep(audio, Segment.INLINE, lambda _: None)
 
+    def is_lost(self, record: SpeakerRecord) -> bool:
+        """Whether a speaker's reference audio is not there any more, at a look."""
+        if (sha := record.audio_sha256) is None:
+            return False
+        with self._database.read() as db:
+            file = stored_files.find(db, sha, AUDIO_KIND)
+        return not self.blobs.has(file)
+
     def has_audio(self, audio_sha256: str) -> bool:
         """Whether the audio is stored, for whomever; reads an index."""
         with self._database.read() as db:

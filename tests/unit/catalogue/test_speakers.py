@@ -10,9 +10,10 @@ from sqlalchemy import text
 
 from tests.store_samples import RATE, address, clip, delete, opened, register, voice
 from vllm_tts_cache.audio.clips import join
+from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
 from vllm_tts_cache.errors import (
     InvalidSpeakerError,
@@ -177,6 +178,25 @@ def test_immutable_keeps_what_is_registered(open_here):
         register(store, "ana", 1)
     assert found(store, "ana") == record
     assert not store.has_audio(address(1))
+    with pytest.raises(SpeakerExistsError, match="'Ana'"):
+        register(store, "ana", 0)  # nothing is wrong with it
+
+
+def test_an_immutable_voice_whose_clip_was_lost_gets_it_back_and_nothing_else(
+    open_here,
+):
+    store = open_here(registration_policy="immutable")
+    record = register(store, "Ana", 0, ref_text="words").record
+    with store.catalogue.database.write() as db:
+        stored_files.remove(db, address(0), [AUDIO_KIND])
+    assert store.is_lost(record)
+    for number, ref_text in ((1, "words"), (0, "other words")):
+        with pytest.raises(SpeakerExistsError, match="'Ana'"):
+            register(store, "Ana", number, ref_text=ref_text)
+    again = register(store, "Ana", 0, ref_text="words").record
+    assert again.speaker_id == record.speaker_id
+    assert not store.is_lost(again)
+    assert store.read_audio(address(0)) is not None
 
 
 def test_the_limit_is_for_new_names_only(open_here):

@@ -68,8 +68,8 @@ class VoicesDirectory:
         """Return a voice; None if there is none of this name or id."""
         if (found := self.store.find(name, self._tenant)) is None:
             return None
-        shown, sha = voice_models.voice(found.record), found.record.audio_sha256
-        if sha is not None and not self.store.has_audio(sha):
+        shown = voice_models.voice(found.record)
+        if self.store.is_lost(found.record):
             shown["audio_lost"] = True
         return shown
 
