@@ -98,7 +98,7 @@ def _draw_gaps(figure: Any, rows: Rows) -> None:
     axis.set_ylim(top=100)
     axis.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10])
     axis.set_xlabel("seconds between two chunks of a running stream", fontsize=8)
-    axis.legend(fontsize=8, frameon=False, loc="lower left")
+    axis.legend(fontsize=8, frameon=False, loc="upper right")
     _finish(axis, "% of gaps that are longer")
 
 
