@@ -6,11 +6,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from vllm_tts_cache.catalogue import (
     deletions,
     dialect,
     imports,
     last_used,
+    leases,
     pages,
     speakers,
     sqlite,
@@ -209,11 +212,16 @@ def open_catalogue(
     Args:
         directory: Where the files are that it tells of.
         url: Of a PostgreSQL database; empty for a file in the directory.
-        is_in_use: Whether a server is at work on it; asked before it is migrated.
+        is_in_use: Whether a server is at work on such a file; asked before it is
+            migrated. Of a database its leases tell.
 
     Raises: StorageError, ConfigError.
     """
-    return _opened(directory, url, lambda database: database.prepare(is_in_use))
+
+    def has_servers(db: Connection) -> bool:
+        return bool(leases.alive(db)) if url else is_in_use()
+
+    return _opened(directory, url, lambda database: database.prepare(has_servers))
 
 
 def open_existing_catalogue(directory: Path, url: str = "") -> Catalogue:

@@ -51,7 +51,9 @@ class Database:
         """What it is called before people."""
         return self.backend.where
 
-    def prepare(self, is_in_use: Callable[[], bool] = lambda: False) -> None:
+    def prepare(
+        self, is_in_use: Callable[[Connection], bool] = lambda _: False
+    ) -> None:
         """Make and migrate it; processes that do it at once take turns.
 
         Args:

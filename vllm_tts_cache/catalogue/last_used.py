@@ -2,8 +2,9 @@
 
 from sqlalchemy import Connection, func, select
 
-from vllm_tts_cache.catalogue.record import PREVIEW_PREFIX, Segment
+from vllm_tts_cache.catalogue.record import Segment
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
+from vllm_tts_cache.catalogue.stored_files import IS_NO_PREVIEW
 
 # At least as many as a family makes encodings of one audio.
 _ENCODINGS_EACH = 4
@@ -33,7 +34,7 @@ def _audios(db: Connection, limit: int) -> list[str]:
         .where(
             stored_file.c.segment == Segment.REGISTERED.value,
             stored_file.c.is_audio == 0,
-            stored_file.c.kind.not_like(f"{PREVIEW_PREFIX}%"),
+            IS_NO_PREVIEW,
         )
         .order_by(stored_file.c.used_at.desc(), stored_file.c.id.desc())
         .limit(_ENCODINGS_EACH * limit)

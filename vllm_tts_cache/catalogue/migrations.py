@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, inspect, select, text
 
-from vllm_tts_cache.catalogue.dialect import is_postgres, now
+from vllm_tts_cache.catalogue.dialect import is_postgres
 from vllm_tts_cache.catalogue.ids import new_voice_id
 from vllm_tts_cache.catalogue.names import search_text
 from vllm_tts_cache.catalogue.schema import (
     PER_STATEMENT,
-    lease,
     metadata,
     on_server,
     schema_version,
@@ -17,7 +16,6 @@ from vllm_tts_cache.catalogue.schema import (
 from vllm_tts_cache.catalogue.tenant_usage import FILL
 from vllm_tts_cache.errors import StorageError
 
-_GAP_SECONDS = 6.0  # as of `leases`
 _BY_ID_AND_AGE = (
     "ALTER TABLE speaker ADD COLUMN speaker_id TEXT",
     "ALTER TABLE speaker ADD COLUMN consent_id TEXT",
@@ -155,18 +153,9 @@ def stored_version(db: Connection) -> int:
     return db.execute(select(schema_version.c.version)).scalar_one()
 
 
-def _has_servers(db: Connection) -> bool:
-    """Whether servers are at work on a database that several machines reach."""
-    if not is_postgres(db):
-        return False
-    # Of a clock that was set back what lies far ahead is over as well.
-    at, until = now(db), lease.c.until
-    is_current = (until > at) & (until <= at + lease.c.seconds + _GAP_SECONDS)
-    alive = select(lease.c.participant_id).where(is_current)
-    return db.execute(alive.limit(1)).first() is not None
-
-
-def migrate(db: Connection, is_in_use: Callable[[], bool] = lambda: False) -> None:
+def migrate(
+    db: Connection, is_in_use: Callable[[Connection], bool] = lambda _: False
+) -> None:
     """Bring the schema up to date, within the caller's transaction.
 
     Raises:
@@ -193,7 +182,7 @@ def migrate(db: Connection, is_in_use: Callable[[], bool] = lambda: False) -> No
     if version == VERSION:
         return
     # It would take what it does not know for damaged, or for nobody's.
-    if is_in_use() or _has_servers(db):
+    if is_in_use(db):
         raise StorageError(
             "A server of an earlier vllm-tts-cache is at work on this voice catalogue; "
             "nothing was changed. Stop that server, then start this one."

@@ -25,6 +25,7 @@ _NUM_BYTES = 16
 _NAME = re.compile(rf"{FOLDER}/([0-9a-f]{{2}})/\1[0-9a-f]{{62}}/[0-9a-f]{{32}}")
 
 _NAMES = select(loose_object.c.object_name)
+_IS_BEING_MADE = loose_object.c.removable_from > NOW + LATE_SECONDS
 # A file may have one whose maker does not know that it was committed.
 _HAS_FILE = exists().where(
     stored_file.c.audio_sha256 == loose_object.c.audio_sha256,
@@ -55,10 +56,7 @@ def claim(db: Connection, object_name: str) -> bool:
 
     False if it took too long, or its audio was deleted meanwhile: it is nobody's.
     """
-    where = (
-        loose_object.c.object_name == object_name,
-        loose_object.c.removable_from > NOW + LATE_SECONDS,
-    )
+    where = loose_object.c.object_name == object_name, _IS_BEING_MADE
     return db.execute(loose_object.delete().where(*where)).rowcount == 1
 
 
@@ -94,10 +92,7 @@ def let_go_of_audio(db: Connection, audio_sha256: str) -> None:
 
     One that may arrive late is nobody's already, and is removed when it has.
     """
-    where = (
-        loose_object.c.audio_sha256 == audio_sha256,
-        loose_object.c.removable_from > NOW + LATE_SECONDS,
-    )
+    where = loose_object.c.audio_sha256 == audio_sha256, _IS_BEING_MADE
     db.execute(loose_object.update().where(*where).values(removable_from=NOW))
 
 

@@ -22,7 +22,6 @@ from vllm_tts_cache.catalogue.details import labels_to_json
 from vllm_tts_cache.catalogue.ids import is_voice_id, new_voice_id
 from vllm_tts_cache.catalogue.names import fold, search_text
 from vllm_tts_cache.catalogue.record import (
-    PREVIEW_PREFIX,
     NewSpeaker,
     SpeakerRecord,
     pack_embedding,
@@ -35,6 +34,7 @@ from vllm_tts_cache.catalogue.schema import (
     stored_file,
     tenant_encoding,
 )
+from vllm_tts_cache.catalogue.stored_files import IS_NO_PREVIEW
 
 _FIELDS = tuple(field.name for field in fields(SpeakerRecord))
 _NOT_A_COLUMN = ("labels", "clip_starts")
@@ -54,13 +54,12 @@ _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
 _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.speaker_id == bindparam("speaker_id")
 )
-_IS_NO_PREVIEW = stored_file.c.kind.not_like(literal_column(f"'{PREVIEW_PREFIX}%'"))
 # One row, however many files: building a row takes as long as finding it.
 _kinds = (
     select(dialect.joined(stored_file.c.kind))
     .where(
         stored_file.c.audio_sha256 == speaker.c.audio_sha256,
-        _IS_NO_PREVIEW,
+        IS_NO_PREVIEW,
     )
     .scalar_subquery()
 )
@@ -78,7 +77,7 @@ _told_kinds = (
         stored_file.c.audio_sha256 == speaker.c.audio_sha256,
         tenant_encoding.c.tenant == speaker.c.tenant,
         tenant_encoding.c.is_told == literal_column("1"),
-        _IS_NO_PREVIEW,
+        IS_NO_PREVIEW,
     )
     .correlate(speaker)
     .scalar_subquery()

@@ -5,16 +5,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BigInteger, Connection, bindparam, cast, func, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+)
 
 from vllm_tts_cache.catalogue import objects
-from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, PREVIEW_PREFIX, Segment
 from vllm_tts_cache.catalogue.schema import (
     slices,
     stored_file,
     tenant_encoding,
     usage,
 )
+
+# What a voice has said to be tried lies beside its encodings.
+IS_NO_PREVIEW = stored_file.c.kind.not_like(literal_column(f"'{PREVIEW_PREFIX}%'"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from sqlalchemy import ColumnElement, Connection, literal, select
 
 from vllm_tts_cache.catalogue import owners
-from vllm_tts_cache.catalogue.record import AUDIO_KIND, PREVIEW_PREFIX, Segment
+from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, tenant_encoding
+from vllm_tts_cache.catalogue.stored_files import IS_NO_PREVIEW
 
 _ASKED, _TOLD = 0, 1
 
@@ -91,7 +92,7 @@ def take_in(db: Connection, tenant: str) -> None:
         .where(
             speaker.c.tenant == tenant,
             stored_file.c.kind != AUDIO_KIND,
-            stored_file.c.kind.not_like(f"{PREVIEW_PREFIX}%"),
+            IS_NO_PREVIEW,
         )
         .distinct()
     )

@@ -122,8 +122,7 @@ class KVWarming:
         if not engine.helps(record):
             return False
         voice, id_ = _Voice(record), record.speaker_id
-        in_hand = None if self._in_hand is None else self._in_hand[0]
-        for known in (self._waiting.get(id_), in_hand):
+        for known in (self._waiting.get(id_), self._voice_in_hand):
             if known is not None and _is_same(known, voice):
                 return True
         self._forget_old()
@@ -187,6 +186,10 @@ class KVWarming:
         engine = self._engine
         return engine if engine is not None and engine.is_possible else None
 
+    @property
+    def _voice_in_hand(self) -> _Voice | None:
+        return None if self._in_hand is None else self._in_hand[0]
+
     async def _run(self, engine: Prefill) -> None:
         while self._waiting:
             await _until_idle(engine)
@@ -239,7 +242,7 @@ class KVWarming:
 
     def _is_warm(self, voice: _Voice) -> bool:
         """Whether one of the same clip and transcript was prefilled."""
-        in_hand = None if self._in_hand is None else self._in_hand[0]
+        in_hand = self._voice_in_hand
         known = (each for each in self._unspoken.values() if each is not in_hand)
         return any(each.beginning == voice.beginning for each in known)
 

@@ -7,7 +7,7 @@ to its log what is wrong, and has pydantic look at each value of a list first.
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_tts_cache.catalogue.names import MAX_LOOKED_UP_CHARS
+from vllm_tts_cache.catalogue.names import MAX_LOOKED_UP_CHARS, is_too_long
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 
 MAX_INPUT_CHARS = 32_768  # half an hour of speech
@@ -24,10 +24,8 @@ _MOST_CHARS = {
     "input": MAX_INPUT_CHARS,
     "model": MAX_WORD_CHARS,
     "language": MAX_WORD_CHARS,
-    "voice": MAX_LOOKED_UP_CHARS,
-    "speaker": MAX_LOOKED_UP_CHARS,
 }
-_LOOKED_UP = ("voice", "speaker")  # without the white space around them
+_LOOKED_UP = ("voice", "speaker")
 _URLS = ("ref_audio", "ref_audio_2")
 _REFERENCES, _PATH = "references", "audio_path"
 
@@ -66,12 +64,14 @@ def _check(given: Mapping[str, Any]) -> None:
         field = name[:_MAX_QUOTED]
         if name in _URLS:
             _check_urls(field, value)
+        elif name in _LOOKED_UP and isinstance(value, str):
+            if is_too_long(value):
+                raise _too_long(field, MAX_LOOKED_UP_CHARS)
         elif name == _REFERENCES and isinstance(value, list):
             _check_references(value)
         elif isinstance(value, str):
             most = _MOST_CHARS.get(name, MAX_TEXT_CHARS)
-            text = value.strip() if name in _LOOKED_UP else value
-            if len(text) > most:
+            if len(value) > most:
                 raise _too_long(field, most)
         elif isinstance(value, (dict, list)):
             _check_values(field, value)

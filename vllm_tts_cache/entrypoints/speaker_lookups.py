@@ -113,12 +113,13 @@ class SpeakerLookups:
         """
         return await self.reads.run(self._all_now, tenant.name, names)
 
-    def shown(self, record: SpeakerRecord) -> dict[str, Any]:
+    def shown(self, record: SpeakerRecord, *, is_lost: bool = False) -> dict[str, Any]:
         """Show a voice as the routes do.
 
         Of several tenants none learns from a number how much the others register.
         """
-        return voice_models.voice(record, is_numbered=not self._keys.is_on)
+        is_numbered = not self._keys.is_on
+        return voice_models.voice(record, is_numbered=is_numbered, is_lost=is_lost)
 
     async def is_lost(self, record: SpeakerRecord) -> bool:
         """Whether its reference audio is not stored any more. Raises: StorageError."""

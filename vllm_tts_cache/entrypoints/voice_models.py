@@ -209,12 +209,15 @@ class ConsentDeleted(_Answer):
     deleted: Literal[True]
 
 
-def voice(record: SpeakerRecord, *, is_numbered: bool = True) -> dict[str, Any]:
+def voice(
+    record: SpeakerRecord, *, is_numbered: bool = True, is_lost: bool = False
+) -> dict[str, Any]:
     """Show a voice as the list does: stock's fields first.
 
     Args:
         record: The voice.
         is_numbered: Whether to tell its number among all registrations.
+        is_lost: Whether its reference audio is not stored any more.
     """
     shown: dict[str, Any] = {
         "name": record.name,
@@ -235,6 +238,8 @@ def voice(record: SpeakerRecord, *, is_numbered: bool = True) -> dict[str, Any]:
         shown["audio_sha256"] = record.audio_sha256
         shown["sample_rate"] = record.sample_rate_hz
         shown["duration_seconds"] = round(record.seconds, 3)
+    if is_lost:
+        shown["audio_lost"] = True
     if record.num_clips > 1:
         shown["clips"] = _clips(record)
     return {**openai_voice(record), **shown, **_details(record)}

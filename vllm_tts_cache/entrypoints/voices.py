@@ -313,12 +313,10 @@ async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
 
 
 async def _shown(speakers: SpeakerService, found: Found) -> dict[str, Any]:
-    voice = speakers.lookups.shown(found.record)
-    if await speakers.lookups.is_lost(found.record):
-        voice["audio_lost"] = True
+    is_lost = await speakers.lookups.is_lost(found.record)
     return {
         **await _status(speakers, found),
-        "voice": voice,
+        "voice": speakers.lookups.shown(found.record, is_lost=is_lost),
         "modes": speakers.model.modes(found.record),
     }
 

@@ -227,8 +227,8 @@ class BucketBlobs:
         with self._database.read() as db:
             rows = stored_files.between(db, prefix, prefix + "g")
         strays = sorted(names - announced - {row.object_name for row in rows})
-        for name in strays:
-            with self._database.alone() as db:
+        with self._database.alone() as db:
+            for name in strays:
                 objects.let_go_of_announced(db, name)
         return strays
 

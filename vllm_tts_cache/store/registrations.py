@@ -133,8 +133,7 @@ class Registrations:
                 self._delete(db, replaced)
                 change = changed_speakers.newest(db)
                 replaced = None
-            is_kept = replaced is not None and self._policy == "immutable"
-            if replaced is not None and is_kept and not _brings_back(db, new, replaced):
+            if replaced is not None and self._stays(db, replaced, new):
                 raise SpeakerExistsError(replaced.name)
             if replaced is not None and is_new:
                 raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
@@ -292,6 +291,10 @@ class Registrations:
             raise PinLimitError(limit, is_tenants=True)
         if speakers.num_pinned(db) > self._max_pinned:
             raise PinLimitError(self._max_pinned)
+
+    def _stays(self, db: Connection, old: SpeakerRecord, new: NewSpeaker) -> bool:
+        """Whether a speaker may not be registered over."""
+        return self._policy == "immutable" and not _brings_back(db, new, old)
 
     def _check_room(self, db: Connection, tenant: str, limits: Limits) -> None:
         """See that one more may be registered."""

@@ -255,11 +255,8 @@ class SpeakerStore:
 
     def is_lost(self, record: SpeakerRecord) -> bool:
         """Whether a speaker's reference audio is not there any more, at a look."""
-        if (sha := record.audio_sha256) is None:
-            return False
-        with self._database.read() as db:
-            file = stored_files.find(db, sha, AUDIO_KIND)
-        return not self.blobs.has(file)
+        sha = record.audio_sha256
+        return sha is not None and not self._writer.is_kept(sha)
 
     def has_audio(self, audio_sha256: str) -> bool:
         """Whether the audio is stored, for whomever; reads an index."""

@@ -68,10 +68,8 @@ class VoicesDirectory:
         """Return a voice; None if there is none of this name or id."""
         if (found := self.store.find(name, self._tenant)) is None:
             return None
-        shown = voice_models.voice(found.record)
-        if self.store.is_lost(found.record):
-            shown["audio_lost"] = True
-        return shown
+        is_lost = self.store.is_lost(found.record)
+        return voice_models.voice(found.record, is_lost=is_lost)
 
     def delete(self, name: str) -> dict[str, Any]:
         """Delete a voice and all of its files that no other voice has.
