@@ -4,7 +4,7 @@ MODEL ?= qwen3
 PYTHON_ENV = .venv/bin/python
 RUN = .venv/bin/vllm-tts-cache
 
-.PHONY: setup browser postgres nginx prometheus demo serve test test-all lint bench docs help
+.PHONY: setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
 
 help:  ## Show this list.
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -24,27 +24,33 @@ nginx:  ## Install Debian's nginx, which the tests put in front of two servers.
 prometheus:  ## Install Debian's Prometheus, which the tests ask what it sees.
 	@scripts/setup_prometheus.sh
 
+ffmpeg:  ## Install Debian's ffmpeg, with which the tests make clips and hear them.
+	@scripts/setup_ffmpeg.sh
+
 demo: setup  ## Register a voice, precompute it, speak, restart, speak again.
 	@$(RUN) demo --family $(MODEL)
 
 serve: setup  ## Serve a tiny checkpoint on PORT (8091), on the CPU.
 	@$(RUN) serve --port $(PORT) --family $(MODEL)
 
-lint: setup  ## Lint, format check, types, import contracts.
+lint: setup house  ## Lint, format check, types, import contracts, budgets.
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 	.venv/bin/lint-imports
 	.venv/bin/deptry vllm_tts_cache
 
+house: setup  ## Print how large the code is; fail over a budget of [tool.house].
+	@$(PYTHON_ENV) scripts/house.py
+
 # Two processes: whole files, or a family's servers, each. And one thread in each: two
 # that share a core wait for one another at the end of every small operation.
 PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
 
-test: lint postgres nginx prometheus  ## All checks, then all tests.
+test: lint postgres nginx prometheus ffmpeg  ## All checks, then all tests.
 	$(PYTEST)
 
-test-all: lint browser postgres nginx prometheus  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
+test-all: lint browser postgres nginx prometheus ffmpeg  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.
 	TTS_CACHE_TEST_KILLS=1000 TTS_CACHE_TEST_HOSTILE_CASES=10000 $(PYTEST) -m "long or not long"
 
 bench: setup  ## Measure ours beside stock (over an hour); writes benchmarks/results/, docs/plots/.

@@ -119,7 +119,6 @@ def _plan(given: argparse.Namespace) -> Plan:
         is_quick=given.quick,
         work=given.work.absolute(),
         sizes=dict(given.size or ()),
-        dashboard=given.dashboard,
     )
 
 
@@ -173,13 +172,6 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="RESULT.json",
         help="only draw this run; a whole run draws itself",
-    )
-    add(
-        "--dashboard",
-        type=Path,
-        metavar="PICTURE.png",
-        help="have a Prometheus scrape our server, and draw the shipped dashboard; for "
-        "one model, and scenarios that do not restart it",
     )
     add(
         "--plots-out",

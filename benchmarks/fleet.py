@@ -1,11 +1,9 @@
 """Two servers that share PostgreSQL and a bucket, beside one that has a directory.
 
-    python -m benchmarks.fleet [--rounds 20] [--minutes 15] [--work DIRECTORY]
+    python -m benchmarks.fleet [--rounds 20] [--work DIRECTORY]
 
-First what a request costs: on one machine, in the fleet, and the first of a voice on
-the server that did not encode it. Then a soak: several clients do what users do,
-through nginx, while the two servers are restarted in turn. Needs what the tests need:
-`make postgres nginx`.
+What a request costs on one machine and in the fleet, and the first of a voice on the
+server that did not encode it. Needs what the tests need: `make postgres`.
 """
 
 import argparse
@@ -19,11 +17,9 @@ from statistics import median
 
 from benchmarks import machine
 from benchmarks.bench import clip
-from benchmarks.fleet_soak import Soak
 from benchmarks.models import models
 from benchmarks.sides import Side
 from tests import object_store, postgres
-from tests.front import in_front_of
 
 MODEL = "qwen3-tts-tiny"
 CLIP_SECONDS = 10
@@ -41,8 +37,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("--rounds", type=int, default=20, help="0: only the soak")
-    arguments.add_argument("--minutes", type=float, default=15.0, help="0: no soak")
+    arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--work", type=Path)
     given = arguments.parse_args()
     print(f"{machine.describe()}, {machine.revision()[0]}", flush=True)
@@ -51,18 +46,15 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         shared = ended.enter_context(_shared(work))
         model = next(each for each in models() if each.name == MODEL)
-        servers = [Side(name, model, work, shared) for name in ("one", "other")]
+        servers = [
+            Side("alone", model, work, {}),
+            *(Side(name, model, work, shared) for name in ("one", "other")),
+        ]
         for side in servers:  # the host starts one stage at a time
             side.start()
             ended.callback(side.stop)
-        if given.rounds:
-            with _started(Side("alone", model, work, {})) as alone:
-                for line in Figures(alone, *servers).measured(given.rounds):
-                    print(line, flush=True)
-        if given.minutes:
-            with in_front_of([side.port for side in servers]) as url:
-                for line in Soak(servers, url).run(60 * given.minutes):
-                    print(line, flush=True)
+        for line in Figures(*servers).measured(given.rounds):
+            print(line, flush=True)
 
 
 @contextmanager
@@ -76,15 +68,6 @@ def _shared(work: Path) -> Iterator[Mapping[str, str]]:
             "SPEAKER_STORE_URL": bucket.url("voices"),
             **bucket.environment,
         }
-
-
-@contextmanager
-def _started(side: Side) -> Iterator[Side]:
-    side.start()
-    try:
-        yield side
-    finally:
-        side.stop()
 
 
 class Figures:

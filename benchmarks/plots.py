@@ -39,10 +39,10 @@ def draw(result: Path, directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, rows in sorted(by_picture.items()):
-        figure = new_figure()
+        figure = _new_figure()
         _PICTURES[name](figure, rows)
         drawn.append(directory / f"{name}.png")
-        save(figure, drawn[-1])
+        _save(figure, drawn[-1])
     return drawn
 
 
@@ -222,17 +222,17 @@ def _finish(axis: Any, title: str) -> None:
         axis.spines[side].set_visible(False)
 
 
-def new_figure(inches: tuple[float, float] = _INCHES) -> Any:
+def _new_figure() -> Any:
     """An empty figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(inches, dpi=_DPI, facecolor="white", layout="constrained")
+    figure = Figure(_INCHES, dpi=_DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path) -> None:
     """Without time or version, so that a picture changes when figures do."""
     from PIL import Image
 

@@ -4,7 +4,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -24,17 +24,14 @@ from benchmarks.models import Model
 from benchmarks.scenarios import (
     bulk_command,
     bulk_registration,
-    churn,
     cold_bystander,
     cold_neighbour,
     concurrent_cold,
-    core,
     first_request,
     inline_flood,
     kv_prefix,
     many_voices,
     saturation,
-    start,
     ttfa,
     warm_hit,
 )
@@ -71,8 +68,6 @@ class Scenario:
 # Small codecs make a cold reference cost little: those that are about it have only
 # the model with encoders of the released size.
 SCENARIOS = (
-    Scenario(core.run, is_served=False, full=(20, 0), quick=(8, 0)),
-    Scenario(churn.run, is_served=False, full=(105, 0), quick=(6, 0)),
     Scenario(
         many_voices.run,
         is_served=False,
@@ -119,7 +114,6 @@ SCENARIOS = (
         is_in_quick=False,
     ),
     Scenario(kv_prefix.run, full=(30, 58), quick=(30, 58), is_in_quick=False),
-    Scenario(start.run, full=(60, 90), quick=(30, 90), is_in_quick=False),
     # The last one: its restart leaves ours with another setting.
     Scenario(first_request.run, full=(90, 60), quick=(2, 4)),
 )
@@ -127,11 +121,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run.
-
-    Attributes:
-        dashboard: Where a picture of our server's metrics goes; None for none.
-    """
+    """What to run."""
 
     scenarios: Sequence[Scenario]
     models: Sequence[Model]
@@ -139,7 +129,6 @@ class Plan:
     is_quick: bool
     work: Path
     sizes: Mapping[str, int] = field(default_factory=dict)
-    dashboard: Path | None = None
 
     @property
     def alone(self) -> list[Scenario]:
@@ -200,7 +189,6 @@ def run(plan: Plan) -> Outcome:
             with (
                 _kept(f"the servers of {model.name}", outcome),
                 _servers(model, bench, outcome),
-                _scraped(plan, bench),
             ):
                 for scenario in beside:
                     _run_one(scenario, bench, outcome)
@@ -244,16 +232,6 @@ def _say(progress: Progress, task: TaskID, text: str) -> None:
     progress.update(task, description=text)
     if not progress.console.is_terminal:  # a log shows no bar before its end
         progress.console.print(text)
-
-
-def _scraped(plan: Plan, bench: Bench) -> AbstractContextManager[None]:
-    """Our server, by a Prometheus, if a picture of that was asked for."""
-    if plan.dashboard is None:
-        return nullcontext()
-    from benchmarks.dashboard import scraped
-
-    target = bench.sides.ours.client.http.base_url.netloc.decode()
-    return scraped(target, plan.work / "prometheus", plan.dashboard)
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from typing import Any
 from benchmarks import machine, server_plugins
 from benchmarks.measure import OURS, STOCK
 from benchmarks.models import Model
-from vllm_tts_cache.testing.client import Speech, SpeechClient
-from vllm_tts_cache.testing.server import Server, ServerOptions
+from vllm_tts_cache.testing.server import Server, ServerOptions, Speech, SpeechClient
 
 CHUNK_FRAMES = 5
 STOCK_ENVIRON = {"SPEAKER_CACHE_ENABLED": "0"}
@@ -107,30 +106,20 @@ class Side:
         self.client.close()
         self._server.stop()
 
-    def restart(self, **environ: str) -> float:
-        """The same storage, new processes, and ``environ`` beside what was set.
-
-        Returns: Seconds of the start alone.
-        """
+    def restart(self, **environ: str) -> None:
+        """The same storage, new processes, and ``environ`` beside what was set."""
         self.stop()
         old, port = self._server.options, self._server.port
         more = {**old.environ, **environ}
         changed = dataclasses.replace(old, environ=more, port=port)
         self._server = ProbedServer(changed)
         self.client = self._new_client()
-        began = time.perf_counter()
         self._server.start()
-        return time.perf_counter() - began
 
     @property
     def pid(self) -> int:
         """Of the API process; its stages are its children."""
         return self._server.pid
-
-    @property
-    def port(self) -> int:
-        """Where it listens, the next time as well."""
-        return self._server.port
 
     def api_rss_bytes(self) -> int:
         """Resident memory of the API process; its stages are processes of their own."""

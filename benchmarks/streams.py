@@ -22,8 +22,7 @@ from benchmarks.measure import (
     percentile,
 )
 from benchmarks.sides import Side
-from vllm_tts_cache.testing.client import data_url
-from vllm_tts_cache.testing.server import MODEL_NAME
+from vllm_tts_cache.testing.server import MODEL_NAME, data_url
 
 NUM_STREAMS = 3
 QUICK_COLD_SECONDS = 6

@@ -10,12 +10,10 @@ from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
 PATIENCE_SECONDS = 60
 DESKTOP, PHONE = (1180, 780), (390, 844)
-_MAX_TABS = 80
 
 _OPTIONS = (
     "--headless=new",
@@ -29,15 +27,6 @@ _OPTIONS = (
     "--use-fake-ui-for-media-stream",  # the microphone is allowed without asking
 )
 
-_INK = """
-const { width, height } = arguments[0];
-const { data } = arguments[0].getContext("2d").getImageData(0, 0, width, height);
-const ink = (x, y) => data[4 * (y * width + x) + 3] > 127;
-const column = (x) => Array.from({ length: height }, (_, y) => ink(x, y));
-const share = (x) => column(x).filter(Boolean).length / height;
-return Array.from({ length: width }, (_, x) => share(x));
-"""
-
 
 class Browser:
     """Chromium on one page; a context manager that closes it.
@@ -45,9 +34,7 @@ class Browser:
     Every request that the page makes, and whatever it complains of, is kept.
     """
 
-    def __init__(
-        self, url, *, size=DESKTOP, is_dark=False, microphone=None, downloads=None
-    ):
+    def __init__(self, url, *, size=DESKTOP, is_dark=False, microphone=None):
         if not (which("chromium") and which("chromedriver")):
             raise RuntimeError("These tests need Chromium: run `make browser`.")
         options = webdriver.ChromeOptions()
@@ -64,9 +51,6 @@ class Browser:
         self.url = url
         self.driver = webdriver.Chrome(options=options, service=service)
         self._emulate(size, is_dark)
-        if downloads is not None:
-            where = {"behavior": "allow", "downloadPath": str(downloads)}
-            self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", where)
         self.open()
 
     def __enter__(self):
@@ -140,36 +124,9 @@ class Browser:
         """Give a file to a field, which may be one that people do not see."""
         self.driver.find_element(By.CSS_SELECTOR, css).send_keys(str(path))
 
-    def drop(self, css, *paths, until="drop"):
-        """Drag files from outside over what can be seen, and let go of them there.
-
-        With ``until="dragOver"`` they are still held.
-        """
-        box = self.see(css).rect
-        at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-        held = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
-        steps = ("dragEnter", "dragOver", "drop")
-        for step in steps[: steps.index(until) + 1]:
-            event = {"type": step, **at, "data": held}
-            self.driver.execute_cdp_cmd("Input.dispatchDragEvent", event)
-
     def press(self, *keys):
         """Press keys, one after another, wherever the focus is."""
         webdriver.ActionChains(self.driver).send_keys(*keys).perform()
-
-    def tab_to(self, css):
-        """Move on by the tabulator alone until this has the focus."""
-        for _ in range(_MAX_TABS):
-            if self.has_focus(css):
-                return
-            self.press(Keys.TAB)
-        raise AssertionError(f"{css} cannot be reached by keyboard")
-
-    def has_focus(self, css):
-        """Tell whether the focus is on such an element."""
-        return self.driver.execute_script(
-            "return document.activeElement.matches(arguments[0])", css
-        )
 
     def heard(self):
         """Samples that were sent to the loudspeaker, and those that it has played."""
@@ -178,10 +135,6 @@ class Browser:
             results.get_attribute(f"data-{name}") for name in ("samples", "played")
         )
         return tuple(int(count or 0) for count in given)
-
-    def drawn(self, css):
-        """What is on a canvas: of each column of pixels how much is ink, in [0, 1]."""
-        return self.driver.execute_script(_INK, self.see(css))
 
     def is_too_wide(self):
         """Tell whether people would have to scroll sideways."""

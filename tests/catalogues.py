@@ -1,8 +1,13 @@
-"""Each test of a store runs on SQLite, on PostgreSQL, and some with a bucket.
+"""A test of a store runs on SQLite and a directory, unless a mark says otherwise.
 
-A conftest that imports all of this has the tests below it parametrised, as far as they
-open a store; one that is about SQLite's file, a server, a directory that has the truth,
-or a bucket, has a mark that says so.
+Promises that a back end could break alone have the mark ``every_backend``: what a
+database makes of types, texts, order, conflicts, time and locks, and a bucket of files
+that are placed, removed and recovered. They run on SQLite and on PostgreSQL, those of
+stores with a bucket as well (``pytest -m every_backend``), and so does whatever breaks
+things (``tests/fault``). One that is about SQLite's file, a server, a directory that
+has the truth, or a bucket, has a mark of that name, and runs there alone.
+
+A conftest that imports all of this has the tests below it parametrised.
 """
 
 import hashlib
@@ -17,19 +22,24 @@ from tests.postgres import Server, running
 ENGINES = ("sqlite", "postgresql")
 # A bucket has its catalogue on PostgreSQL.
 ALL = (*ENGINES, "bucket")
-_OF_STORES = ("tests/unit/store/",)
+_OF_STORES, _OF_FAULTS = "tests/unit/store/", "tests/fault/"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    opens = "opened" in vars(metafunc.module)
-    if not opens and not {"store", "open_here", "rig"} & set(metafunc.fixturenames):
-        return
     marks = {mark.name for mark in metafunc.definition.iter_markers()}
-    if not (engines := [name for name in ALL if name in marks]):
-        is_of_store = str(metafunc.definition.nodeid).startswith(_OF_STORES)
+    if engines := [name for name in ALL if name in marks]:
+        metafunc.parametrize("engine", engines, indirect=True)
+    elif "every_backend" in marks or _breaks_a_store(metafunc):
+        is_of_store = metafunc.definition.nodeid.startswith(_OF_STORES)
         has_bucket = is_of_store and "directory" not in marks
-        engines = list(ALL if has_bucket else ENGINES)
-    metafunc.parametrize("engine", engines, indirect=True)
+        engines = ALL if has_bucket else ENGINES
+        metafunc.parametrize("engine", engines, indirect=True)
+
+
+def _breaks_a_store(metafunc: pytest.Metafunc) -> bool:
+    opens = "opened" in vars(metafunc.module)
+    opens |= bool({"store", "open_here"} & set(metafunc.fixturenames))
+    return opens and metafunc.definition.nodeid.startswith(_OF_FAULTS)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def default_checkpoint(tiny: Callable[..., Path]) -> Path:
     """The default family's, for tests that are about no family."""
     return tiny(default_family())
+
+
+@pytest.fixture
+async def server(
+    default_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Any]:
+    """The host's real server in this process, but for its engine."""
+    from tests.speech_server import Server, running
+
+    made = Server(default_checkpoint, tmp_path / "speakers", monkeypatch)
+    async with running(made) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from vllm_tts_cache.testing.client import SpeechClient
+from vllm_tts_cache.testing.server import SpeechClient
 
 CROWD_TEXTS = ("Hello there.", "Something else is said now, and it is longer.")
 

@@ -1,6 +1,7 @@
-"""nginx in front of several servers, as docs/fleet.md has it."""
+"""nginx in front of servers, with the block of docs/fleet.md."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,8 +15,7 @@ from pathlib import Path
 from vllm_tts_cache.testing.server import free_port
 
 START_SECONDS = 30
-# In turns; a server that does not answer is left out for a second, and another one is
-# asked: for uploads as well, of which none has begun where no connection was made.
+DOC = Path(__file__).parents[1] / "docs" / "fleet.md"
 CONFIGURATION = """
 daemon off;
 {user}
@@ -30,24 +30,7 @@ http {{
   fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi;
   scgi_temp_path {folder}/scgi;
-  upstream speech {{
-{servers}
-    keepalive 16;
-  }}
-  server {{
-    listen 127.0.0.1:{port};
-    client_max_body_size 64m;
-    location / {{
-      proxy_pass http://speech;
-      proxy_http_version 1.1;
-      proxy_set_header Host $host;
-      proxy_set_header Connection "";
-      proxy_buffering off;
-      proxy_read_timeout 600s;
-      proxy_next_upstream error timeout non_idempotent;
-      proxy_next_upstream_tries 2;
-    }}
-  }}
+{block}
 }}
 """
 
@@ -73,14 +56,25 @@ def in_front_of(ports: Sequence[int]) -> Iterator[str]:
 
 
 def _command(folder: Path, port: int, ports: Sequence[int]) -> list[str]:
-    lines = [f"    server 127.0.0.1:{p} max_fails=1 fail_timeout=1s;" for p in ports]
     user = "user nobody nogroup;" if os.geteuid() == 0 else ""
-    text = CONFIGURATION.format(
-        folder=folder, port=port, servers="\n".join(lines), user=user
-    )
+    block = documented_block(port, ports)
+    text = CONFIGURATION.format(folder=folder, user=user, block=block)
     (folder / "nginx.conf").write_text(text)
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     return [program, "-c", str(folder / "nginx.conf"), "-p", str(folder)]
+
+
+def documented_block(port: int, ports: Sequence[int]) -> str:
+    """The block of the page, at a port of this machine and in front of these."""
+    found = re.findall(r"```nginx\n(.*?)```", DOC.read_text(), re.DOTALL)
+    assert len(found) == 1
+    [block] = found
+    one, other = re.findall(r"  server [\d.]+:8091 .*;\n", block)
+    assert block.count("listen 80;") == 1
+    address = re.compile(r"[\d.]+:8091")
+    named = (address.sub(f"127.0.0.1:{each}", one) for each in ports)
+    block = block.replace(one + other, "".join(named))
+    return block.replace("listen 80;", f"listen 127.0.0.1:{port};")
 
 
 def _listens(port: int) -> bool:

@@ -12,16 +12,15 @@ import torch
 from tests.store_samples import settings_of
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
-from vllm_tts_cache.model_executor import worker_methods
-from vllm_tts_cache.model_executor.agreement import ALONE
-from vllm_tts_cache.model_executor.load_speakers import build_worker_speakers
-from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
+from vllm_tts_cache.model_executor import rpc_methods
+from vllm_tts_cache.model_executor.loading import build_worker_speakers
+from vllm_tts_cache.model_executor.ranks import ALONE
+from vllm_tts_cache.speaker.reference import MemoryNeed, SpeakerRef
 from vllm_tts_cache.speaker.wire import Want, WantCall
 from vllm_tts_cache.store.encoding import Encoding
 
-METHODS = {method.__name__: method for method in worker_methods.METHODS}
+METHODS = {method.__name__: method for method in rpc_methods.METHODS}
 WAIT_SECONDS = 30.0
 LEASE_SECONDS = 60.0
 

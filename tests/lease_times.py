@@ -1,7 +1,11 @@
 """What leases look like after a time that no test waits for."""
 
+import os
+import signal
+
 from sqlalchemy import Connection
 
+from tests.store_samples import opened
 from vllm_tts_cache.catalogue import deletions, leases
 from vllm_tts_cache.catalogue.schema import lease, renewals
 from vllm_tts_cache.config import Settings
@@ -37,3 +41,16 @@ def delete_participants(store: SpeakerStore) -> None:
         silent_for(db, SECONDS + leases.LOST_SECONDS + 60)
         for participant_id in leases.end_lost(db):
             deletions.leave(db, participant_id)
+
+
+def delete_and_die(directory, url):
+    """Be a server that is killed in the middle of a DELETE; for a new process.
+
+    In a module that imports no torch: it is imported there.
+    """
+    store = opened(directory, catalogue_url=url)
+    store.join()
+    if url:
+        shorten(store, 1.0)
+    store.delete("Ann")
+    os.kill(os.getpid(), signal.SIGKILL)

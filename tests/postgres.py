@@ -21,11 +21,11 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from vllm_tts_cache.catalogue import migrations, schema
+from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.postgres import PostgresServer
 
-TEMPLATE = "a_migrated_catalogue"
+TEMPLATE = "an_empty_catalogue"
 START_SECONDS = 60
 # A process of the server may see late that its connection was closed.
 END_SECONDS = 10
@@ -40,7 +40,7 @@ WHERE datname = %s AND backend_type = 'client backend'"""
 # In the order of their references; the version stays, or is put right.
 _EMPTY = ";".join(
     [f"DELETE FROM {table}" for table in TABLES if table is not schema.schema_version]
-    + [f"UPDATE schema_version SET version = {migrations.VERSION}", SEQUENCES]
+    + [f"UPDATE schema_version SET version = {schema.VERSION}", SEQUENCES]
 )
 
 

@@ -12,7 +12,7 @@ def loaded_pipeline(pipeline_class, architecture, checkpoint):
     from vllm_omni.diffusion.config import set_current_diffusion_config
     from vllm_omni.diffusion.data import OmniDiffusionConfig
 
-    from vllm_tts_cache.platforms.cpu_diffusion_attention import fall_back_on_it
+    from vllm_tts_cache.platforms.cpu_kernels import fall_back_on_it
 
     fall_back_on_it()
     config = OmniDiffusionConfig(

@@ -14,8 +14,7 @@ from tests.e2e import warm_request_probe
 from tests.families.cases import case_of, cases, default_case
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.store.opening import open_existing
-from vllm_tts_cache.testing.client import SpeechClient
-from vllm_tts_cache.testing.server import Server, ServerOptions
+from vllm_tts_cache.testing.server import Server, ServerOptions, SpeechClient
 from vllm_tts_cache.testing.tiny_checkpoint import serve_arguments
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +103,11 @@ def shared_server(family, case, checkpoint, tmp_path_factory):
             # Requests that nobody made would be counted beside those of the tests.
             "SPEAKER_CACHE_WARM_KV": "off",
         },
-        arguments=serving(family, case.short_of_kv, folder),
+        arguments=(
+            *serving(family, case.short_of_kv, folder),
+            # Else no chat reaches a tiny checkpoint, which has no template of its own.
+            "--trust-request-chat-template",
+        ),
     )
     with Server(options) as server:
         running.add(server.stop)

@@ -27,7 +27,7 @@ from tests.in_process_workers import (
 from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
-from vllm_tts_cache.speaker.ref import REQUEST_FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import REQUEST_FIELD, SpeakerRef
 
 
 class PrefillEngine(InProcessEngine):
@@ -241,14 +241,14 @@ class WebServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app, *, access_log=False):
+async def listening(app):
     """A real web server in front of it, as the host starts it; gives its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         config = uvicorn.Config(
             app,
             lifespan="off",
             log_config=None,
-            access_log=access_log,
+            access_log=False,
             timeout_graceful_shutdown=5,
         )
         web = WebServer(config)

@@ -8,11 +8,11 @@ import numpy as np
 from tests.encoding_samples import make_encoding
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.store.registrations import Registered
+from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 RATE = 24_000

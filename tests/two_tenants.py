@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
-from tests.contract.test_speech import wav
+from tests.speaking import wav
 from tests.speech_server import Server, running
 from tests.waiting import soon
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker.reference import SpeakerRef
 
 AUDIO = "/v1/audio"
 VOICES, CONSENTS = f"{AUDIO}/voices", f"{AUDIO}/voice_consents"

@@ -1,9 +1,19 @@
-"""Waiting for what comes soon, and not for ever."""
+"""Waiting for what comes soon, and not for ever; and a clock that a test sets."""
 
 import asyncio
 import time
 
 SOON_SECONDS = 20.0
+
+
+class Clock:
+    """Stands still until ``now`` is set."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
 
 
 async def soon(condition, seconds=SOON_SECONDS):

@@ -2,10 +2,20 @@
 
 It answers with what the server's JSON says, and raises errors of its own: what a server
 answers is not believed to be text that can be shown as it is (`printable`).
+
+Which proxy leads to a server is told by the variables that most programs read:
+``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy``, in small or capital
+letters; where both are set the small ones count. A server on this machine is never
+asked through a proxy: ``127.0.0.1`` is another machine there.
 """
 
+import ipaddress
+import os
+import re
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO, Any, Literal
 from urllib.parse import quote
 
@@ -13,12 +23,16 @@ import httpx
 
 from vllm_tts_cache.errors import (
     ConfigError,
+    ConnectionSettingError,
     RouteMissingError,
     ServerAnswerError,
     ServerUnreachableError,
     SpeakerNotFoundError,
 )
-from vllm_tts_cache.printable import printable
+from vllm_tts_cache.logs import printable, utf8
+
+_SCHEMES = ("http", "https", "socks5", "socks5h")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 DEFAULT_URL = "http://127.0.0.1:8091"
 CACHE_HEADER = "X-Speaker-Cache"
@@ -28,6 +42,7 @@ _READ_SECONDS = 300.0
 # In line the server has a request wait for 600 s by default, and answers then.
 _ENCODE_TIMEOUT = httpx.Timeout(660.0, connect=_CONNECT_SECONDS)
 _VOICES = "/v1/audio/voices"
+_CONSENTS_PAGE = 100
 _DEFAULT_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 3600.0
 # What FastAPI, and the host in its shape, say of a path that nobody serves.
@@ -36,6 +51,108 @@ _NO_ROUTE = "Not Found"
 Json = dict[str, Any]
 Sort = Literal["name", "newest", "oldest"]
 OnConflict = Literal["fail", "replace", "rename"]
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy, and the variable that names it."""
+
+    variable: str
+    url: httpx.URL
+
+    def __str__(self) -> str:
+        """Its address without user and password, and the variable."""
+        port = "" if self.url.port is None else f":{self.url.port}"
+        host = f"[{self.url.host}]" if ":" in self.url.host else self.url.host
+        return f"the proxy {self.url.scheme}://{host}{port} ({self.variable})"
+
+
+def proxy_for(url: httpx.URL, environ: Mapping[str, str] = os.environ) -> Proxy | None:
+    """Return the proxy through which a URL is asked; None for none.
+
+    Raises: ConnectionSettingError: the variable holds no proxy's URL.
+    """
+    port = url.port or _DEFAULT_PORTS.get(url.scheme)
+    _, left_out = _variable("no_proxy", environ)
+    if is_this_machine(url.host) or _is_left_out(url.host, port, left_out):
+        return None
+    for name in (f"{url.scheme}_proxy", "all_proxy"):
+        variable, text = _variable(name, environ)
+        if text:
+            return Proxy(variable, _parsed(variable, text))
+    return None
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a URL's host is the machine that this process runs on."""
+    host = host.lower().rstrip(".")
+    if (address := _address(host)) is None:
+        return host == "localhost" or host.endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_loopback or mapped.is_unspecified
+
+
+def _variable(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    variable = name if name in environ else name.upper()
+    return variable, environ.get(variable, "").strip()
+
+
+def _parsed(variable: str, text: str) -> httpx.URL:
+    text = text if "://" in text else f"http://{text}"
+    try:
+        url = httpx.URL(text)
+        url.host.encode("idna")  # as it is looked up
+    except (httpx.InvalidURL, UnicodeError):
+        url = None
+    if url is None or not url.host or url.scheme not in _SCHEMES:
+        # The value is not shown: it may hold a password.
+        raise ConnectionSettingError(
+            f"{variable} is no URL of a proxy ({', '.join(_SCHEMES)}); correct it, or "
+            "unset it"
+        )
+    return url
+
+
+def _is_left_out(host: str, port: int | None, no_proxy: str) -> bool:
+    host = host.lower().rstrip(".")
+    entries = re.split(r"[,\s]+", no_proxy.lower())
+    return any(_names(entry, host, port) for entry in entries if entry)
+
+
+def _names(entry: str, host: str, port: int | None) -> bool:
+    """Whether an entry of ``no_proxy`` names a host.
+
+    It is ``*``, a domain (whose subdomains it names too), an address or a network;
+    ``:PORT`` may follow, and an IPv6 address may stand in brackets.
+    """
+    if entry == "*":
+        return True
+    name, entry_port = _split_port(entry.rpartition("://")[2])
+    if entry_port and entry_port != str(port):
+        return False
+    if (address := _address(host)) is not None:
+        try:
+            return address in ipaddress.ip_network(name, strict=False)
+        except ValueError:
+            return False
+    domain = name.lstrip("*.").rstrip(".")
+    return bool(domain) and (host == domain or host.endswith(f".{domain}"))
+
+
+def _split_port(entry: str) -> tuple[str, str]:
+    if found := re.fullmatch(r"\[(.*)\](?::(\d*))?", entry):
+        return found[1], found[2] or ""
+    if entry.count(":") == 1:  # more of them are an IPv6 address
+        name, _, port = entry.partition(":")
+        return name, port
+    return entry, ""
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 class VoicesClient:
@@ -50,6 +167,8 @@ class VoicesClient:
 
     Raises:
         ConfigError: The URL is none, or the key.
+        ConnectionSettingError: The environment names a proxy, or certificates, that
+            cannot be used.
     """
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None):
@@ -58,7 +177,13 @@ class VoicesClient:
             raise ConfigError("--api-key: it holds what no header can carry")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
-        self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)
+        self._proxy = proxy_for(httpx.URL(self.url))
+        self._http = httpx.Client(
+            base_url=self.url,
+            timeout=timeout,
+            headers=headers,
+            transport=_transport(httpx.URL(self.url), self._proxy),
+        )
 
     def __enter__(self) -> "VoicesClient":
         return self
@@ -121,6 +246,16 @@ class VoicesClient:
                 return None
             raise
 
+    def consents(self) -> Iterator[Json]:
+        """Yield consent recordings, page by page, newest first."""
+        given: Json = {"limit": _CONSENTS_PAGE}
+        while True:
+            page = self.request("GET", "/v1/audio/voice_consents", params=given)
+            yield from page.get("data", [])
+            if not page.get("has_more") or page.get("last_id") == given.get("after"):
+                return
+            given["after"] = page["last_id"]
+
     # -------- changing
 
     def add(self, form: Mapping[str, str], clips: Sequence[tuple[str, bytes]]) -> Json:
@@ -130,7 +265,7 @@ class VoicesClient:
             form: The fields; ``ref_text`` has a line for each of several clips.
             clips: Names of files, and what is in them.
         """
-        files = [("audio_sample", clip) for clip in clips]
+        files = [("audio_sample", (utf8(name), clip)) for name, clip in clips]
         return self.request("POST", _VOICES, data=dict(form), files=files)
 
     def change(self, name: str, changes: Json) -> Json:
@@ -158,7 +293,7 @@ class VoicesClient:
     def check(self, clip_name: str, clip: bytes, ref_text: str | None) -> Json:
         """Ask what a clip is worth, without registering it."""
         data = {"ref_text": ref_text} if ref_text else {}
-        files = {"audio_sample": (clip_name, clip)}
+        files = {"audio_sample": (utf8(clip_name), clip)}
         return self.request("POST", f"{_VOICES}/check", data=data, files=files)
 
     # -------- bundles
@@ -198,7 +333,7 @@ class VoicesClient:
         """Send a request, and return the JSON object that it answers."""
         with self._errors():
             response = self._http.request(method, path, **content)
-        _check(response)
+        _check(response, self._proxy)
         try:
             answer = response.json()
         except ValueError:
@@ -218,39 +353,96 @@ class VoicesClient:
         ):
             if response.is_error:
                 response.read()
-            _check(response)
+            _check(response, self._proxy)
             yield response
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.TransportError, httpx.InvalidURL) as exc:
-            reason = printable(str(exc) or type(exc).__name__)
-            raise ServerUnreachableError(self.url, reason) from exc
+        except (httpx.RequestError, httpx.InvalidURL) as exc:
+            raise _unreachable(self.url, self._proxy, exc) from exc
 
 
 def _base_of(url: str) -> str:
     base = url.strip().rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(base)
-    except httpx.InvalidURL as exc:
+        parsed.host.encode("idna")  # as it is looked up
+    except (httpx.InvalidURL, UnicodeError) as exc:
         raise ConfigError(f"--url {printable(url)}: {exc}") from exc
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme in ("http", "https") and parsed.host:
+        return base
+    if "://" not in base and base.strip("/:"):
         raise ConfigError(
-            f"--url {printable(url)}: is no URL as {DEFAULT_URL} (http or https)"
+            f"--url {printable(url)}: it begins with neither http:// nor https://; "
+            f"write http://{printable(base.lstrip('/'))}"
         )
-    return base
+    raise ConfigError(
+        f"--url {printable(url)}: is no URL as {DEFAULT_URL} (http or https)"
+    )
+
+
+def _transport(url: httpx.URL, proxy: Proxy | None) -> httpx.HTTPTransport:
+    # Without TLS no certificates are read: reading them takes longer than an answer.
+    uses_tls = "https" in (url.scheme, proxy.url.scheme if proxy else "")
+    try:
+        return httpx.HTTPTransport(
+            verify=uses_tls, proxy=None if proxy is None else httpx.Proxy(proxy.url)
+        )
+    except ImportError as exc:  # only SOCKS needs a package of its own
+        raise ConnectionSettingError(
+            f"{proxy}: SOCKS needs pip install 'httpx[socks]'; or ask {url.host} "
+            f"directly: NO_PROXY={url.host}"
+        ) from exc
+    except OSError as exc:
+        raise ConnectionSettingError(
+            f"the certificates to trust cannot be read ({printable(str(exc))}): look "
+            "at SSL_CERT_FILE, SSL_CERT_DIR and SSLKEYLOGFILE"
+        ) from exc
+
+
+def _unreachable(
+    url: str, proxy: Proxy | None, error: Exception
+) -> ServerUnreachableError:
+    """Name what keeps the server from answering: a certificate, a proxy, or itself."""
+    reason, cause = printable(str(error) or type(error).__name__), error.__context__
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        hint = (
+            "If it is the right one, name it, or the authority that signed it, in "
+            "SSL_CERT_FILE (a PEM file)."
+        )
+        reason = f"its certificate is not trusted ({cause.verify_message.rstrip('.')})"
+        return ServerUnreachableError(url, reason, hint)
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        hint = "Name it with http://, or the port at which it speaks TLS."
+        return ServerUnreachableError(url, "it speaks no TLS there", hint)
+    if proxy is not None:
+        hint = (
+            "Is that proxy running, and may it reach the server? "
+            f"NO_PROXY={httpx.URL(url).host} asks the server directly."
+        )
+        return ServerUnreachableError(url, f"through {proxy}: {reason}", hint)
+    return ServerUnreachableError(url, reason)
 
 
 def _path(name: str, *rest: str) -> str:
     if name in ("", ".", ".."):
         # No voice can be called so, and a client makes another path of it.
         raise SpeakerNotFoundError(name)
-    return "/".join((_VOICES, quote(name, safe=""), *rest))
+    try:
+        return "/".join((_VOICES, quote(name, safe=""), *rest))
+    except UnicodeError as exc:  # half a character, as a server may have listed
+        raise SpeakerNotFoundError(name) from exc
 
 
-def _check(response: httpx.Response) -> None:
+def _check(response: httpx.Response, proxy: Proxy | None) -> None:
+    if response.is_redirect:  # not followed: the key would go there
+        where = printable(response.headers["location"])
+        reason = f"It sends clients on to {where}: name that place with --url"
+        raise ServerAnswerError(response.status_code, reason)
     if not response.is_error:
         return
     status = response.status_code
@@ -265,9 +457,12 @@ def _check(response: httpx.Response) -> None:
     ):
         request = response.request
         raise RouteMissingError(status, request.method, printable(request.url.path))
+    reason = printable(message) or printable(response.reason_phrase) or "It failed"
+    if proxy is not None and not message:
+        reason = f"{reason}, says {proxy} or what is behind it"
     raise ServerAnswerError(
         status,
-        printable(message) or printable(response.reason_phrase) or "It failed",
+        reason,
         _retry_after(response),
         body,
     )

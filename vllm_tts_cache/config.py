@@ -20,7 +20,6 @@ Quality = Literal["poor", "fair", "good"]
 ConsentPolicy = Literal["text", "recording"]
 
 _PREFIX = "SPEAKER_CACHE_"
-_DEFAULT_SAMPLES_DIR = Path("~/.cache/vllm-omni/speakers").expanduser()
 _MIN_SECRET_CHARS = 16
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -31,8 +30,35 @@ def _boolean(text: str) -> bool:
     raise ValueError(f"expected one of {', '.join(_TRUE + _FALSE)}")
 
 
+def expanded(path: Path) -> Path:
+    """Put the home directory in the place of a ``~`` at the beginning.
+
+    Raises: ConfigError: whose it is has none, as a container's numeric user.
+    """
+    try:
+        return _path(str(path))
+    except ValueError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
 def _path(text: str) -> Path:
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as exc:
+        raise ValueError(
+            "the home directory is not known: write the path without ~"
+        ) from exc
+
+
+def _default_samples_dir() -> Path:
+    path = Path("~/.cache/vllm-omni/speakers")
+    try:
+        return path.expanduser()
+    except RuntimeError:  # `load_settings` says so, unless another one is set
+        return path
+
+
+_DEFAULT_SAMPLES_DIR = _default_samples_dir()
 
 
 def _secret(text: str) -> str:
@@ -94,8 +120,8 @@ class Settings:
             ``recording``, the id of a consent recording.
         min_quality: What a clip must be worth to be registered: ``poor`` takes all.
         audio_download: Whether the reference audio of a voice can be downloaded.
-        bundle_key: Signs exported voices; a server that has the same takes their
-            encodings as they are. Empty for a key of ``samples_dir``'s own.
+        bundle_key: Signs exported voices; a server that has the same takes their ids,
+            dates and encodings as they are. Empty for a key of ``samples_dir``'s own.
         web: Whether the page at ``/voices`` is served.
         tenants_file: Says whose API keys are whose; without one, all is one tenant's.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
@@ -107,7 +133,6 @@ class Settings:
             what its prompts begin with, or a codec decoder's state. After a restart
             that is done for the voices that were used last. ``off`` leaves it to the
             first text.
-        max_pinned: Voices whose encodings workers keep in memory beside that.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.
         audio_max_bytes: Registered reference audio kept on disk; one more voice is
@@ -143,7 +168,6 @@ class Settings:
     memory_max_entries: int = 1024
     decoder_max_bytes: int = 512 * 1024**2
     warm_kv: WarmKV = "idle"
-    max_pinned: int = 100
     disk_max_bytes: int = 20 * 1024**3
     inline_share: float = 0.125
     audio_max_bytes: int = 20 * 1024**3
@@ -167,8 +191,6 @@ class Settings:
             raise ValueError(f"expected 0 or more, got {self.decoder_max_bytes}")
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"expected seconds from 0, got {self.drain_seconds}")
-        if self.max_pinned < 0:
-            raise ValueError(f"max_pinned must not be negative: {self.max_pinned}")
         if not 0 <= self.inline_share < 1:
             raise ValueError(f"inline_share must be in [0, 1), got {self.inline_share}")
 
@@ -211,7 +233,6 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SPEAKER_CACHE_MAX_ENTRIES": ("memory_max_entries", int),
     "SPEAKER_CACHE_DECODER_MAX_BYTES": ("decoder_max_bytes", int),
     "SPEAKER_CACHE_WARM_KV": ("warm_kv", _one_of(WarmKV)),
-    "SPEAKER_CACHE_MAX_PINNED": ("max_pinned", int),
     "SPEAKER_CACHE_DISK_MAX_BYTES": ("disk_max_bytes", int),
     "SPEAKER_CACHE_INLINE_SHARE": ("inline_share", float),
     "SPEAKER_CACHE_AUDIO_MAX_BYTES": ("audio_max_bytes", int),
@@ -241,6 +262,8 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         if not (text := environ.get(variable, "").strip()):
             continue
         try:
+            if parse is not _path:  # the name of a file may have any bytes
+                text.encode()
             given[name] = parse(text)
             Settings(**{name: given[name]})
         except ValueError as exc:
@@ -251,7 +274,14 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             "SPEAKER_STORE_URL is set, and SPEAKER_CATALOGUE_URL is not: who uses a "
             "bucket keeps the catalogue of it on PostgreSQL, where all see it"
         )
-    return Settings(**given)
+    settings = Settings(**given)
+    is_homeless = "samples_dir" not in given and not _DEFAULT_SAMPLES_DIR.is_absolute()
+    if settings.enabled and is_homeless:
+        raise ConfigError(
+            "SPEAKER_SAMPLES_DIR is not set, and this user has no home directory to "
+            "keep voices in: set it to a directory"
+        )
+    return settings
 
 
 def allows_plain_http(environ: Mapping[str, str] = os.environ) -> bool:

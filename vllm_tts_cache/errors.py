@@ -1,17 +1,25 @@
 """Every exception this package raises on purpose.
 
-They are classed by who can fix them; the HTTP layer maps classes to statuses
-(``entrypoints/routing.py``), so a new error belongs under the branch that
-says who that is.
+They are classed by who can fix them, and say what HTTP answers: a new error belongs
+under the branch that says who that is.
 """
 
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class TTSCacheError(Exception):
-    """Base of all errors raised by vllm-tts-cache."""
+    """Base of all errors raised by vllm-tts-cache.
+
+    One that passes by itself also has ``retry_after_seconds``.
+
+    Attributes:
+        http_status: What a route answers.
+    """
+
+    http_status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
 
     @property
     def log_text(self) -> str:
@@ -28,12 +36,18 @@ class ConfigError(TTSCacheError):
     """A setting is wrong; the operator can fix it. The message names the variable."""
 
 
+class ConnectionSettingError(ConfigError):
+    """A variable names a proxy, or certificates, that no client can use."""
+
+
 class NoCatalogueError(ConfigError):
     """No server has stored voices where the settings say; or they say it wrongly."""
 
 
 class SpeakerRequestError(TTSCacheError):
     """The caller can fix it (4xx)."""
+
+    http_status = HTTPStatus.BAD_REQUEST
 
     @property
     def log_text(self) -> str:
@@ -77,13 +91,18 @@ class InvalidSpeakerError(SpeakerRequestError):
 _MAX_QUOTED = 200
 
 
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
+
+
 class SpeakerNotFoundError(SpeakerRequestError):
     """No speaker is registered under this name."""
 
+    http_status = HTTPStatus.NOT_FOUND
+
     def __init__(self, name: str):
-        named = name if len(name) <= _MAX_QUOTED else f"{name[:_MAX_QUOTED]}…"
         super().__init__(
-            f"Voice {named!r} is not registered. Register it with "
+            f"Voice {_quoted(name)} is not registered. Register it with "
             "POST /v1/audio/voices (name, consent, audio_sample), or see "
             "GET /v1/audio/voices for the registered ones."
         )
@@ -92,6 +111,8 @@ class SpeakerNotFoundError(SpeakerRequestError):
 
 class UnauthorizedError(SpeakerRequestError):
     """The server has tenants, and the request no key of one (401)."""
+
+    http_status = HTTPStatus.UNAUTHORIZED
 
     def __init__(self) -> None:
         super().__init__(
@@ -102,6 +123,8 @@ class UnauthorizedError(SpeakerRequestError):
 
 class AdminKeyError(SpeakerRequestError):
     """An administrator's key was given where a tenant's is needed (403)."""
+
+    http_status = HTTPStatus.FORBIDDEN
 
     def __init__(self) -> None:
         super().__init__(
@@ -124,18 +147,10 @@ class SpeakerExistsError(SpeakerRequestError):
         hint: Why that is in the way, and what helps; ends the message.
     """
 
+    http_status = HTTPStatus.CONFLICT
+
     def __init__(self, name: str, hint: str = _IS_IMMUTABLE):
         super().__init__(f"Voice {name!r} is already registered {hint}")
-        self.name = name
-
-
-class PreviewNotFoundError(SpeakerRequestError):
-    """No preview of this text was kept (404)."""
-
-    def __init__(self, name: str):
-        super().__init__(
-            f"No preview of voice {name!r} was kept. POST to the same path makes one."
-        )
         self.name = name
 
 
@@ -153,9 +168,11 @@ class ConsentRequiredError(SpeakerRequestError):
 class ConsentNotFoundError(SpeakerRequestError):
     """There is no consent recording with this id (404)."""
 
+    http_status = HTTPStatus.NOT_FOUND
+
     def __init__(self, consent_id: str):
         super().__init__(
-            f"There is no consent recording {consent_id!r}. GET "
+            f"There is no consent recording {_quoted(consent_id)}. GET "
             "/v1/audio/voice_consents lists those that there are."
         )
         self.consent_id = consent_id
@@ -173,6 +190,8 @@ class ConsentInUseError(SpeakerRequestError):
     Attributes:
         voices: Ids and names of some of them.
     """
+
+    http_status = HTTPStatus.CONFLICT
 
     def __init__(self, consent_id: str, voices: Sequence[tuple[str, str]]):
         names = ", ".join(repr(name) for _, name in voices)
@@ -192,6 +211,8 @@ class ConsentLimitError(SpeakerRequestError):
         is_tenants: Whether it is that of the caller's tenant.
     """
 
+    http_status = HTTPStatus.CONFLICT
+
     def __init__(self, limit: int, *, is_tenants: bool = False):
         raised = _raised(
             "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices", is_tenants
@@ -206,6 +227,8 @@ class ConsentLimitError(SpeakerRequestError):
 class SpeakerLimitError(SpeakerRequestError):
     """The registry holds as many speakers as it may, or as the tenant's may be."""
 
+    http_status = HTTPStatus.CONFLICT
+
     def __init__(self, limit: int, *, is_tenants: bool = False):
         raised = _raised(
             "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices", is_tenants
@@ -217,24 +240,14 @@ class SpeakerLimitError(SpeakerRequestError):
         self.limit = limit
 
 
-class PinLimitError(SpeakerRequestError):
-    """As many voices are pinned as may be, of all or of the tenant (409)."""
-
-    def __init__(self, limit: int, *, is_tenants: bool = False):
-        raised = _raised("SPEAKER_CACHE_MAX_PINNED", "max_pinned", is_tenants)
-        super().__init__(
-            f"{limit} voices are pinned, which is the limit. Unpin one, or {raised}; "
-            "workers keep all of them in memory."
-        )
-        self.limit = limit
-
-
 class AudioBudgetError(SpeakerRequestError):
     """The reference audio of all voices may not take more bytes on disk (409).
 
     Attributes:
         max_bytes: What it may take.
     """
+
+    http_status = HTTPStatus.CONFLICT
 
     def __init__(self, max_bytes: int, *, is_tenants: bool = False):
         setting = "SPEAKER_CACHE_AUDIO_MAX_BYTES"
@@ -255,24 +268,10 @@ class InvalidBundleError(SpeakerRequestError):
         self.reason = reason
 
 
-class InvalidArchiveError(SpeakerRequestError):
-    """The file is no archive of voices that can be read to its end.
-
-    Attributes:
-        num_read: Voices that came before what is wrong.
-    """
-
-    def __init__(self, reason: str, num_read: int):
-        super().__init__(
-            f"Invalid archive: {reason}; {num_read} voices were read before that, and "
-            "nothing behind it."
-        )
-        self.reason = reason
-        self.num_read = num_read
-
-
 class DownloadsOffError(SpeakerRequestError):
     """The operator does not let reference audio out (403)."""
+
+    http_status = HTTPStatus.FORBIDDEN
 
     def __init__(self) -> None:
         super().__init__(
@@ -286,6 +285,8 @@ class RequestTooLargeError(SpeakerRequestError):
     Attributes:
         max_bytes: What the route takes.
     """
+
+    http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
     def __init__(self, max_bytes: int):
         super().__init__(
@@ -315,6 +316,8 @@ class ServerBusyError(ServerFaultError):
         retry_after_seconds: When it is worth trying again.
     """
 
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
+
     def __init__(self, what: str, retry_after_seconds: int):
         super().__init__(
             f"The server is busy: {what}. Try again in {retry_after_seconds} s."
@@ -333,6 +336,8 @@ class DeletionPendingError(ServerFaultError):
             have deleted it.
         retry_after_seconds: When it is worth asking again.
     """
+
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     def __init__(
         self,
@@ -371,6 +376,8 @@ class StorageError(ServerFaultError):
 class StorageFullError(StorageError):
     """There is no space left where speakers are stored."""
 
+    http_status = HTTPStatus.INSUFFICIENT_STORAGE
+
     def __init__(self, path: str):
         super().__init__(
             "There is no space left where voices are stored or received; nothing was "
@@ -386,6 +393,8 @@ class StorageBusyError(StorageError):
     Attributes:
         retry_after_seconds: When it is worth trying again.
     """
+
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     def __init__(self, retry_after_seconds: int):
         super().__init__(
@@ -406,6 +415,8 @@ class StorageUnavailableError(StorageError):
         was_cut_off: Whether a connection was refused or lost: nobody knows what became
             of a transaction on it. Else it was full, or busy with others.
     """
+
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     def __init__(
         self,
@@ -438,6 +449,8 @@ class ObjectStoreError(StorageError):
         detail: What happened, for the operator: it may name hosts and objects.
         retry_after_seconds: When it is worth trying again.
     """
+
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     def __init__(self, where: str, detail: str, retry_after_seconds: int = 5):
         super().__init__(
@@ -480,6 +493,8 @@ class EncodeError(ServerFaultError):
 class EncodeTimeoutError(ServerFaultError):
     """An encoding did not arrive in time; it may still be under way."""
 
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
+
     # By then it may be there; what is asked for too early waits for it once more.
     retry_after_seconds = 10
 
@@ -502,13 +517,20 @@ class RemoteError(TTSCacheError):
 
 
 class ServerUnreachableError(RemoteError):
-    """Nobody answers at the URL, or the connection broke."""
+    """Nobody answers at the URL, or the connection broke.
 
-    def __init__(self, url: str, reason: str):
-        super().__init__(
-            f"{url} does not answer: {reason}. Is the server running? Name another one "
-            "with --url or SPEAKER_URL."
-        )
+    Args:
+        hint: What to look at, in a sentence or two.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reason: str,
+        hint: str = "Is the server running? Name another one with --url or "
+        "SPEAKER_URL.",
+    ):
+        super().__init__(f"{url} does not answer: {reason.rstrip('.')}. {hint}")
         self.url = url
 
 

@@ -107,19 +107,6 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def sync_file_system(path: Path) -> None:
-    """Make durable all that was done on the file system of a directory.
-
-    Raises: OSError.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if _libc().syncfs(handle) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    finally:
-        os.close(handle)
-
-
 def read_whole(name: str) -> bytes | None:
     """A file's bytes; None if it is not there.
 

@@ -31,10 +31,10 @@ def register() -> None:
     if not _host_is_supported() or not _is_enabled():
         return
     _replace_models()
-    from vllm_tts_cache.model_executor import scheduler, worker_methods
+    from vllm_tts_cache.model_executor import failed_requests, rpc_methods
 
-    worker_methods.install()
-    scheduler.install()
+    rpc_methods.install()
+    failed_requests.install()
     if _OFFLINE in sys.modules:
         from vllm_tts_cache.entrypoints.attach import attach_offline
 
@@ -51,9 +51,9 @@ def register_engine_core() -> None:
         return
     if not _host_is_supported() or not _is_enabled():
         return
-    from vllm_tts_cache.model_executor import scheduler
+    from vllm_tts_cache.model_executor import failed_requests
 
-    scheduler.install()
+    failed_requests.install()
 
 
 def cpu_platform() -> str | None:
@@ -62,9 +62,9 @@ def cpu_platform() -> str | None:
 
     if not _host_is_supported() or not load_settings().cpu_platform:
         return None
-    from vllm_tts_cache.platforms import accelerator
+    from vllm_tts_cache import platforms
 
-    if accelerator.is_available() or not accelerator.vllm_is_for_cpus():
+    if platforms.has_accelerator() or not platforms.vllm_is_for_cpus():
         return None
     return "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
 
@@ -72,10 +72,10 @@ def cpu_platform() -> str | None:
 def _replace_models() -> None:
     from vllm_omni.diffusion.registry import register_diffusion_model
 
-    from vllm_tts_cache.model_executor import registries
+    from vllm_tts_cache.model_executor import rpc_methods
     from vllm_tts_cache.speaker.family import families
 
-    registries.install()
+    rpc_methods.replace_models()
     for family in families():
         for architecture, ours in family.pipelines.items():
             module, _, name = ours.partition(":")

@@ -7,6 +7,8 @@ determinism  a clip gets the same bits first, again, after clips of other length
 float32      TF32 is off inside an encode whoever asked for it; how far the encoding is
              from a CPU's
 memory       the peak by the length of the clip, beside what the encoder declares
+time         of an encode on the encode thread, and whether CUDA graphs can be captured
+             meanwhile
 gaps         how long a CUDA graph's replay takes alone and beside an encode
 
 Nothing is downloaded: without --model the weights are random. Without a GPU it says so
@@ -17,6 +19,7 @@ Example:
 """
 
 import argparse
+import importlib.util
 import json
 import sys
 import tempfile
@@ -33,11 +36,12 @@ from rich.progress import Progress
 from benchmarks import machine
 from benchmarks.gpu_check.checks import CHECKS, Subject
 from benchmarks.gpu_check.findings import Finding, Verdict, table
+from benchmarks.gpu_check.without_vllm import use_without_vllm
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.files import publish
+from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import Family, family_of_checkpoint, trial_families
-from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
-from vllm_tts_cache.speaker.origin import origin_of
+from vllm_tts_cache.speaker.precision import origin_of
 from vllm_tts_cache.testing.tiny_checkpoint import ENCODER_SIZES, TinyCheckpoint
 
 CPU = torch.device("cpu")
@@ -46,6 +50,8 @@ CPU = torch.device("cpu")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check and tell; 0 if no check fails, or none could be made."""
     given = _parser().parse_args(arguments)
+    if importlib.util.find_spec("vllm") is None:
+        use_without_vllm()
     if (reason := why_not(given.device)) is not None:
         print(f"skipped: {reason}")
         return 0

@@ -10,7 +10,7 @@ from benchmarks.gpu_check import determinism, memory, precision, replay
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.findings import Finding, Verdict
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding
 
 # Of the clips that are compared; a second longer than two slices of any family.
@@ -95,12 +95,67 @@ def need(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def speed(subject: Subject) -> Iterator[Finding]:
+    """How long an encode takes as the encode thread runs it; on a GPU alone."""
+    if subject.device.type != "cuda":
+        return
+    found = {}
+    for seconds in subject.lengths:
+        clip = noise(seconds)
+        encode = replay.on_encode_thread(subject.encoder, clip, subject.device)
+        found[seconds] = replay.median_ms(encode)
+    yield subject.finding(
+        "time of an encode",
+        ", ".join(f"{seconds:g} s: {ms:.1f} ms" for seconds, ms in found.items()),
+        Verdict.MEASURED,
+        values={"milliseconds": found},
+    )
+
+
+def captures(subject: Subject) -> Iterator[Finding]:
+    """Whether a CUDA graph can be captured while the encode thread encodes."""
+    if subject.device.type != "cuda":
+        return
+    clip = noise(max(subject.lengths))
+    encode = replay.on_encode_thread(subject.encoder, clip, subject.device)
+    expected = determinism.bits(encode())
+    found = replay.capture_beside(encode, subject.device)
+    is_same = all(determinism.bits(encoding) == expected for encoding in found)
+    yield _equality(subject, "a clip while CUDA graphs are captured", is_same)
+
+
+def shortage(subject: Subject) -> Iterator[Finding]:
+    """Whether a clip is refused, and nothing else harmed, where a card is full."""
+    clip = noise(max(subject.lengths))
+    if subject.device.type != "cuda":
+        return
+    if not memory.peak_bytes(subject.device, lambda: subject.encode(clip)):
+        return  # it computes on the CPU
+    encode = replay.on_encode_thread(subject.encoder, clip, subject.device)
+    expected = determinism.bits(encode())
+    num_bytes = subject.encoder.need.of(clip.seconds) // 2
+    with memory.filled(subject.device, but_for=num_bytes):
+        refusal = memory.refusal(encode)
+    yield subject.finding(
+        "an encode that a full card has no room for",
+        refusal or "it was encoded",
+        Verdict.of("gpu_memory_utilization" in refusal),
+        expected="a refusal that names gpu_memory_utilization",
+    )
+    is_same = determinism.bits(encode()) == expected
+    yield _equality(subject, "a clip when there is room again", is_same)
+
+
 def gaps(subject: Subject) -> Iterator[Finding]:
     """Nothing where no CUDA graph can be replayed."""
     if subject.device.type != "cuda":
         return
     clip = noise(max(subject.lengths))
-    beside = replay.cuda_gaps(lambda: subject.encode(clip), subject.device)
+    beside = replay.cuda_gaps(
+        lambda: subject.encode(clip),
+        replay.on_encode_thread(subject.encoder, clip, subject.device),
+        subject.device,
+    )
     for name, found in beside.items():
         yield subject.finding(
             f"replay of a CUDA graph {name}",
@@ -116,6 +171,9 @@ CHECKS: tuple[Callable[[Subject], Iterable[Finding]], ...] = (
     history,
     exactness,
     need,
+    speed,
+    captures,
+    shortage,
     gaps,
 )
 

@@ -1,7 +1,8 @@
 """How much of a device's memory an encode takes, by the length of its audio."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu_check.clips import noise
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 
 MIB = 1024**2
 
@@ -69,6 +71,28 @@ def peak_bytes(device: torch.device, run: Callable[[], Any]) -> int:
     run()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+@contextmanager
+def filled(device: torch.device, *, but_for: int) -> Iterator[None]:
+    """Leave so many bytes of a GPU inside."""
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    ballast = torch.empty(free - but_for, dtype=torch.uint8, device=device)
+    try:
+        yield
+    finally:
+        del ballast
+        torch.cuda.empty_cache()
+
+
+def refusal(encode: Callable[[], Any]) -> str:
+    """What an encode that fails says; empty if it does not."""
+    try:
+        encode()
+    except EncodeError as exc:
+        return str(exc)
+    return ""
 
 
 class TensorBytes(TorchDispatchMode):

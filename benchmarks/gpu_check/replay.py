@@ -9,6 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.measure import percentile
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
+from vllm_tts_cache.store.encoding import Encoding
 
 Act = Callable[[], object]
 
@@ -84,10 +88,45 @@ def _on_thread(act: Act, num_times: int) -> Iterator[Callable[[], bool]]:
 # -------- CUDA
 
 
-def cuda_gaps(encode: Act, device: torch.device) -> Mapping[str, Gaps]:
+def on_encode_thread(
+    encoder: ReferenceEncoder, clip: ReferenceAudio, device: torch.device
+) -> Callable[[], Encoding]:
+    """Encode a clip as the encode thread does: its stream, and its look at memory."""
+    encode_device = EncodeDevice(device)
+    num_bytes = encoder.need.of(clip.seconds)
+    return lambda: encode_device.run(lambda: encoder.encode(clip), num_bytes)
+
+
+def median_ms(act: Act, num_times: int = 5) -> float:
+    """Milliseconds of one call, after a first one that is not counted."""
+    seconds: list[float] = []
+    for _ in range(num_times + 1):
+        began = time.perf_counter()
+        act()
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * percentile(seconds[1:], 50)
+
+
+def capture_beside(
+    encode: Callable[[], Encoding], device: torch.device, num_times: int = 3
+) -> list[Encoding]:
+    """Capture and replay graphs for as long as a thread encodes; what it encoded."""
+    found: list[Encoding] = []
+    with _on_thread(lambda: found.append(encode()), num_times) as is_done:
+        while not is_done():
+            replay = Replay(device, 0)
+            replay()
+    return found
+
+
+def cuda_gaps(encode: Act, as_served: Act, device: torch.device) -> Mapping[str, Gaps]:
     """Replays of a graph alone, and beside encodes at each priority of either.
 
     Their streams have the same priority in vLLM, the lowest, as in the second.
+
+    Args:
+        encode: Encodes on the stream that is current.
+        as_served: Encodes as the encode thread of a server does.
     """
     lowest, highest = torch.cuda.Stream.priority_range()
     beside = {
@@ -101,6 +140,7 @@ def cuda_gaps(encode: Act, device: torch.device) -> Mapping[str, Gaps]:
     for name, (of_replay, of_encode) in beside.items():
         replay = Replay(device, of_replay)
         gaps[name] = gaps_beside(replay, _on_stream(encode, device, of_encode))
+    gaps["beside the encode thread"] = gaps_beside(alone, as_served)
     return gaps
 
 

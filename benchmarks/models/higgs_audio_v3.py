@@ -31,7 +31,7 @@ def _tokenizer(checkpoint: Path) -> Any:
 
     from vllm_tts_cache.families.higgs_audio_v3.encoders import CODEC_PREFIX, SIZES
     from vllm_tts_cache.speaker.checkpoint import read_tensors
-    from vllm_tts_cache.speaker.checkpoint_files import read_json
+    from vllm_tts_cache.speaker.checkpoint_dir import read_json
 
     config = read_json(checkpoint / "config.json")[SIZES]
     network = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**config))

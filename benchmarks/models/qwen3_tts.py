@@ -126,7 +126,6 @@ QWEN3_TTS = Model(
             "cold_bystander",
             "inline_flood",
             "first_request",
-            "start",
         }
     ),
     modes={"x-vector": {}, "in-context": {"ref_text": TRANSCRIPT}},

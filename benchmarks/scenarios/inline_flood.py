@@ -12,8 +12,7 @@ from benchmarks.bench import Bench, clip
 from benchmarks.measure import AtMost, RatioAtMost, Row, Summary
 from benchmarks.sides import Side
 from benchmarks.streams import Bystanders
-from vllm_tts_cache.testing.client import data_url
-from vllm_tts_cache.testing.server import MODEL_NAME
+from vllm_tts_cache.testing.server import MODEL_NAME, data_url
 
 NAME = "inline_flood"
 NUM_REQUESTS, QUICK_NUM_REQUESTS = 200, 40

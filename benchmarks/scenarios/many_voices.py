@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fresh_process
+from benchmarks import written_voices
 from benchmarks.bench import Bench
 from benchmarks.measure import (
     MIB,
@@ -22,14 +22,14 @@ from benchmarks.measure import (
     percentile,
 )
 from benchmarks.sides import Side, at_once
-from benchmarks.storage import speaker_name, write_stock, write_voices
 from benchmarks.streams import Bystanders
+from benchmarks.written_voices import speaker_name, write_stock, write_voices
 
 NAME = "many_voices"
 NUM_VOICES, QUICK_NUM_VOICES = 100_000, 5_000
 STOCK_NUM_VOICES = (10, 100, 1_000)  # the last is its cap
 STOCK_CAP = "its cap is 1,000 voices"
-PAGE = fresh_process.PAGE
+PAGE = written_voices.PAGE
 NUM_REQUESTS = 40
 SCRAPE_SECONDS = 1.0
 
@@ -67,14 +67,14 @@ def _starts(bench: Bench, directory: Path, counts: list[int]) -> dict[int, list[
 
 
 def _start(side: str, directory: Path) -> Found:
-    return in_fresh_process(fresh_process.__name__, "start", side, directory)
+    return in_fresh_process(written_voices.__name__, side, directory)
 
 
 def _rows_of_lines(found: dict[int, list[Found]], counts: list[int]) -> list[Row]:
     """What is drawn over the number of voices."""
     rows = []
     for count in counts:
-        starts = Summary.of([one["start_ms"][0] for one in found[count]])
+        starts = Summary.of([one["start_ms"] for one in found[count]])
         look_ups = Summary.of([one["look_up_p99_ms"] for one in found[count]])
         rows += [
             Row(
@@ -98,14 +98,14 @@ def _rows_of_lines(found: dict[int, list[Found]], counts: list[int]) -> list[Row
 def _judged_rows(found: dict[int, list[Found]], num_voices: int) -> list[Row]:
     """What so many voices add to none."""
     voices, without = f"{num_voices:,} voices", found[0]
-    start_ms = Summary.of([one["start_ms"][0] for one in without]).median
+    start_ms = Summary.of([one["start_ms"] for one in without]).median
     rss_bytes = Summary.of([one["rss_bytes"] for one in without]).median
     every = found[num_voices]
     return [
         _row(
             f"start, what {voices} add to none",
             "ms",
-            [one["start_ms"][0] - start_ms for one in every],
+            [one["start_ms"] - start_ms for one in every],
             AtMost(100),
         ),
         _row(
@@ -113,7 +113,7 @@ def _judged_rows(found: dict[int, list[Found]], num_voices: int) -> list[Row]:
             "MiB",
             [(one["rss_bytes"] - rss_bytes) / MIB for one in every],
             AtMost(20),
-            note=f"after recovery, look-ups and {fresh_process.NUM_PAGES} pages",
+            note=f"after recovery, look-ups and {written_voices.NUM_PAGES} pages",
         ),
         _row(
             f"recovery behind the start, {voices}",
@@ -139,14 +139,14 @@ def _stock_rows(
         bench.step(f"{NAME}: {count:,} voices on stock")
         write_stock(directory / f"stock-{count}", count)
         took = [
-            _start("stock", directory / f"stock-{count}")["start_ms"][0]
+            _start("stock", directory / f"stock-{count}")["start_ms"]
             for _ in range(bench.num_rounds + 1)
         ]
         rows.append(
             Row(
                 f"start of the speaker side, {count:,} voices, beside stock",
                 "ms",
-                Summary.of([one["start_ms"][0] for one in found[count]]),
+                Summary.of([one["start_ms"] for one in found[count]]),
                 Summary.of(took[1:]),
                 note="stock's cap" if count == STOCK_NUM_VOICES[-1] else "",
                 point=Point("scale", "start, stock", count),

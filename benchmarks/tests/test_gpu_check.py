@@ -1,8 +1,11 @@
 """On the CPU, all but CUDA's own: streams, graphs, its allocator's figures."""
 
 import json
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,13 +16,13 @@ from benchmarks.gpu_check import __main__ as command
 from benchmarks.gpu_check import checks, determinism, precision, replay
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.findings import Finding, Verdict
-from benchmarks.gpu_check.memory import MIB, Need, measure_need
+from benchmarks.gpu_check.memory import MIB, Need, TensorBytes, measure_need
 from tests.torch_threads import on_threads
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.families.networks.slices import CausalPass, in_slices
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 CPU = torch.device("cpu")
@@ -251,12 +254,14 @@ def test_a_graph_is_replayed_alone_and_beside_encodes_of_each_priority(monkeypat
     monkeypatch.setattr(replay, "_WIDTH", 8)
     monkeypatch.setattr(replay, "ALONE_SECONDS", 0.05)
     Stream.made.clear()
-    found = replay.cuda_gaps(lambda: time.sleep(0.02), CPU)
+    nap = partial(time.sleep, 0.02)
+    found = replay.cuda_gaps(nap, nap, CPU)
     assert [name.partition(" an encode at ")[2] for name in found] == [
         "",
         "low priority",
         "high priority",
         "low",
+        "",
     ]
     assert all(gaps.num_replays > 3 and gaps.p50_ms >= 1 for gaps in found.values())
     of_replays_and_encodes = [0, 0, 0, 0, -5, -5, 0]
@@ -330,3 +335,72 @@ def test_a_check_that_fails_is_status_1(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "fails" in shown
     assert "as [sic]" in shown
+
+
+WITHOUT_VLLM = """
+import sys
+from benchmarks.gpu_check import __main__ as command
+from benchmarks.gpu_check.without_vllm import use_without_vllm
+
+use_without_vllm()
+status = command.main(sys.argv[1:])
+assert not hasattr(sys.modules["vllm"], "__file__")
+sys.exit(status)
+"""
+
+
+def test_it_checks_encoders_of_the_hosts_networks_without_vllm(tmp_path):
+    """vLLM is built for one torch, which is not always that of the card's machine."""
+    out = tmp_path / "out.json"
+    given = ["--device", "cpu", "--encoders", "tiny", "--family", "qwen3-tts"]
+    given += ["--seconds", "1", "3", "--out", str(out)]
+    run = [sys.executable, "-c", WITHOUT_VLLM, *given]
+    subprocess.run(run, check=True, timeout=300)
+    found = {each["encoder"] for each in json.loads(out.read_text())["findings"]}
+    assert found == {"speaker", "codec"}
+
+
+# -------- the counting of a CPU's memory
+
+
+def counted(act):
+    with TensorBytes() as bytes_:
+        kept = act()
+    return bytes_, kept
+
+
+def test_what_is_there_at_a_time_is_counted_and_what_is_gone_is_not():
+    def act():
+        big = torch.zeros(1_000)
+        del big
+        return torch.zeros(10)
+
+    found, kept = counted(act)
+    assert (found.peak, found.now) == (4_000, 40)
+    assert kept.numel() == 10
+
+
+def test_views_and_results_in_place_take_nothing_more():
+    found, _ = counted(lambda: torch.zeros(4, 8).view(32).add_(1.0)[3:])
+    assert (found.peak, found.now) == (128, 128)
+
+
+def test_what_came_from_outside_is_not_counted():
+    weight = torch.zeros(1_000)
+    found, _ = counted(lambda: weight.mul_(2.0).view(10, 100))
+    assert (found.peak, found.now) == (0, 0)
+    assert weight.sum() == 0
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_operations_that_are_made_of_others_show_what_these_take(mode):
+    """In inference mode torch hands them over whole."""
+    x = torch.zeros(1, 4, 100)
+    conv = torch.nn.Conv1d(4, 4, 1, padding="same")
+
+    def act():
+        with mode():
+            return torch.nn.functional.layer_norm(conv(x), (100,))
+
+    found, kept = counted(act)
+    assert found.peak >= 2 * kept.numel() * 4

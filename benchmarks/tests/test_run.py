@@ -20,7 +20,7 @@ from benchmarks.scenarios import bulk_registration, inline_flood
 from benchmarks.sides import Side, open_sides
 from benchmarks.streams import Bystanders
 from vllm_tts_cache.audio.decode import decode
-from vllm_tts_cache.testing.client import SpeechClient
+from vllm_tts_cache.testing.server import SpeechClient
 
 FIRST = models()[0]
 SMALL = next(m for m in models() if "bulk_registration" in m.scenarios)
@@ -107,13 +107,13 @@ def test_a_module_is_announced_by_its_register(tmp_path):
 
 def test_scenarios_have_names_of_their_own():
     names = [scenario.name for scenario in SCENARIOS]
-    assert len(set(names)) == len(names) == 15
+    assert len(set(names)) == len(names) == 12
 
 
 def test_a_scenario_runs_only_where_it_says_something():
     served = beside(plan_of())
     first, sharing = served[FIRST.name], served[SHARING.name]
-    only_first = {"concurrent_cold", "cold_bystander", "inline_flood", "start"}
+    only_first = {"concurrent_cold", "cold_bystander", "inline_flood"}
     assert set(first) - set(sharing) == only_first
     assert {"kv_prefix"} == set(sharing) - set(first)
     assert served[SMALL.name] == ["bulk_registration", "bulk_command"]

@@ -9,16 +9,12 @@ import pytest
 
 from tests import store_samples
 from tests.cli_runs import run
-from tests.contract.test_speech import data_url, wav
+from tests.speaking import data_url, wav
 from tests.speech_server import Server, running
 from tests.waiting import soon
 from vllm_tts_cache.catalogue import leases
-from vllm_tts_cache.catalogue.catalogue import open_catalogue
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.migrations import VERSION
-from vllm_tts_cache.catalogue.schema import schema_version
-from vllm_tts_cache.entrypoints import deletions
-from vllm_tts_cache.errors import StorageError
+from vllm_tts_cache.entrypoints.speakers import deletions
 
 VOICES = "/v1/audio/voices"
 
@@ -38,32 +34,6 @@ async def server(default_checkpoint, tmp_path, monkeypatch, url):
         yield server
 
 
-async def test_voices_live_and_die_there_as_in_a_file(server):
-    assert (await server.register("Ann", wav())).status_code == 200
-    for expected in ("miss", "hit"):
-        spoken = await server.speak(voice="Ann")
-        assert spoken.status_code == 200, spoken.text
-        assert spoken.headers["X-Speaker-Cache"] == expected
-    assert (await server.client.delete(f"{VOICES}/ANN")).status_code == 200
-    assert (await server.speak(voice="Ann")).status_code == 400
-    assert server.service.store.verify() == []
-
-
-async def test_an_upgrade_is_refused_while_an_older_server_is_at_work(
-    server, url, tmp_path
-):
-    """Its rows would lack what the new schema has."""
-    server.service.deletions.start()  # at the latest
-    database = server.service.store.catalogue.database
-    for version in (VERSION - 1, VERSION):
-        with database.write() as db:
-            db.execute(schema_version.update().values(version=version))
-        if version < VERSION:
-            with pytest.raises(StorageError, match="is at work on this voice catal"):
-                open_catalogue(tmp_path, url)
-    open_catalogue(tmp_path, url).close()
-
-
 async def test_a_warm_request_asks_the_database_once(server, monkeypatch):
     await server.register("Ann", wav())
     await server.speak(voice="Ann")
@@ -71,14 +41,12 @@ async def test_a_warm_request_asks_the_database_once(server, monkeypatch):
     first = Database.first_at_once
 
     def counted(self, statement, where):
-        # The news, four times a second, are of no request.
+        # How a lease stands, four times a second, is of no request.
         if statement is not leases._STANDING:
             asked.append(statement)
         return first(self, statement, where)
 
     monkeypatch.setattr(Database, "first_at_once", counted)
-    # Else the row may be remembered, if the first news came before it was read.
-    server.service.lookups.known.delete_all()
     await server.speak(voice="Ann")
     assert len(asked) == 1
 
@@ -120,8 +88,10 @@ async def test_while_it_is_down_what_cannot_work_is_a_503_that_says_so(
 async def test_what_an_outage_left_is_tidied_up_without_a_restart(
     server, postgres, monkeypatch
 ):
+    """It stayed where the outage was over before a round had looked."""
     monkeypatch.setattr(deletions, "RECOVERY_SECONDS", 0.5)
     monkeypatch.setattr(deletions, "RECOVERY_SPREAD_SECONDS", 0.5)
+    monkeypatch.setattr(deletions, "ROUND_SECONDS", 5.0)
     store = server.service.store
     engine = store.catalogue.database.backend.writing
     commit = engine.dialect.do_commit

@@ -8,10 +8,9 @@ import pytest
 from vllm_omni.entrypoints.omni_base import omni_snapshot_download
 
 from tests.fake_hub import vllm_config
-from tests.host_source import code_of
 from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
 from vllm_tts_cache.speaker.family import families
-from vllm_tts_cache.speaker.local_checkpoint import local_checkpoint, whole_checkpoint
 
 ID = "someone/a-model"
 LOADING = [family for family in families() if family.encoders_part]
@@ -46,9 +45,3 @@ def test_without_modelscope_its_folder_is_none_of_ours(modelscope, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointError, match="neither a directory nor"):
         local_checkpoint(vllm_config(model=ID).model_config)
-
-
-def test_seam_offline_the_engine_knows_what_its_stages_loaded():
-    """`offline.speakers` reads their revision there."""
-    assert "self.engine = self._create_engine(" in code_of("entrypoints/omni_base.py")
-    assert "self.stage_vllm_configs = [" in code_of("engine/omni_engine_base.py")

@@ -10,12 +10,13 @@ from tests.speech_server import Server, listening, running
 from vllm_tts_cache import files
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.cli import main
-from vllm_tts_cache.entrypoints.cli.doctor import host, server, storage, tenants
+from vllm_tts_cache.entrypoints.cli.doctor import checks, server
 from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.testing.clips import SPEECH
 
 SLOW = (
-    (storage, "_SLOW_SYNC_MS", "fsync"),
-    (storage, "_SLOW_LOOK_MS", "catalogue"),
+    (checks, "_SLOW_SYNC_MS", "fsync"),
+    (checks, "_SLOW_LOOK_MS", "catalogue"),
     (server, "_SLOW_LOOK_MS", "server"),
 )
 
@@ -59,7 +60,7 @@ def test_this_environment_is_in_order(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_what_is_installed_can_be_imported_together():
-    found = by_name(host.processors())
+    found = by_name(checks.processors())
     assert found["wheels"].status == "ok"
     assert "torch" in found["wheels"].text
     assert found["GPU"].status == "ok"
@@ -81,11 +82,11 @@ def test_what_is_installed_can_be_imported_together():
     ),
 )
 def test_what_keeps_vllm_from_loading_us_is_said(environ, name, status):
-    assert by_name(host.plugins(environ))[name].status == status
+    assert by_name(checks.plugins(environ))[name].status == status
 
 
 def test_a_healthy_directory_is_ok_and_looked_into(settings):
-    found = by_name(storage.storage(settings))
+    found = by_name(checks.storage(settings))
     assert {each.status for each in found.values()} == {"ok"}, found
     assert "0 voices, 0 API servers" in found["catalogue"].text
     assert list(settings.samples_dir.glob(".partial-*")) == []
@@ -94,20 +95,20 @@ def test_a_healthy_directory_is_ok_and_looked_into(settings):
 @pytest.mark.parametrize(("module", "name", "check"), SLOW[:2])
 def test_what_is_slow_is_a_warning(settings, monkeypatch, module, name, check):
     monkeypatch.setattr(module, name, 0.0)
-    found = by_name(storage.storage(settings))
+    found = by_name(checks.storage(settings))
     slow = {each for each, finding in found.items() if finding.status == "warn"}
     assert slow == {check}
 
 
 def test_a_directory_that_others_can_read_is_a_warning(settings):
     settings.samples_dir.chmod(0o755)
-    found = by_name(storage.storage(settings))["directory"]
+    found = by_name(checks.storage(settings))["directory"]
     assert (found.status, "chmod 700" in found.hint) == ("warn", True)
 
 
 def test_a_directory_that_is_not_there_is_not_made(tmp_path):
     settings = Settings(samples_dir=tmp_path / "a" / "b")
-    found = by_name(storage.storage(settings))
+    found = by_name(checks.storage(settings))
     assert found["directory"].status == "ok"
     assert "fsync" not in found
     assert not (tmp_path / "a").exists()
@@ -115,13 +116,13 @@ def test_a_directory_that_is_not_there_is_not_made(tmp_path):
 
 def test_a_file_in_its_place_is_a_failure(tmp_path):
     (tmp_path / "file").write_text("x")
-    found = by_name(storage.storage(Settings(samples_dir=tmp_path / "file")))
+    found = by_name(checks.storage(Settings(samples_dir=tmp_path / "file")))
     assert found["directory"].status == "fail"
 
 
 def test_budgets_that_the_disk_has_no_room_for_are_a_warning(settings):
     larger = replace(settings, disk_max_bytes=1 << 60)
-    assert by_name(storage.storage(larger))["space"].status == "warn"
+    assert by_name(checks.storage(larger))["space"].status == "warn"
 
 
 def test_a_file_system_of_several_hosts_is_a_warning(settings, monkeypatch):
@@ -130,25 +131,25 @@ def test_a_file_system_of_several_hosts_is_a_warning(settings, monkeypatch):
     monkeypatch.setattr(files, "_SHARED_FILE_SYSTEMS", kinds)
     if files.shared_file_system(settings.samples_dir) is None:
         pytest.skip("this file system is none that the test knows")
-    assert by_name(storage.storage(settings))["file system"].status == "warn"
+    assert by_name(checks.storage(settings))["file system"].status == "warn"
 
 
 def test_a_catalogue_of_another_version_is_a_failure(settings):
     (settings.samples_dir / "catalogue.sqlite3").write_bytes(b"no database at all")
-    assert by_name(storage.storage(settings))["catalogue"].status == "fail"
+    assert by_name(checks.storage(settings))["catalogue"].status == "fail"
 
 
 def test_the_file_of_tenants_is_read_as_a_server_reads_it(settings, tmp_path):
-    assert list(tenants.tenants(settings)) == []
+    assert list(checks.tenants(settings)) == []
     path = tmp_path / "tenants.json"
     path.write_text('{"tenants": [{"name": "acme", "keys": ["0123456789abcdef"]}]}')
     given = replace(settings, tenants_file=path)
     for mode, status in ((0o600, "ok"), (0o604, "warn")):
         path.chmod(mode)
-        (found,) = tenants.tenants(given)
+        (found,) = checks.tenants(given)
         assert (found.status, "1 tenants" in found.text) == (status, True)
     path.write_text('{"tenants": [{"name": "acme"}]}')
-    (found,) = tenants.tenants(given)
+    (found,) = checks.tenants(given)
     assert found.status == "fail" and "$.tenants[0]" in found.text
 
 
@@ -176,6 +177,37 @@ async def test_our_server_is_known_from_others(
     assert "ok    server" in people.out
     assert slow.status == 0
     assert "warn  server" in slow.out
+
+
+async def test_a_directory_that_is_not_the_servers_is_a_warning(
+    default_checkpoint, tmp_path, monkeypatch
+):
+    own, empty, other = (tmp_path / name for name in ("speakers", "empty", "other"))
+    open_store(Settings(samples_dir=other)).close()
+    made = Server(default_checkpoint, own, monkeypatch)
+    async with running(made) as served, listening(served.app) as port:
+
+        async def found(directory):
+            url = f"http://127.0.0.1:{port}"
+            asked = "doctor", "--quick", "--json", "--directory", directory
+            done = await run(*asked, url=url)
+            assert done.status == 0
+            [check] = [c for c in done.json["checks"] if c["name"] == "voices"]
+            return check["status"]
+
+        # Whether it has voices or not, and where another server is at work there.
+        for _ in range(2):
+            assert [await found(each) for each in (own, empty, other)] == [
+                "ok",
+                "warn",
+                "warn",
+            ]
+            monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(other))
+            async with running(Server(default_checkpoint, other, monkeypatch)) as busy:
+                await busy.register("bob", SPEECH.path.read_bytes())
+                assert await found(other) == "warn"
+                assert await found(own) == "ok"
+            await served.register("ann", SPEECH.path.read_bytes())
 
 
 async def test_a_server_that_was_named_and_does_not_answer_is_a_failure(tmp_path):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.in_process_workers import clip, ref_of, store_clip
-from vllm_tts_cache.catalogue.catalogue import FILE_NAME
-from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.store.catalogue import FILE_NAME
 from vllm_tts_cache.store.opening import open_store
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import csv
-import io
 import json
 import os
 import signal
@@ -17,14 +16,12 @@ from tests.audio_clips import sndfile_bytes
 from tests.cli_runs import begun, ended, run
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
-from vllm_tts_cache.catalogue.record import AUDIO_KIND
+from vllm_tts_cache.catalogue.records import AUDIO_KIND
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints import speaker_encodings
-from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.entrypoints.speakers import ensure
 from vllm_tts_cache.errors import SourceCorruptError
 from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
 from vllm_tts_cache.store import bundle_format
-from vllm_tts_cache.store.archive_format import ArchiveReader, ArchiveWriter
 from vllm_tts_cache.store.opening import open_existing
 
 RATE_HZ = 8_000
@@ -142,9 +139,8 @@ async def test_a_voice_is_added_shown_changed_and_deleted(server, clip):
     assert [voice["id"] for voice in listed["voices"]] == [told["id"]]
 
     changes = ["--name", "Other", "--label", "Team:sport", "--clear", "language"]
-    changed = await voices("edit", "keeper", *changes, "--pinned")
+    changed = await voices("edit", "keeper", *changes)
     assert changed["voice"]["labels"] == {"Team": "sport"}
-    assert changed["voice"]["pinned"] is True
     assert "language" not in changed["voice"]
     unlabelled = await voices("edit", "other", "--unlabel", "team")
     assert unlabelled["voice"]["labels"] == {}
@@ -241,18 +237,22 @@ async def test_what_differs_is_registered_over_only_if_that_is_asked_for(
     first = await run(*arguments, clip, url=server.url)
     other = tmp_path / "other.wav"
     other.write_bytes(clip_bytes(1))
-    refused = await run(*arguments, other, "--pinned", url=server.url)
+    texts = ["--description", "warm"]
+    refused = await run(*arguments, other, *texts, url=server.url)
     assert refused.status == 1
-    assert "pinned and audio" in refused.json["voices"][0]["error"]
-    replaced = await run(*arguments, other, "--pinned", "--replace", url=server.url)
+    assert "speaker_description and audio" in refused.json["voices"][0]["error"]
+    replaced = await run(*arguments, other, *texts, "--replace", url=server.url)
     assert replaced.json["counts"] == {"replaced": 1}
     assert replaced.json["voices"][0]["id"] == first.json["voices"][0]["id"]
+
+
+NUM_MANY = 80
 
 
 async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
     server, tmp_path
 ):
-    manifest = write_many(tmp_path, 200)
+    manifest = write_many(tmp_path, NUM_MANY)
     arguments = ["voices", "add", "--manifest", manifest, "--json"]
     process = await begun(*arguments, url=server.url)
     await asyncio.wait_for(count_reaches(server, 20), 60)
@@ -264,23 +264,24 @@ async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
     assert cut.status == 130, cut.err
     assert "Run the same command again" in cut.err
     there = server.service.store.catalogue.count()
-    assert 20 <= there < 200
+    assert 20 <= there < NUM_MANY
     assert cut.json["interrupted"]
     # What was on its way was waited for: it is known what became of all.
-    assert cut.json["counts"] == {"added": there, "not_tried": 200 - there}
+    assert cut.json["counts"] == {"added": there, "not_tried": NUM_MANY - there}
 
     posts = server.gate.num_posts
     server.gate.queries.clear()
     done = await run(*arguments, "--wait", url=server.url)
-    assert server.gate.queries.count("urgent=false") == 200
+    assert server.gate.queries.count("urgent=false") == NUM_MANY
     assert done.status == 0, done.err
-    assert done.json["counts"] == {"unchanged": there, "added": 200 - there}
-    assert server.gate.num_posts - posts == 200 - there + 200  # and each is waited for
+    assert done.json["counts"] == {"unchanged": there, "added": NUM_MANY - there}
+    # Those that were not there, and each is waited for.
+    assert server.gate.num_posts - posts == NUM_MANY - there + NUM_MANY
     assert {each["cache_status"] for each in done.json["voices"]} == {"ready"}
     names = [each["name"] for each in done.json["voices"]]
-    assert names == [f"voice {number:03}" for number in range(200)]
+    assert names == [f"voice {number:03}" for number in range(NUM_MANY)]
     await server.settled()
-    assert server.service.store.catalogue.count() == 200
+    assert server.service.store.catalogue.count() == NUM_MANY
     assert server.service.store.verify() == []
 
 
@@ -343,7 +344,7 @@ async def test_all_voices_are_encoded_before_warm_ends(server):
 
 async def test_voices_that_are_long_in_line_are_waited_for(server, monkeypatch):
     """None is given up, whatever the server has had them wait for."""
-    monkeypatch.setattr(speaker_encodings, "IN_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(ensure, "IN_TURN_SECONDS", 0.05)
     for number in range(3):
         await server.register(f"voice {number}", clip_bytes(number))
     server.encoders[0].gate.clear()
@@ -418,144 +419,42 @@ async def test_trying_writes_a_file_that_plays_and_says_hit_or_miss(
     assert "cache: hit" in second.err
 
 
-async def test_voices_move_by_files_from_a_server_and_from_its_directory(
-    server, tmp_path
-):
-    for number in range(2):
-        await server.register(f"voice {number}", clip_bytes(number))
-    await run("voices", "warm", "--all", url=server.url)
-    made = sum(server.encodes.values())
-    out, copy = tmp_path / "out", tmp_path / "copy"
-    saved = await run(
-        "voices", "export", "--all", "--out", out, "--json", url=server.url
-    )
-    assert saved.json["counts"] == {"exported": 2}
-    where = ["--directory", tmp_path / "speakers"]
-    await run("voices", "export", "voice 1", "-o", copy, *where)
-    files = [out / "voice 0.voice", copy / "voice 1.voice"]
-    there = await run("voices", "import", *files, url=server.url)
-    assert (there.status, there.out) == (0, "2 unchanged\n")
-    await run("voices", "edit", "voice 0", "--pinned", url=server.url)
-    taken = await run("voices", "import", *files, url=server.url)
-    assert taken.status == 1
-    assert taken.out.count("already registered") == 1
-    await run("voices", "rm", "voice 0", "voice 1", url=server.url)
-    back = await run("voices", "import", *files, "--json", url=server.url)
-    assert back.json["counts"] == {"imported": 2}
-    assert [each["imported"][0]["encodings_kept"] for each in back.json["files"]] == [
-        1,
-        1,
-    ]
-    await run("voices", "warm", "--all", url=server.url)
-    assert sum(server.encodes.values()) == made
-    assert server.service.store.verify() == []
-
-
-async def test_many_voices_move_in_one_file_and_go_on_where_they_were_cut_short(
-    server, tmp_path
-):
-    for number in range(6):
-        text = f"text {number}" if number else None
-        await server.register(
-            f"voice {number}", clip_bytes(number), ref_text=text, labels='{"n": "o"}'
-        )
-    await run("voices", "warm", "--all", url=server.url)
-    made = sum(server.encodes.values())
-    archive = tmp_path / "voices.tar"
-    saved = await run(
-        "voices", "export", "--all", "--archive", archive, "--json", url=server.url
-    )
-    assert saved.json["counts"] == {"exported": 6}
-    assert [path.name for path in tmp_path.glob("*.tar")] == ["voices.tar"]
-    # The same of its directory, as a stream.
-    where = ["--directory", tmp_path / "speakers"]
-    process = await begun("voices", "export", "--all", "--archive", "-", *where)
-    streamed, said = await asyncio.wait_for(process.communicate(), 120)
-    assert (process.returncode, said) == (0, b"6 exported\n")
-    contents = [
-        sorted(each.data for each in ArchiveReader(io.BytesIO(data)))
-        for data in (archive.read_bytes(), streamed)
-    ]
-    assert contents[0] == contents[1]
-
-    names = [f"voice {number}" for number in range(6)]
-    await run("voices", "rm", *names, url=server.url)
-    part = tmp_path / "part.tar"
-    part.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
-    cut = await run("voices", "import", part, "--json", url=server.url)
-    assert cut.status == 1
-    assert "ends in the middle" in cut.err
-    there = cut.json["counts"]["imported"]
-    assert 0 < there < 6
-    posts = server.gate.num_posts
-    done = await run("voices", "import", archive, "--json", "--jobs", 4, url=server.url)
-    assert done.status == 0, done.err
-    assert done.json["counts"] == {"unchanged": there, "imported": 6 - there}
-    assert server.gate.num_posts - posts == 6 - there
-    await run("voices", "warm", "--all", url=server.url)
-    assert sum(server.encodes.values()) == made
-    assert server.service.store.verify() == []
-
-
-async def test_what_cannot_be_exported_is_said_at_the_end_of_the_archive(
+async def test_what_cannot_be_exported_fails_and_what_is_there_is_not_replaced(
     server, tmp_path
 ):
     await server.register("ann", clip_bytes())
-    archive = tmp_path / "voices.tar"
-    options = ["export", "ann", "nobody", "--archive", archive]
-    saved = await run("voices", *options, url=server.url)
+    options = ["voices", "export", "ann", "nobody", "--out", tmp_path]
+    saved = await run(*options, url=server.url)
     assert saved.status == 1
     assert saved.out.startswith("1 exported, 1 failed\n  nobody: ")
-    told = await run("voices", "import", archive, url=server.url)
-    assert (told.status, told.out) == (0, "1 unchanged\n")
-    assert "nobody was left out of it: Voice 'nobody' is not registered" in told.err
-    again = await run("voices", *options, url=server.url)
-    assert again.status == 1 and "--force replaces it" in again.err
+    await run("voices", "edit", "ann", "--description", "warm", url=server.url)
+    again = await run(*options, url=server.url)
+    assert again.status == 1 and "--force replaces it" in again.out
+    (tmp_path / "ann.voice").unlink()
+    os.mkfifo(tmp_path / "ann.voice")
+    refused = await run(*options, "--force", url=server.url)
+    assert refused.status == 1 and "no file that could be replaced" in refused.out
+    assert (tmp_path / "ann.voice").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ann.voice", "speakers"]
 
 
-async def test_an_archive_that_was_cut_short_leaves_no_file(server, tmp_path):
-    await server.register("ann", clip_bytes())
-    gone = await run(
-        "voices", "export", "ann", "--archive", tmp_path / "a.tar", url=GONE
-    )
-    assert gone.status == 3
-    assert "there is no archive" in gone.err
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    options = ["voices", "export", "ann", "--archive"]
-    refused = await run(*options, pipe, "--force", url=server.url)
-    assert refused.status == 1
-    assert pipe.is_fifo()
-    with Path("/dev/full").open("wb") as full:
-        process = await begun(*options, "-", url=server.url, stdout=full)
-        said = await ended(process)
-    assert said.status == 1
-    assert "is no space left" in said.err and "there is no archive" in said.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "speakers"]
-
-
-async def test_one_voice_that_is_refused_keeps_no_other_of_its_archive_out(
-    server, tmp_path
-):
+async def test_one_voice_that_is_refused_keeps_no_other_out(server, tmp_path):
     await server.register("ann", clip_bytes())
     bundle = (await server.client.get("/v1/audio/voices/ann/bundle")).content
     await server.client.delete("/v1/audio/voices/ann")
-    writer, parts = ArchiveWriter(), []
-    for data in (b"no bundle", bundle, bundle[:-30]):
-        before, behind = writer.voice("x", len(data))
-        parts += [before, data, behind]
-    archive = tmp_path / "voices.tar"
-    archive.write_bytes(b"".join([*parts, writer.end()]))
-    done = await run("voices", "import", archive, "--json", url=server.url)
+    files = [tmp_path / name for name in ("text.voice", "ann.voice", "cut.voice")]
+    for path, data in zip(files, (b"no bundle", bundle, bundle[:-30]), strict=True):
+        path.write_bytes(data)
+    files.append(tmp_path / "gone.voice")
+    done = await run("voices", "import", *files, "--json", url=server.url)
     assert done.status == 1
     outcomes = [(each["name"], each["outcome"]) for each in done.json["files"]]
-    assert outcomes == [
-        (f"{archive}:000001-x.voice", "failed"),
-        (f"{archive}:000002-x.voice", "imported"),
-        (f"{archive}:000003-x.voice", "failed"),
-    ]
-    named = await run("voices", "import", archive, "--name", "bob", url=server.url)
-    assert named.status == 2
+    expected = ["failed", "imported", "failed", "failed"]
+    assert outcomes == list(zip(map(str, files), expected, strict=True))
+    as_bob = "--name", "bob"
+    assert (await run("voices", "import", *files, *as_bob, url=server.url)).status == 2
+    await run("voices", "import", files[1], *as_bob, url=server.url)
+    assert list(server.service.store.catalogue.iter_names()) == ["ann", "bob"]
 
 
 async def test_a_clip_is_judged_before_and_while_it_is_registered(
@@ -588,7 +487,7 @@ async def test_clips_are_judged_without_a_server(server, clip, tmp_path):
 async def test_an_unknown_voice_is_status_4_and_a_silent_server_3(server):
     for command in (
         ["show", "nobody"],
-        ["edit", "nobody", "--pinned"],
+        ["edit", "nobody", "--language", "de"],
         ["rm", "nobody"],
     ):
         done = await run("voices", *command, url=server.url)
@@ -645,28 +544,31 @@ async def test_a_stopped_servers_voices_are_restored_from_a_file(
     default_checkpoint, tmp_path, monkeypatch
 ):
     directory = tmp_path / "speakers"
-    archive, where = tmp_path / "voices.tar", ["--directory", directory, "--json"]
+    saved, where = tmp_path / "saved", ["--directory", directory, "--json"]
+    files = [saved / f"voice {number}.voice" for number in range(2)]
     monkeypatch.setenv("SPEAKER_MAX_UPLOADED", "0")
     async with serving(Served(default_checkpoint, directory, monkeypatch)) as server:
         for number in range(2):
             await server.register(f"voice {number}", clip_bytes(number))
         await run("voices", "warm", "--all", url=server.url)
-        await run("voices", "export", "--all", "--archive", archive, url=server.url)
-        refused = await run("voices", "import", archive, *where)
+        await run("voices", "export", "--all", "--out", saved, url=server.url)
+        refused = await run("voices", "import", *files, *where)
         assert refused.status == 2 and "is in use" in refused.err
-    await run("voices", "rm", "--yes", "voice 0", *where)
-    back = await run("voices", "import", archive, *where)
+    shown = (await run("voices", "show", "voice 0", *where)).json["voice"]
+    mine = "voices", "rm", "--yes", "voice 0", *where
+    assert (await run(*mine, "--tenant", "acme")).status == 4
+    assert (await run(*mine)).status == 0
+    assert not list(directory.rglob(f"{shown['audio_sha256']}*"))
+    assert (await run("voices", "show", "voice 0", *where)).status == 4
+    back = await run("voices", "import", *files, *where)
     assert back.json["counts"] == {"imported": 1, "unchanged": 1}, back.err
     # Another clip in its place: what it replaces is gone from the disk.
     other = ["--name", "voice 1", "--on-conflict", "replace"]
-    out = ["--out", tmp_path]
-    saved = await run("voices", "export", "voice 0", "voice 1", *out, *where)
-    one = tmp_path / "voice 0.voice"
+    one, two = files
     replaced = await run("voices", "import", one, *other, *where)
     assert replaced.status == 0, replaced.err
-    sha = bundle_format.read((tmp_path / "voice 1.voice").read_bytes(), b"")
+    sha = bundle_format.read(two.read_bytes(), b"")
     assert not list(directory.rglob(f"{sha.voice.audio_sha256}*"))
-    assert saved.json["counts"] == {"exported": 2}
     theirs = ["--tenant", "acme"]
     assert (await run("voices", "import", one, *theirs, *where)).status == 0
     listed = await run("voices", "ls", *theirs, *where)
@@ -681,24 +583,3 @@ async def test_a_stopped_servers_voices_are_restored_from_a_file(
     async with serving(Served(default_checkpoint, directory, monkeypatch)) as server:
         assert (await run("voices", "warm", "--all", url=server.url)).status == 0
         assert sum(server.encodes.values()) == 0, "encodings came with the file"
-
-
-async def test_a_stopped_servers_voice_is_deleted_with_its_files(
-    default_checkpoint, tmp_path, monkeypatch, capsys, clip
-):
-    directory = tmp_path / "speakers"
-    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
-        await server.register("ann", clip.read_bytes())
-        await server.register("bob", clip_bytes(1))
-    capsys.readouterr()
-    where = ["--directory", str(directory), "--json"]
-    assert main(["voices", "show", "ann", *where]) == 0
-    sha = json.loads(capsys.readouterr().out)["voice"]["audio_sha256"]
-    assert main(["voices", "rm", "--yes", "ann", *where, "--tenant", "acme"]) == 4
-    assert main(["voices", "rm", "--yes", "ann", *where]) == 0
-    assert not list(directory.rglob(f"{sha}*"))
-    assert main(["voices", "show", "ann", *where]) == 4
-    store = open_existing(load_settings())
-    assert store.verify() == []
-    assert list(store.catalogue.iter_names()) == ["bob"]
-    store.close()

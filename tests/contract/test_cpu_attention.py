@@ -8,7 +8,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from tests.attention_batch import batch_metadata
-from vllm_tts_cache.platforms.cpu_attention import single_queries
+from vllm_tts_cache.platforms.cpu_kernels import single_queries
 from vllm_tts_cache.platforms.cpu_worker import use_invariant_attention
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 64, 32

@@ -9,11 +9,11 @@ import pytest
 import torch
 import vllm_omni  # noqa: F401  which imports our platform; the other way is a circle
 
+from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.platforms.cpu import (
     forgive_emptying_no_cache,
     say_that_nothing_is_captured,
 )
-from vllm_tts_cache.throttled_log import ThrottledLog
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_the_hosts_layers_fall_back_on_runs_there_as_well(monkeypatch):
     from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend
     from vllm_omni.diffusion.attention.layer import Attention
 
-    from vllm_tts_cache.platforms.cpu_diffusion_attention import fall_back_on_it
+    from vllm_tts_cache.platforms.cpu_kernels import fall_back_on_it
 
     # Put back afterwards, as others may look at the host's own.
     monkeypatch.setattr(SDPABackend, "get_impl_cls", SDPABackend.get_impl_cls)
@@ -109,11 +109,11 @@ def handed_on(monkeypatch):
     """What a diffusion worker in a process of its own hands on, without a device."""
     from vllm_omni.diffusion.worker.diffusion_worker import WorkerProc
 
-    from vllm_tts_cache.platforms import cpu_diffusion
+    from vllm_tts_cache.platforms import cpu_kernels
 
     # Put back afterwards, as others may look at the host's own.
     monkeypatch.setattr(WorkerProc, "_async_output_loop", WorkerProc._async_output_loop)
-    cpu_diffusion.pack_outputs_here()
+    cpu_kernels.pack_outputs_here()
 
     def hand_on(*outputs):
         process: Any = object.__new__(WorkerProc)
@@ -145,12 +145,12 @@ def test_a_worker_of_its_own_process_hands_outputs_on_without_a_stream(handed_on
 
 
 def test_what_cannot_be_handed_on_is_an_error_of_that_output(handed_on, monkeypatch):
-    from vllm_tts_cache.platforms import cpu_diffusion
+    from vllm_tts_cache.platforms import cpu_kernels
 
     def fail(_output):
         raise OSError("no shared memory")
 
-    monkeypatch.setattr(cpu_diffusion, "pack_diffusion_output_shm", fail)
+    monkeypatch.setattr(cpu_kernels, "pack_diffusion_output_shm", fail)
     (told,) = handed_on(object())
     assert told.output is None and "no shared memory" in told.error
 
@@ -159,14 +159,14 @@ def test_outputs_that_cannot_be_handed_on_are_one_line_of_the_log(
     handed_on, monkeypatch, caplog
 ):
     """Each was a traceback, for as long as there was no shared memory."""
-    from vllm_tts_cache.platforms import cpu_diffusion
+    from vllm_tts_cache.platforms import cpu_kernels
 
     def fail(_output):
         raise OSError("no shared memory")
 
-    monkeypatch.setattr(cpu_diffusion, "pack_diffusion_output_shm", fail)
+    monkeypatch.setattr(cpu_kernels, "pack_diffusion_output_shm", fail)
     throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
-    monkeypatch.setattr(cpu_diffusion, "throttled", throttled, raising=False)
+    monkeypatch.setattr(cpu_kernels, "throttled", throttled, raising=False)
     handed_on(*(object() for _ in range(20)))
     (line,) = [each for each in caplog.records if "handed on" in each.getMessage()]
     assert line.exc_info and "no shared memory" in str(line.exc_info[1])

@@ -14,8 +14,8 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_talker import
     HiggsFusedMultiTextHead,
 )
 
-from vllm_tts_cache.platforms import cpu_isa
-from vllm_tts_cache.platforms.cpu_rows import (
+from vllm_tts_cache import platforms
+from vllm_tts_cache.platforms.cpu_kernels import (
     BLOCK_SIZES,
     DensePositions,
     SeparateRows,
@@ -155,28 +155,28 @@ def packed(monkeypatch):
 
 def test_a_limit_that_the_user_set_stays(monkeypatch, packed):
     assert packed()
-    monkeypatch.setenv(cpu_isa.MAX_ISA, "AVX512_CORE_BF16")
-    cpu_isa.leave_out_matrices()
+    monkeypatch.setenv(platforms.MAX_ISA, "AVX512_CORE_BF16")
+    platforms.leave_out_matrices()
     assert packed()
-    monkeypatch.setenv(cpu_isa.MAX_ISA, "avx512_core")
-    cpu_isa.leave_out_matrices()
-    assert os.environ[cpu_isa.MAX_ISA] == "avx512_core"
+    monkeypatch.setenv(platforms.MAX_ISA, "avx512_core")
+    platforms.leave_out_matrices()
+    assert os.environ[platforms.MAX_ISA] == "avx512_core"
     assert not packed()  # it would abort the process
 
 
 def test_without_one_it_is_what_has_bfloat16_and_no_matrices(monkeypatch, packed):
-    monkeypatch.setenv(cpu_isa.MAX_ISA, "")  # put back afterwards
-    monkeypatch.delenv(cpu_isa.MAX_ISA)
-    cpu_isa.leave_out_matrices()
-    assert os.environ[cpu_isa.MAX_ISA] == "AVX512_CORE_BF16"
+    monkeypatch.setenv(platforms.MAX_ISA, "")  # put back afterwards
+    monkeypatch.delenv(platforms.MAX_ISA)
+    platforms.leave_out_matrices()
+    assert os.environ[platforms.MAX_ISA] == "AVX512_CORE_BF16"
     assert packed()
 
 
 def test_a_processor_without_amx_keeps_all_that_it_has(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.delenv(cpu_isa.MAX_ISA, raising=False)
-    cpu_isa.leave_out_matrices()
-    assert cpu_isa.MAX_ISA not in os.environ
+    monkeypatch.delenv(platforms.MAX_ISA, raising=False)
+    platforms.leave_out_matrices()
+    assert platforms.MAX_ISA not in os.environ
 
 
 def test_seam_torch_asks_for_the_tiles_of_amx():

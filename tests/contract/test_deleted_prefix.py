@@ -20,7 +20,7 @@ from tests.real_scheduler import (
 )
 from vllm_tts_cache.model_executor.voice_blocks import audio_of
 from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.speaker.rpc_client import DELETE, STATS
 
 ANN, BOB = "a" * 64, "b" * 64

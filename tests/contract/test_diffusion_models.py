@@ -8,12 +8,12 @@ import ast
 import pytest
 from vllm_omni.diffusion import registry
 
-from tests.contract.test_speech import wav
 from tests.host_source import host_dir, text_of, tree_of
 from tests.in_process_workers import worker
+from tests.speaking import wav
 from tests.speech_server import Server, running
 from tests.store_samples import voice
-from vllm_tts_cache.audio.clips import decode_clips
+from vllm_tts_cache.audio.decode import decode_clips
 from vllm_tts_cache.speaker.family import families, family_of_pipeline
 
 VOICES = "/v1/audio/voices"
@@ -34,7 +34,6 @@ AUDIBLE = sorted(
     for name, path in PATHS.items()
     if any(said in text_of(path) for said in SAYS_THAT_IT_SPEAKS)
 )
-every_other = pytest.mark.parametrize("name", [*AUDIBLE, "WanPipeline"])
 
 
 @pytest.fixture
@@ -57,6 +56,8 @@ def message(answer):
 
 
 def strings_in(path):
+    if not any(name in text_of(path) for name in REFERENCES):
+        return set()  # to parse all of them takes long
     return {
         node.value
         for node in ast.walk(tree_of(path))
@@ -79,17 +80,17 @@ def test_there_are_models_to_test_with():
     assert {"StableAudioPipeline", "AuKPipeline", "Magi2Pipeline"} <= set(AUDIBLE)
 
 
-@every_other
-async def test_neither_a_clip_nor_an_embedding_is_stored(server, name):
-    serve(server, name)
-    assert server.handler.served_family is None
-    assert (await server.speak()).status_code == 200
-    said = f"{name} speaks with no voice that is registered by a clip"
-    assert said in message(await server.register("Ann", wav(), precompute="true"))
-    raw = {"name": "Raw", "consent": "y", "speaker_embedding": str([0.5] * 192)}
-    assert said in message(await server.client.post(VOICES, data=raw))
-    assert server.service.store.catalogue.count() == 0
-    assert list(server.directory.glob("store/**/*.safetensors")) == []
+async def test_neither_a_clip_nor_an_embedding_is_stored(server):
+    for name in (*AUDIBLE, "WanPipeline"):
+        serve(server, name)
+        assert server.handler.served_family is None
+        assert (await server.speak()).status_code == 200
+        said = f"{name} speaks with no voice that is registered by a clip"
+        assert said in message(await server.register("Ann", wav(), precompute="true"))
+        raw = {"name": "Raw", "consent": "y", "speaker_embedding": str([0.5] * 192)}
+        assert said in message(await server.client.post(VOICES, data=raw))
+        assert server.service.store.catalogue.count() == 0
+        assert list(server.directory.glob("store/**/*.safetensors")) == []
 
 
 async def test_of_a_voice_of_another_model_it_is_said_that_it_is_not_spoken_here(

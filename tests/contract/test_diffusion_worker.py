@@ -19,6 +19,7 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
     WorkerWrapperBase,
 )
 
+from tests.allocator import Allocator
 from tests.in_process_workers import (
     SpectrumEncoder,
     across_processes,
@@ -29,7 +30,7 @@ from tests.in_process_workers import (
     worker_speakers,
 )
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.model_executor import worker_methods
+from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.rpc_client import (
     DELETE,
@@ -61,7 +62,7 @@ def ref(tmp_path):
 
 def worker_of(pipeline):
     """The host's worker as its executors have it, without a device."""
-    worker_methods.install_on_diffusion()
+    rpc_methods.install_on_diffusion()
     worker: Any = object.__new__(DiffusionWorker)
     worker.rank, worker.od_config = 0, SimpleNamespace()
     worker.model_runner = SimpleNamespace(pipeline=pipeline)
@@ -166,33 +167,14 @@ def test_a_pipeline_without_speakers_says_so(executor, pipeline, says):
 
 
 def test_installing_twice_is_installing_once():
-    worker_methods.install_on_diffusion()
+    rpc_methods.install_on_diffusion()
     before = {**vars(DiffusionWorker)}
-    worker_methods.install_on_diffusion()
+    rpc_methods.install_on_diffusion()
     assert {**vars(DiffusionWorker)} == before
-    assert worker_methods.tts_cache_describe in before.values()
+    assert rpc_methods.tts_cache_describe in before.values()
 
 
 # Its sleep mode, whose methods are its own and not a mixin's
-
-
-class Allocator:
-    """vLLM's, of which a CPU has none. ``calls`` is what it was asked for."""
-
-    def __init__(self):
-        self.calls = []
-        self.error: Exception | None = None
-
-    def get_current_usage(self):
-        return 0
-
-    def sleep(self, offload_tags):
-        if self.error is not None:
-            raise self.error
-        self.calls.append("sleep")
-
-    def wake_up(self, tags):
-        self.calls.append("wake_up")
 
 
 @pytest.fixture
@@ -231,7 +213,7 @@ def test_a_worker_that_sleeps_encodes_when_it_is_awake_again(
     state(speakers, ref)
     wait_until_idle(speakers)
     assert state(speakers, ref) is JobState.READY
-    assert allocator.calls == ["sleep", "wake_up"]
+    assert allocator.asked == ["sleep", "wake_up"]
 
 
 def test_one_that_could_not_go_to_sleep_encodes_on(asleep, allocator, speakers, ref):
@@ -256,4 +238,4 @@ def test_a_pipeline_without_speakers_sleeps_as_the_hosts(allocator):
     wrapper.worker.model_runner = None
     wrapper.sleep(1)
     assert wrapper.wake_up(None) is True
-    assert allocator.calls == ["sleep", "wake_up"]
+    assert allocator.asked == ["sleep", "wake_up"]

@@ -13,7 +13,7 @@ from vllm_omni.engine.orchestrator import (
 )
 
 from tests.families.cases import every_case
-from vllm_tts_cache.entrypoints import event_driven
+from vllm_tts_cache.entrypoints.serving import host_fixes
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def waits(monkeypatch):
     name = "_create_orchestrator"
     monkeypatch.setattr(AsyncOmniEngine, name, getattr(AsyncOmniEngine, name))
     monkeypatch.setattr(async_omni_engine, "Orchestrator", SimpleNamespace)
-    event_driven.install()
-    event_driven.install()
+    host_fixes.wait_for_outputs()
+    host_fixes.wait_for_outputs()
 
     def waits_(pipeline: str | None):
         engine: Any = AsyncOmniEngine.__new__(AsyncOmniEngine)

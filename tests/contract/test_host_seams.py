@@ -5,7 +5,6 @@ put ours in their place. A failure names the seam: see the module that it names.
 """
 
 import ast
-import importlib.util
 import inspect
 from typing import Any
 
@@ -14,7 +13,6 @@ from fastapi.routing import APIRoute
 
 from tests.host_source import (
     FUNCTIONS,
-    OMNI,
     bases_of,
     class_in,
     code_of,
@@ -22,7 +20,6 @@ from tests.host_source import (
     host_dir,
     method_in,
     parameters,
-    source,
     tree_of,
 )
 
@@ -45,10 +42,10 @@ def test_seam_worker_rpc_every_worker_inherits_the_mixin(path, worker):
 
 
 def test_seam_worker_rpc_our_methods_collide_with_none_of_the_hosts():
-    from vllm_tts_cache.model_executor import worker_methods
+    from vllm_tts_cache.model_executor import rpc_methods
 
     for path in ("worker/mixins.py", "worker/base.py", "worker/gpu_ar_worker.py"):
-        for method in worker_methods.METHODS:
+        for method in rpc_methods.METHODS:
             assert f"def {method.__name__}(" not in code_of(path), method.__name__
 
 
@@ -86,8 +83,6 @@ def test_seam_scheduler_the_hooked_method_is_inherited_where_we_expect_it():
     assert definition(own, name, FUNCTIONS) is None, (
         f"OmniARAsyncScheduler defines {name}: our hook does not reach it"
     )
-    body = source(SCHEDULER, "OmniARScheduler", "update_from_output")
-    assert f"self.{name}(request, new_token_ids)" in body, f"{name} is not called"
 
 
 def test_seam_scheduler_a_request_can_end_as_an_error_with_a_reason():
@@ -97,10 +92,6 @@ def test_seam_scheduler_a_request_can_end_as_an_error_with_a_reason():
     given = list(inspect.signature(Scheduler._update_request_with_output).parameters)
     assert given[:3] == ["self", "request", "new_token_ids"], given
     assert RequestStatus.is_finished(RequestStatus.FINISHED_ERROR)
-    body = source(SCHEDULER, "OmniARScheduler", "update_from_output")
-    assert "request.status = RequestStatus.FINISHED_ERROR" in body, (
-        "the host itself does not end requests this way any more"
-    )
 
 
 @pytest.mark.parametrize(
@@ -153,33 +144,11 @@ def test_seam_serving_class_has_the_methods_that_we_override_or_call(name, takes
         assert parameters(method) == takes, f"OmniOpenAIServingSpeech.{name}"
 
 
-def test_seam_serving_class_opens_its_storage_where_we_replace_it():
-    body = source(SERVING, "OmniOpenAIServingSpeech", "_init_speaker_storage")
-    memo = body.index("self._ref_audio_data_url_cache")
-    assert memo < body.index("self._restore_uploaded_speakers()"), (
-        "the memo is made after the storage is opened: NoMemo would be overwritten"
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["_media_connector", "_diffusion_mode", "_adapter", "_speech_output_policies"],
-)
-def test_seam_serving_class_has_the_fields_that_we_read(name):
-    assert f"self.{name}" in code_of(SERVING), f"OmniOpenAIServingSpeech.{name} is gone"
-
-
-def test_seam_serving_class_answers_an_error_event_as_we_parse_it():
-    body = source(SERVING, "OmniOpenAIServingSpeech", "_generate_audio_sse_events")
-    assert "event: speech.audio.error\\ndata: " in body, "SSE error event"
-
-
 def test_seam_routes_a_stock_route_is_taken_off_by_path_and_methods():
     from vllm_omni.entrypoints.openai import api_server
 
     given = list(inspect.signature(api_server._remove_route_from_router).parameters)
     assert given == ["router", "path", "methods"], "_remove_route_from_router"
-    assert "_remove_route_from_router" in code_of(API_SERVER), "not in api_server"
 
 
 def stock_routes():
@@ -209,7 +178,7 @@ def test_seam_routes_stock_has_what_we_replace_or_build_on(route):
 
 
 def test_seam_routes_stock_has_no_other_route_where_ours_are():
-    from vllm_tts_cache.entrypoints import voices
+    from vllm_tts_cache.entrypoints.http import voices
 
     ours = {
         (method, route.path)
@@ -259,40 +228,6 @@ def test_seam_media_connector_fetches_for_an_io_of_ours():
     needed = {"load_bytes", "load_base64", "load_file"}
     assert MediaIO.__abstractmethods__ == needed, "MediaIO wants other methods"
     assert "get_max_bytes" in vars(MediaIO), "downloads are not bounded any more"
-
-
-def test_seam_runner_v1_says_whose_row_is_whose_before_logits_are_computed():
-    body = code_of("worker/gpu_ar_model_runner.py")
-    told = body.index("set_batch_req_ids(req_ids[:num_reqs])")
-    assert told < body.index("self.model.compute_logits("), "set_batch_req_ids"
-
-
-@pytest.mark.parametrize(
-    ("package", "constant", "group"),
-    [
-        (OMNI, "OMNI_DEFAULT_PLUGINS_GROUP", "vllm_omni.general_plugins"),
-        (OMNI, "OMNI_PLATFORM_PLUGINS_GROUP", "vllm_omni.platform_plugins"),
-        ("vllm", "DEFAULT_PLUGINS_GROUP", "vllm.general_plugins"),
-    ],
-)
-def test_seam_entry_points_are_read_from_the_groups_that_we_declare(
-    package, constant, group
-):
-    assert f"{constant} = '{group}'" in code_of("plugins/__init__.py", package)
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["engine/arg_utils.py", "engine/stage_init_utils.py", "worker/mixins.py"],
-)
-def test_seam_entry_points_are_loaded_by_api_stages_and_workers(path):
-    assert "load_omni_general_plugins()" in code_of(path), f"{path} loads no plugins"
-
-
-def test_seam_entry_points_an_engine_core_of_its_own_loads_vllms_group():
-    assert "load_general_plugins()" in code_of("v1/engine/core.py", "vllm")
-    spec = importlib.util.find_spec("vllm_omni.engine.stage_engine_core_proc")
-    assert spec is not None, "stage_engine_core_proc: our guard for engine cores"
 
 
 def test_seam_platform_a_cpu_can_be_added_from_outside():

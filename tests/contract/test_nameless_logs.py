@@ -1,18 +1,16 @@
-"""Names and texts of voices are in no log above DEBUG."""
+"""Our own messages and errors name no voice, and quote no text of one, in a log."""
 
 import asyncio
 import importlib
-import inspect
 import logging
 import os
 
 import pytest
 
-from tests.contract.test_speech import data_url, wav
-from tests.speech_server import Server, listening, running
-from vllm_tts_cache import throttled_log
-from vllm_tts_cache.entrypoints import deletions, nameless_logs
-from vllm_tts_cache.entrypoints.nameless_logs import without_voice
+from tests.speaking import data_url, wav
+from tests.speech_server import Server, running
+from vllm_tts_cache import logs
+from vllm_tts_cache.entrypoints.speakers import deletions
 from vllm_tts_cache.errors import EncodeError, StorageFullError
 
 VOICES = "/v1/audio/voices"
@@ -38,25 +36,10 @@ class Kept(logging.Handler):
         ]
 
 
-def test_what_a_client_sent_is_cut_and_its_options_are_hidden():
-    nameless_logs.install()
-    host = logging.getLogger("vllm_omni.entrypoints.openai.serving_speech")
-    for message, given, shown in (
-        ("Applied extra_params: %s", {"secret": TEXT}, "Applied extra_params: ..."),
-        ("Failed: %s", 5_000 * "x", f"Failed: {1_000 * 'x'}..."),
-        ("Failed: %s", "as it is", "Failed: as it is"),
-    ):
-        record = host.makeRecord(
-            host.name, logging.INFO, "", 0, message, (given,), None
-        )
-        assert host.filter(record)
-        assert record.getMessage() == shown
-
-
 @pytest.fixture
 def kept(monkeypatch):
     """All that is logged at INFO or above, by whomever."""
-    monkeypatch.setattr(throttled_log, "INTERVAL_SECONDS", 0.0)  # none is left out
+    monkeypatch.setattr(logs, "INTERVAL_SECONDS", 0.0)  # none is left out
     # vLLM sets its loggers up when it is imported, and takes handlers off.
     importlib.import_module("vllm_omni.entrypoints.openai.api_server")
     handler = Kept()
@@ -124,8 +107,6 @@ async def changed(server):
     for wrong in ({"name": NAME * 100}, {"labels": {NAME * 100: TEXT}}, {NAME: TEXT}):
         assert (await client.patch(url, json=wrong)).status_code == 400
     assert (await client.get(f"{url}/audio")).status_code == 200
-    await client.post(f"{url}/preview", json={"text": TEXT})
-    await client.get(f"{url}/preview", params={"text": f"{TEXT} {TEXT}"})
     for data in (wav(), b"no audio"):
         consent = {"recording": ("xanadu.wav", data)}
         form = {"name": NAME, "language": "en-US"}
@@ -190,84 +171,3 @@ async def test_a_file_of_stock_that_is_not_imported_is_not_named(tmp_path, kept)
     open_store(Settings(samples_dir=tmp_path)).close()
     assert kept.naming("1 files of stock vLLM-Omni")
     assert kept.naming("xanadu") == []
-
-
-async def test_the_access_log_names_the_route_and_not_the_voice(server, kept):
-    import httpx
-
-    access = logging.getLogger("uvicorn.access")
-    access.setLevel(logging.INFO)
-    access.addHandler(kept)
-    async with (
-        listening(server.app, access_log=True) as port,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
-    ):
-        await client.get(f"{VOICES}/{NAME}/cache")
-        await client.get(VOICES, params={"search": NAME})
-    access.removeHandler(kept)
-    lines = [line for name, line in kept.lines if name == "uvicorn.access"]
-    assert any(f'"GET {VOICES}/.../cache HTTP/1.1" 404' in line for line in lines)
-    assert any(f'"GET {VOICES}?... HTTP/1.1" 200' in line for line in lines)
-    assert not [line for line in lines if "anadu" in line]
-
-
-@pytest.mark.parametrize(
-    ("path", "shown"),
-    [
-        ("/v1/audio/voices", "/v1/audio/voices"),
-        ("/v1/audio/voices?limit=3", "/v1/audio/voices?..."),
-        ("/v1/audio/voice_archive?name=ann", "/v1/audio/voice_archive?..."),
-        ("/v1/audio/voices/ann", "/v1/audio/voices/..."),
-        ("/v1/audio/voices/ann/cache?force=true", "/v1/audio/voices/.../cache?..."),
-        ("/v1/audio/voices/ann/b/cache", "/v1/audio/voices/.../cache"),
-        ("/v1/audio/voices/ann/bob", "/v1/audio/voices/..."),
-        ("/v1/audio/voices/cache", "/v1/audio/voices/..."),
-        ("/v1/audio/voices/", "/v1/audio/voices/..."),
-        ("/proxied/v1/audio/voices/ann", "/proxied/v1/audio/voices/..."),
-        ("/v1/audio/speech", "/v1/audio/speech"),
-        ("/metrics?x=1", "/metrics?x=1"),
-    ],
-)
-def test_a_path_is_shown_without_its_voice(path, shown):
-    assert without_voice(path) == shown
-
-
-def test_seam_logs_the_host_says_what_we_hide_of_it():
-    for name, messages in nameless_logs.NAMING_MESSAGES.items():
-        module = importlib.import_module(name)
-        text = "".join(inspect.getsource(module).split('"\n'))
-        for message in messages:
-            assert message.split("takes ")[0] in text, f"{name} says otherwise now"
-
-
-def test_seam_logs_what_the_host_says_of_an_uploaded_voice_is_hidden():
-    """A new line of the host's that names a voice is to be found here."""
-    import re
-
-    for name, messages in nameless_logs.NAMING_MESSAGES.items():
-        text = inspect.getsource(importlib.import_module(name))
-        said = re.findall(
-            r'logger\.(?:info|warning)\(\s*"([^"]*voice[^"]*%[sr][^"]*)"', text
-        )
-        for line in said:
-            is_hidden = any(each.startswith(line) for each in messages)
-            assert is_hidden or line in NAMES_NO_VOICE_OF_OURS, line
-
-
-# In methods that ours stand in the place of, or of voices that come with a checkpoint.
-NAMES_NO_VOICE_OF_OURS = (
-    "Diffusion TTS speech request %s: voice_clone=%s",
-    "Could not read voice file %s: %s",
-    "Voice file %s has no voice name in metadata; skipping",
-    "Restored %d uploaded voice(s) from %s",
-    "Voice file not found for %s: %s",
-    "Embedding file not found for voice %s: %s",
-    (
-        "Uploaded voice %r shadows a built-in speaker and is ignored; remove %s to "
-        "clear this warning."
-    ),
-    "Uploaded new voice '%s' with consent ID '%s'",
-    "Uploaded voice '%s' from speaker embedding (%d-dim)",
-    "Deleted voice '%s'",
-    "Using precomputed Qwen3-TTS custom voice profile: %s (mode=%s)",
-)

@@ -10,8 +10,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
-from tests.contract.test_speech import wav
-from tests.speech_server import Server, listening, running
+from tests.speaking import wav
+from tests.speech_server import listening
 from tests.two_tenants import two_tenants
 from vllm_tts_cache.entrypoints.attach import is_api_route, routers
 
@@ -19,12 +19,6 @@ VOICES = "/v1/audio/voices"
 STREAM = "/v1/audio/speech/stream"
 APP, KEY = "https://app.example", "key-0123456789abcdef"
 READING = {"GET", "HEAD"}
-
-
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        yield server
 
 
 def of_page(origin=APP, site="cross-site", **headers):
@@ -64,7 +58,7 @@ async def test_it_changes_nothing_and_speaks_nothing(server):
     started_with(server)
     await server.register("Ann", wav())
     operations = sorted(changing())
-    assert len(operations) == 13
+    assert len(operations) == 12
     for method, path in operations:
         answer = await server.client.request(method, path, headers=of_page())
         assert refusals(answer) == (403, True), (method, path, answer.text)

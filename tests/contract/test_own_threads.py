@@ -11,22 +11,16 @@ import threading
 
 import pytest
 
-from tests.contract.test_speech import data_url, wav
 from tests.default_pool import filled_default_pool
 from tests.fault.test_clients_that_leave import leave, plainly
+from tests.speaking import data_url, wav
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints.fetching import NUM_NAME_THREADS
+from vllm_tts_cache.entrypoints.speakers.inline import NUM_NAME_THREADS
 from vllm_tts_cache.speaker.family import families
 
 AT_ONCE = 16  # URLs that are fetched, by default
 DEAD = ".invalid"
-
-
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        yield server
 
 
 @pytest.fixture

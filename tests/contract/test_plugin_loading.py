@@ -43,6 +43,8 @@ def fingerprint():
         "routes": sorted(
             r.endpoint.__module__ for r in api_server.router.routes
             if r.path.startswith("/v1/audio/voices")),
+        "pages": [r.path for r in api_server.router.routes
+            if r.path.startswith("/voices")],
     }
 """
 
@@ -166,6 +168,7 @@ plugin.register()
 plugin.register_engine_core()
 found["switched off"] = fingerprint()
 del os.environ["SPEAKER_CACHE_ENABLED"]
+os.environ["SPEAKER_WEB"] = "0"
 plugin.register()
 found["once"] = fingerprint()
 plugin.register()
@@ -202,8 +205,13 @@ def test_registering_puts_our_parts_in_place(fingerprints):
     assert len(once["mixin"]) == 8
     assert once["scheduler"] is True
     modules = set(once["routes"])
-    assert "vllm_tts_cache.entrypoints.voices" in modules
+    assert "vllm_tts_cache.entrypoints.http.voices" in modules
     assert all(module.startswith("vllm_tts_cache.") for module in modules), modules
+
+
+def test_the_page_can_be_switched_off(fingerprints):
+    """That it is there otherwise is shown in test_voices_page.py."""
+    assert fingerprints["once"]["pages"] == []
 
 
 def test_registering_twice_is_registering_once(fingerprints):

@@ -14,8 +14,8 @@ from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechReques
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 
 from tests.contract.test_other_models import OTHERS
-from tests.contract.test_speech import data_url, wav
 from tests.in_process_workers import worker
+from tests.speaking import data_url, wav
 from tests.speech_server import Server, running
 
 SPOKEN = "What is said in it."

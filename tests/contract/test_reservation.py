@@ -32,8 +32,8 @@ from tests.real_scheduler import (
     new_scheduler,
     stage_config_of,
 )
-from vllm_tts_cache.model_executor import preemption, reservation
-from vllm_tts_cache.throttled_log import ThrottledLog
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.model_executor import kv_room
 
 OTHER = 8
 SLIDING = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=64, **ATTENTION)
@@ -46,8 +46,8 @@ def stage_config(default_checkpoint):
 
 def installed_for(patch, family):
     patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
-    patch.setattr(reservation, "family_of_model", lambda *_: family)
-    reservation.install()
+    patch.setattr(kv_room, "family_of_model", lambda *_: family)
+    kv_room.install()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def without_reservation(scheduler):
 
 def reserves(scheduler):
     allocate = scheduler.kv_cache_manager.allocate_slots
-    return isinstance(allocate, reservation.ReservingAllocator)
+    return isinstance(allocate, kv_room.ReservingAllocator)
 
 
 def usable_blocks(scheduler):
@@ -214,15 +214,9 @@ def test_without_the_reservation_the_same_load_preempts(
 def test_the_worst_case_is_prompt_and_output_up_to_the_models_length(
     stage_config, installed, num_prompt_tokens, max_tokens, resumable, expected
 ):
-    allocator = reservation.ReservingAllocator(new_scheduler(stage_config))
+    allocator = kv_room.ReservingAllocator(new_scheduler(stage_config))
     request = new_request("one", num_prompt_tokens, max_tokens, resumable=resumable)
     assert allocator.num_tokens_reserved(request) == expected
-
-
-def test_steps_in_flight_count_in_the_worst_case(stage_config, installed):
-    scheduler = new_scheduler(stage_config, asynchronous=True)
-    allocator = reservation.ReservingAllocator(scheduler)
-    assert allocator.num_tokens_reserved(new_request("one", 100, 50)) == 152
 
 
 @pytest.mark.parametrize(("num_blocks", "both"), [(17, True), (16, False)])
@@ -311,7 +305,7 @@ def test_each_family_says_whether_it_resumes(stage_config):
     """As the list has it, by the architecture that vLLM's configuration names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmniARScheduler, "__init__", OmniARScheduler.__init__)
-        reservation.install()
+        kv_room.install()
         for case in cases():
             architecture = case.stage["model_arch"]
             scheduler = new_scheduler(stage_config, architecture=architecture)
@@ -324,7 +318,7 @@ def test_a_small_cache_is_reported_with_what_to_change(stage_config, installed):
     with pytest.MonkeyPatch.context() as patch:
         lines = []
         patch.setattr(
-            reservation.logger, "warning", lambda text, *args: lines.append(text % args)
+            kv_room.logger, "warning", lambda text, *args: lines.append(text % args)
         )
         player = Player(new_scheduler(stage_config))
         player.step()
@@ -363,7 +357,7 @@ def plausible(installed):
 def test_a_request_counts_with_what_its_text_plausibly_takes(
     stage_config, plausible, text, num_spoken, expected
 ):
-    allocator = reservation.ReservingAllocator(
+    allocator = kv_room.ReservingAllocator(
         new_scheduler(stage_config), plausible.plausible_tokens
     )
     request = of_text("one", 100, 200, text)
@@ -376,10 +370,10 @@ def test_the_text_is_found_as_it_crosses_to_the_engine(stage_config, plausible):
     for value in (["x" * 60], "x" * 60):
         information = serialize_additional_information({"text": value})
         request.additional_information = information
-        assert reservation._text_of(request) == "x" * 60
+        assert kv_room._text_of(request) == "x" * 60
     for unknown in ({}, None, {"text": []}, {"text": [7]}):
         request.additional_information = unknown
-        assert reservation._text_of(request) is None
+        assert kv_room._text_of(request) is None
 
 
 def test_texts_let_more_requests_speak_at_once(stage_config, plausible):
@@ -457,7 +451,7 @@ def test_many_that_are_preempted_are_one_line_of_the_log(
 ):
     """Each was an error of its own in the log."""
     throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
-    monkeypatch.setattr(preemption, "throttled", throttled, raising=False)
+    monkeypatch.setattr(kv_room, "throttled", throttled, raising=False)
     player = Player(new_scheduler(stage_config, num_blocks=200))
     for number in range(MAX_NUM_SEQS):
         player.scheduler.add_request(new_request(str(number), 40, 100))
@@ -477,5 +471,5 @@ def test_seam_every_scheduler_of_the_stage_is_made_by_the_hooked_class():
 
 def test_installing_twice_is_installing_once(installed):
     once = OmniARScheduler.__init__
-    reservation.install()
+    kv_room.install()
     assert OmniARScheduler.__init__ is once

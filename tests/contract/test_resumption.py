@@ -24,8 +24,11 @@ from tests.real_scheduler import (
     new_scheduler,
     stage_config_of,
 )
-from vllm_tts_cache.model_executor.preemption import _Replay, resume_by_replay
-from vllm_tts_cache.model_executor.reservation import reserve_blocks
+from vllm_tts_cache.model_executor.kv_room import (
+    _Replay,
+    reserve_blocks,
+    resume_by_replay,
+)
 
 AMPLE = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
 

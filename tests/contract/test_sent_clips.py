@@ -1,89 +1,175 @@
-"""Clips and previews are sent to so many at once, and to nobody for ever."""
+"""Files of voices are sent to so many at once, in parts, and to nobody for ever."""
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.contract.test_speech import wav
 from tests.slow_readers import LARGE, loses_its_place
-from tests.speech_server import Server, listening, running
+from tests.speaking import wav
+from tests.speech_server import listening
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints import sending
-from vllm_tts_cache.entrypoints.service import MAX_SOUNDS
+from vllm_tts_cache.entrypoints.http import sending
+from vllm_tts_cache.entrypoints.speakers.service import MAX_BUNDLES, MAX_SOUNDS
+from vllm_tts_cache.store.bundle_format import read
 
 ANN = "/v1/audio/voices/Ann"
-WAYS = (("GET", "audio"), ("GET", "preview"), ("POST", "preview"))
-each_way = pytest.mark.parametrize(
-    ("method", "what"), WAYS, ids=("audio", "kept", "made")
-)
+CLIP = f"{ANN}/audio"
 
 
 @pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        done = await server.register("Ann", wav())
-        assert done.status_code == 200, done.text
-        spoken = await server.client.post(f"{ANN}/preview")
-        assert spoken.status_code == 200, spoken.text
-        yield server
+async def server(server):
+    done = await server.register("Ann", wav())
+    assert done.status_code == 200, done.text
+    return server
 
 
 @pytest.fixture
 def is_large(server, monkeypatch):
-    async def kept(*_):
-        return LARGE
-
-    monkeypatch.setattr(server.service.previews, "kept", kept)
     store = server.service.store
     monkeypatch.setattr(store, "audio_for_client", lambda _: (LARGE, "audio/wav"))
 
 
-@each_way
-async def test_it_says_how_long_it_is_and_gives_its_place_back(server, method, what):
-    answer = await server.client.request(method, f"{ANN}/{what}")
+async def test_it_says_how_long_it_is_and_gives_its_place_back(server):
+    answer = await server.client.get(CLIP)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-length"] == str(len(answer.content))
     assert answer.headers["cache-control"] == "no-store"
     assert "content-disposition" not in answer.headers
-    missing = await server.client.request(method, f"/v1/audio/voices/nobody/{what}")
+    missing = await server.client.get("/v1/audio/voices/nobody/audio")
     assert missing.status_code == 404
     assert server.service.sounds._num_free == MAX_SOUNDS
 
 
-@each_way
-async def test_one_more_than_may_be_sent_at_once_is_told_to_wait(server, method, what):
+async def test_one_more_than_may_be_sent_at_once_is_told_to_wait(server):
     places = [server.service.sounds.enter() for _ in range(MAX_SOUNDS)]
-    answer = await server.client.request(method, f"{ANN}/{what}")
+    answer = await server.client.get(CLIP)
     assert answer.status_code == 503, answer.text
     assert int(answer.headers["retry-after"]) > 0
     assert "too many clips are being sent" in answer.json()["error"]["message"]
     places.pop()()
-    assert (await server.client.request(method, f"{ANN}/{what}")).status_code == 200
+    assert (await server.client.get(CLIP)).status_code == 200
 
 
-@each_way
 async def test_a_client_that_reads_nothing_more_loses_its_place(
-    server, is_large, monkeypatch, method, what
+    server, is_large, monkeypatch
 ):
     """And the server does not hold all of it in a buffer of the socket's."""
     monkeypatch.setattr(sending, "SEND_SECONDS", 1.0)
-    await loses_its_place(server, f"{ANN}/{what}", server.service.sounds, method)
+    await loses_its_place(server, CLIP, server.service.sounds)
 
 
-@each_way
-async def test_a_client_that_leaves_gives_its_place_back(
-    server, is_large, method, what
-):
+async def test_a_client_that_leaves_gives_its_place_back(server, is_large):
     sounds = server.service.sounds
     async with listening(server.app) as port:
-        url = f"http://127.0.0.1:{port}{ANN}/{what}"
+        url = f"http://127.0.0.1:{port}{CLIP}"
         async with (
             httpx.AsyncClient() as client,
-            client.stream(method, url) as answer,
+            client.stream("GET", url) as answer,
         ):
             chunks = answer.aiter_raw(1024)  # collected, it would close the answer
             await anext(chunks)
             await asyncio.sleep(0.1)
             assert sounds._num_free == MAX_SOUNDS - 1
         await soon(lambda: sounds._num_free == MAX_SOUNDS)
+
+
+async def test_so_does_one_that_reads_no_more_of_a_bundle(server, monkeypatch):
+    monkeypatch.setattr(sending, "SEND_SECONDS", 1.0)
+    export = server.service.bundles.export
+    monkeypatch.setattr(
+        server.service.bundles, "export", lambda *which: (export(*which)[0], LARGE)
+    )
+    await loses_its_place(server, f"{ANN}/bundle", server.service.exports)
+
+
+async def test_a_bundle_says_how_long_it_is(server):
+    answer = await server.client.get(f"{ANN}/bundle")
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert answer.headers["content-disposition"].endswith("''Ann.voice")
+    assert read(answer.content, b"").voice.name == "Ann"
+    assert server.service.exports._num_free == MAX_BUNDLES
+
+
+async def whole_file(server):
+    """A file, its name (`ETag`), and what asks for it in another way."""
+    whole = await server.client.get(CLIP)
+    assert whole.headers["accept-ranges"] == "bytes"
+
+    async def ask(method="GET", **headers):
+        return await server.client.request(method, CLIP, headers=headers)
+
+    return whole.content, whole.headers["etag"], ask
+
+
+async def test_a_range_of_bytes_is_a_206_that_says_which(server):
+    data, etag, ask = await whole_file(server)
+    last = len(data) - 1
+    for asked, begin, end in (
+        ("bytes=0-1", 0, 1),  # as players that want ranges ask first
+        ("bytes=7-", 7, last),
+        ("Bytes=-10", last - 9, last),
+        (f"bytes=-{2 * len(data)}", 0, last),
+        (f"bytes={last}-{10**17}", last, last),
+    ):
+        for others in ({}, {"If-Range": etag}):
+            part = await ask(Range=asked, **others)
+            assert part.status_code == 206, part.text
+            assert part.content == data[begin : end + 1]
+            assert part.headers["content-range"] == f"bytes {begin}-{end}/{len(data)}"
+            assert part.headers["content-length"] == str(len(part.content))
+            assert part.headers["etag"] == etag
+    assert server.service.sounds._num_free == MAX_SOUNDS
+
+
+async def test_a_range_that_is_none_or_of_another_file_is_the_whole_file(server):
+    data, _, ask = await whole_file(server)
+    for headers in (
+        {"Range": "bytes=-"},
+        {"Range": "bytes=5-1"},
+        {"Range": "bytes=0-1,3-4"},
+        {"Range": "bytes=\u0665-"},
+        {"Range": f"bytes=0-{'9' * 4000}"},
+        {"Range": "seconds=0-1"},
+        {"Range": "bytes=0-1", "If-Range": '"another"'},
+    ):
+        sent: Any = {name: value.encode() for name, value in headers.items()}
+        whole = await ask(**sent)
+        assert (whole.status_code, whole.content) == (200, data)
+        assert "content-range" not in whole.headers
+
+
+async def test_a_range_behind_the_end_is_a_416_with_the_length(server):
+    data, _, ask = await whole_file(server)
+    for asked in (f"bytes={len(data)}-", "bytes=-0"):
+        refused = await ask(Range=asked)
+        assert refused.status_code == 416
+        assert refused.headers["content-range"] == f"bytes */{len(data)}"
+        assert f"the file has {len(data)}" in refused.json()["error"]["message"]
+    assert server.service.sounds._num_free == MAX_SOUNDS
+
+
+async def test_a_head_is_the_headers_alone(server):
+    data, etag, _ = await whole_file(server)
+    async with listening(server.app) as port, httpx.AsyncClient() as client:
+        url = f"http://127.0.0.1:{port}{CLIP}"
+        whole, head = await client.get(url), await client.head(url)
+        nobody = await client.head(url.replace("Ann", "nobody"))
+    assert (head.status_code, head.content) == (200, b"")
+    assert (head.headers["content-length"], head.headers["etag"]) == (
+        str(len(data)),
+        etag,
+    )
+    for each in (whole, head):
+        each.headers.pop("date")
+    assert head.headers == whole.headers
+    assert nobody.status_code == 404
+    assert server.service.sounds._num_free == MAX_SOUNDS
+
+
+async def test_another_clip_of_a_voice_has_another_name(server):
+    _, before, ask = await whole_file(server)
+    await server.register("Ann", wav(seconds=2.5))
+    changed = await ask(Range="bytes=0-1", **{"If-Range": before})
+    assert changed.status_code == 200 and changed.headers["etag"] != before

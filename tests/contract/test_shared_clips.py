@@ -1,30 +1,25 @@
-"""What tenants share is encoded once, and neither is told that the other has it."""
+"""What tenants of one clip share, and what each has for itself."""
 
 import asyncio
-import io
 import json
 import logging
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.audio_clips import sndfile_bytes
 from tests.contract.test_other_models import serve
-from tests.contract.test_speech import by_websocket, data_url, wav
 from tests.in_process_workers import worker
+from tests.speaking import by_websocket, data_url, wav
 from tests.speech_server import Server, listening, running
 from tests.two_tenants import ADMIN_KEY, AUDIO, VOICES, file_of, two_tenants
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints import tenant_keys
-from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.store import bundle_format
-from vllm_tts_cache.store.archive_format import ArchiveReader
+from vllm_tts_cache import tenants
 
-HEADER, PREVIEW = "X-Speaker-Cache", "X-Speaker-Preview"
+HEADER = "X-Speaker-Cache"
 
 
 @pytest.fixture
@@ -50,111 +45,26 @@ async def spoken(side, **fields):
     return answer.headers[HEADER]
 
 
-def requests(outcome):
-    return sum(
-        sample.value
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.name == "vllm_tts_cache_requests_total"
-        and sample.labels["outcome"] == outcome
-    )
-
-
-async def everything(side):
-    """All that a tenant is told about a clip, from the first time on."""
-    told = [await status(side)]
-    told.append(await spoken(side, voice="Ann"))
-    told += [await status(side), await spoken(side, voice="Ann")]
-    cached = await side.client.post(f"{VOICES}/Ann/cache")
-    told.append(cached.json())
-    for call in (side.client.get, side.client.post, side.client.post):
-        answer = await call(f"{VOICES}/Ann/preview")
-        told.append((answer.status_code, answer.headers.get(PREVIEW)))
-    bundle = (await side.client.get(f"{VOICES}/Ann/bundle")).content
-    told.append(len(bundle_format.read(bundle, b"").encodings()))
-    return told
-
-
-async def test_the_second_tenant_of_a_clip_is_told_what_the_first_was(host):
-    for side in (host.us, host.them):
+async def test_a_clip_that_two_tenants_have_is_encoded_once(host):
+    us, them = host.us, host.them
+    for side in (us, them):
         await voice_of(side, ref_text="words")
-    hits, misses = requests("hit"), requests("miss")
-    first = await everything(host.us)
-    assert first[:4] == ["pending", "miss", "ready", "hit"]
-    grown = requests("hit") - hits, requests("miss") - misses
-    encodes = dict(host.server.encodes)
-    hits, misses = requests("hit"), requests("miss")
-    assert await everything(host.them) == first
-    assert (requests("hit") - hits, requests("miss") - misses) == grown
-    assert host.server.encodes == encodes  # nothing was encoded twice
+    assert (await status(them), await spoken(us, voice="Ann")) == ("pending", "miss")
+    assert (await status(them), await spoken(them, voice="Ann")) == ("ready", "hit")
+    inline = {"ref_audio": data_url(pitch_hz=them.pitch_hz), "ref_text": "words"}
+    assert await spoken(them, **inline) == "hit"
+    assert set(host.server.encodes.values()) == {1}
 
 
-async def test_a_precompute_and_a_bundle_say_nothing_either(host):
-    us, them = host.us, host.them
-    for side in (us, them):
-        await voice_of(side)
-    for side in (us, them):
-        data = (await side.client.get(f"{AUDIO}/voice_archive")).content
-        (member,) = ArchiveReader(io.BytesIO(data))
-        assert not bundle_format.read(member.data, b"").encodings()
-        first = (await side.client.post(f"{VOICES}/Ann/cache")).json()
-        assert first == {"voice": "Ann", "cache_status": "ready"}
-        again = (await side.client.post(f"{VOICES}/Ann/cache")).json()
-        assert "already exists" in again["message"]
-
-
-async def test_registering_with_precompute_is_ready_soon_and_then_a_hit(host):
-    await voice_of(host.us, precompute="true")
-    await host.server.settled()
-    assert await spoken(host.us, voice="Ann") == "hit"
-    await voice_of(host.them, precompute="true")
-    await host.server.settled()
-    assert await status(host.them) == "ready"
-    assert await spoken(host.them, voice="Ann") == "hit"
-    assert max(host.server.encodes.values()) == 1
-
-
-async def test_what_another_waits_for_or_failed_at_is_not_told(host):
-    us, them = host.us, host.them
-    for side in (us, them):
-        await voice_of(side)
-    gate = host.server.encoders[0].gate
-    gate.clear()
-    speaking = asyncio.create_task(us.speak(voice="Ann"))
-    await soon(lambda: host.server.service.encodings.ensurer.num_flights > 0)
-    assert await status(us) == "processing"
-    assert await status(them) == "pending"
-    gate.set()
-    assert (await speaking).status_code == 200
-    assert (await status(us), await status(them)) == ("ready", "pending")
-
-
-async def test_inline_references_are_misses_to_each_tenant_once(host):
-    inline = {"ref_audio": data_url(pitch_hz=300.0), "ref_text": "words"}
-    for side in (host.us, host.them):
-        assert await spoken(side, **inline) == "miss"
-        assert await spoken(side, **inline) == "hit"
-    # One that somebody else has registered.
-    await voice_of(host.us)
-    assert await spoken(host.us, voice="Ann") == "miss"
-    inline = {"ref_audio": data_url(pitch_hz=host.us.pitch_hz), "ref_text": "words"}
-    assert await spoken(host.them, **inline) == "miss"
-
-
-async def test_what_a_tenant_has_deleted_is_new_to_it_though_another_has_it(host):
+async def test_a_clip_that_another_tenant_deletes_stays(host):
     us, them = host.us, host.them
     for side in (us, them):
         await voice_of(side, ref_text="words")
         await spoken(side, voice="Ann")
-        await side.client.post(f"{VOICES}/Ann/preview")
     assert (await us.client.delete(f"{VOICES}/Ann")).status_code == 200
-    kept = await them.client.get(f"{VOICES}/Ann/preview")
-    assert kept.status_code == 200
     assert await spoken(them, voice="Ann") == "hit"
     await voice_of(us, ref_text="words")
-    assert await status(us) == "pending"
-    assert (await us.client.get(f"{VOICES}/Ann/preview")).status_code == 404
-    assert await spoken(us, voice="Ann") == "miss"
+    assert await spoken(us, voice="Ann") == "hit"
     assert set(host.server.encodes.values()) == {1}
 
 
@@ -180,22 +90,6 @@ async def test_a_prompt_that_is_lost_is_made_anew_for_its_own_tenant(host):
     await us.client.post(f"{VOICES}/Ann/cache?force=true")
 
 
-async def test_a_catalogue_that_takes_no_note_costs_no_speech(host, monkeypatch):
-    await voice_of(host.us)
-
-    def fails(*_):
-        raise StorageError("the disk is full of notes")
-
-    with monkeypatch.context() as broken:
-        for note in ("ask", "tell"):
-            broken.setattr(host.server.service.store, note, fails)
-        for _ in range(2):
-            assert await spoken(host.us, voice="Ann") == "miss"
-    assert await spoken(host.us, voice="Ann") == "miss"
-    assert await spoken(host.us, voice="Ann") == "hit"
-    assert max(host.server.encodes.values()) == 1
-
-
 # -------- the file, while the server is at work
 
 
@@ -206,7 +100,7 @@ async def test_a_key_that_is_taken_away_and_one_that_is_given(host, monkeypatch)
     assert (await host.us.client.get(VOICES)).status_code == 401
     assert await host.them.names() == []
     host.path.write_text("{")
-    await asyncio.sleep(2 * tenant_keys.LOOK_SECONDS)
+    await asyncio.sleep(2 * tenants.LOOK_SECONDS)
     assert await host.them.names() == []
     host.path.write_text(file_of(host.us))
     await soon(lambda: "acme" in host.server.service.tenants.tenants)
@@ -255,7 +149,7 @@ async def test_no_log_has_a_key(host, caplog):
         await host.us.speak(voice="Ann")
         await host.client("wrong-key-0123456789").get(VOICES)
         host.path.write_text(file_of(host.us, host.us))
-        await asyncio.sleep(2 * tenant_keys.LOOK_SECONDS)
+        await asyncio.sleep(2 * tenants.LOOK_SECONDS)
     assert "is there twice" in caplog.text
     for key in (host.us.key, host.them.key, ADMIN_KEY, "wrong-key-0123456789"):
         assert key not in caplog.text
@@ -267,12 +161,9 @@ async def test_no_log_has_a_key(host, caplog):
 async def test_limits_are_of_each_tenant_and_are_409s(
     default_checkpoint, tmp_path, monkeypatch
 ):
-    limits: Any = {"max_voices": 1, "max_pinned": 0, "max_audio_bytes": 100_000}
+    limits: Any = {"max_voices": 1, "max_audio_bytes": 100_000}
     async with two_tenants(default_checkpoint, tmp_path, monkeypatch, **limits) as host:
         us, them = host.us, host.them
-        pinned = await us.register("Ann", us.clip(), pinned="true")
-        assert pinned.status_code == 409
-        assert "max_pinned" in pinned.json()["error"]["message"]
         for side in (us, them):
             await voice_of(side)
         second = await us.register("Bea", us.clip())
@@ -282,10 +173,8 @@ async def test_limits_are_of_each_tenant_and_are_409s(
         long = await us.register("Ann", sndfile_bytes(noise, 24_000, "WAV"))
         assert long.status_code == 409
         assert "max_audio_bytes" in long.json()["error"]["message"]
-        pin = await us.client.patch(f"{VOICES}/Ann", json={"pinned": True})
-        assert pin.status_code == 409
         shown = (await us.client.get(f"{AUDIO}/speaker_cache")).json()
-        assert shown["limits"]["speakers"] == 1 and shown["limits"]["pinned"] == 0
+        assert shown["limits"]["speakers"] == 1
 
 
 async def test_a_tenant_takes_as_many_inline_places_as_it_may(
@@ -315,7 +204,7 @@ async def test_a_tenant_takes_as_many_inline_places_as_it_may(
 # -------- from one tenant to several
 
 
-async def test_what_was_there_before_is_the_default_tenants_and_known_to_it(
+async def test_what_was_there_before_is_the_default_tenants(
     default_checkpoint, tmp_path, monkeypatch
 ):
     directory = tmp_path / "speakers"

@@ -1,16 +1,14 @@
 """vLLM's sleep mode and the encode thread, over the host's own worker class."""
 
-import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from vllm.device_allocator import cumem
 from vllm.v1.executor.abstract import Executor
-from vllm_omni.worker.base import OmniGPUWorkerBase
 from vllm_omni.worker.gpu_ar_worker import GPUARWorker
 
+from tests.allocator import Allocator
 from tests.in_process_workers import (
     SpectrumEncoder,
     clip,
@@ -20,26 +18,10 @@ from tests.in_process_workers import (
     worker_speakers,
 )
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.model_executor import worker_methods
+from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.opening import open_store
-
-
-class Allocator:
-    """vLLM's, of which a CPU has none. ``calls`` is what it was asked for."""
-
-    def __init__(self):
-        self.calls = []
-        self.error: Exception | None = None
-
-    def sleep(self, offload_tags):
-        if self.error is not None:
-            raise self.error
-        self.calls.append(("sleep", offload_tags))
-
-    def wake_up(self, tags):
-        self.calls.append(("wake_up", tags))
 
 
 @pytest.fixture
@@ -65,7 +47,7 @@ def speakers(tmp_path):
 @pytest.fixture
 def executor(speakers):
     """vLLM's executor of one worker of the host, whose model is a talker of ours."""
-    worker_methods.install()
+    rpc_methods.install()
     worker: Any = object.__new__(GPUARWorker)
     worker.rank, worker.device = 0, "cpu"
     talker = SimpleNamespace(tts_cache_speakers=speakers)
@@ -117,14 +99,6 @@ def test_a_sleep_that_fails_is_none(executor, allocator, speakers, ref):
     assert state(speakers, ref) is JobState.QUEUED
 
 
-def test_the_hosts_own_way_to_sleep_goes_by_the_same_method(executor):
-    source = inspect.getsource(OmniGPUWorkerBase.handle_sleep_task)
-    assert "self.sleep(level=" in source
-    source = inspect.getsource(OmniGPUWorkerBase.handle_wake_task)
-    assert "self.wake_up(tags=" in source
-    assert GPUARWorker.sleep is not OmniGPUWorkerBase.sleep
-
-
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_decoder_that_sleeps_keeps_no_state_and_makes_it_anew(
     executor, allocator, level
@@ -138,19 +112,11 @@ def test_a_decoder_that_sleeps_keeps_no_state_and_makes_it_anew(
     executor.wake_up()
     states.get("a" * 64, "d", lambda: DecoderState("state", 40))
     assert states.stats(0).states == 1
-    assert [name for name, _ in allocator.calls] == ["sleep", "wake_up"]
+    assert allocator.asked == ["sleep", "wake_up"]
 
 
 def test_a_worker_of_another_model_sleeps_as_it_did(executor, allocator):
     executor.worker.model_runner = SimpleNamespace(model=object())
     executor.sleep(1)
     executor.wake_up()
-    assert [name for name, _ in allocator.calls] == ["sleep", "wake_up"]
-
-
-def test_what_sleep_takes_is_what_the_loading_thread_allocated():
-    """Encoders are loaded on another one, and stay where they are."""
-    pool = inspect.getsource(cumem.use_memory_pool_with_allocator)
-    assert "torch.cuda.memory.use_mem_pool(" in pool
-    own = inspect.getsource(torch.cuda.memory.use_mem_pool)
-    assert "_cuda_beginAllocateCurrentThreadToPool(" in own
+    assert allocator.asked == ["sleep", "wake_up"]

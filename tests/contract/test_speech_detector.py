@@ -9,7 +9,7 @@ import pytest
 import soxr
 
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.audio.quality.speech import SpeechDetector, at_one_level
+from vllm_tts_cache.audio.speech_detector import SpeechDetector, at_one_level
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
 # In a process of its own: the package sets the number of torch's threads.

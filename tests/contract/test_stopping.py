@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.speech_server import Server, running
-from vllm_tts_cache.entrypoints.stopping import stopping_well
+from vllm_tts_cache.entrypoints.serving.host_fixes import stopping_well
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Every route of voices, called by two tenants that have a voice of the same name."""
 
-import io
 import json
 from typing import Any
 
@@ -9,7 +8,7 @@ from starlette.routing import WebSocketRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from tests.contract.test_speech import by_websocket, wav
+from tests.speaking import by_websocket, wav
 from tests.speech_server import listening
 from tests.two_tenants import (
     ADMIN_KEY,
@@ -19,13 +18,11 @@ from tests.two_tenants import (
     VOICES,
     two_tenants,
 )
-from vllm_tts_cache.catalogue.ids import CONSENT_PREFIX, VOICE_PREFIX
+from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, VOICE_PREFIX
 from vllm_tts_cache.entrypoints.attach import is_api_route
-from vllm_tts_cache.entrypoints.callers import speaking_for
 from vllm_tts_cache.errors import NoTenantError
 from vllm_tts_cache.store import bundle_format
-from vllm_tts_cache.store.archive_format import ArchiveReader
-from vllm_tts_cache.tenants import Tenant
+from vllm_tts_cache.tenants import Tenant, speaking_for
 
 STREAM = f"{AUDIO}/speech/stream"
 NOBODY = f"{VOICE_PREFIX}{0:032}"
@@ -83,9 +80,9 @@ async def lists(host):
     for query in ({}, {"sort": "newest"}, {"search": "ann"}, {"limit": 1}):
         answer = (await us.client.get(VOICES, params=query)).json()
         assert answer["uploaded_voices"] == [us.voice], query
-        assert set(answer["voices"]) == {"Ann", "default"} or "search" in query
+        assert set(answer["voices"]) == {"Ann"} or "search" in query
     names = (await us.client.get(VOICES, params={"names_only": True})).json()
-    assert names["voices"] == ["Ann", "default"]
+    assert names["voices"] == ["Ann"]
 
     async def after(name):
         return await us.client.get(VOICES, params={"after": name, "sort": "oldest"})
@@ -151,6 +148,7 @@ async def deletes(host):
 
 async def gives_audio(host):
     await of_voice("GET", "/audio")(host)
+    await of_voice("HEAD", "/audio")(host)
     heard = [
         (await side.client.get(f"{VOICES}/Ann/audio")).content
         for side in (host.us, host.them)
@@ -187,38 +185,10 @@ async def imports(host):
     assert (await them.names(), len(await us.names())) == (["Ann", "Bea"], 3)
 
 
-async def archives(host):
-    us, them = host.us, host.them
-
-    async def ask(name):
-        return await us.client.get(f"{AUDIO}/voice_archive", params={"name": name})
-
-    await alike(ask, them.voice["id"], NOBODY)
-    for side in (us, them):
-        data = (await side.client.get(f"{AUDIO}/voice_archive")).content
-        (member,) = ArchiveReader(io.BytesIO(data))
-        told = bundle_format.read(member.data, b"").voice
-        assert told.audio_sha256 == side.voice["audio_sha256"]
-
-
 async def precomputes(host):
     await of_voice("POST", "/cache")(host)
     theirs = (await host.them.client.get(f"{VOICES}/Ann/cache")).json()
     assert theirs["cache_status"] == "pending"
-
-
-async def previews(host):
-    us, them = host.us, host.them
-    await of_voice("POST", "/preview")(host)
-    assert host.spoken() == us.voice["audio_sha256"]
-    kept = await us.client.get(f"{VOICES}/Ann/preview")
-    assert kept.status_code == 200
-    assert (await them.client.get(f"{VOICES}/Ann/preview")).status_code == 404
-
-
-async def has_previews(host):
-    await host.us.client.post(f"{VOICES}/Ann/preview")
-    await of_voice("GET", "/preview")(host)
 
 
 async def checks(host):
@@ -262,14 +232,14 @@ def of_consent(method, **body):
 
 async def counts(host):
     us, them = host.us, host.them
-    await them.register("Bea", them.clip(), pinned="true")
+    await them.register("Bea", them.clip())
     await add_consent(us)
     answers = [
         (await side.client.get(f"{AUDIO}/speaker_cache")).json() for side in (us, them)
     ]
     mine, theirs = (answer["registry"] for answer in answers)
-    assert (mine["speakers"], mine["consents"], mine["pinned"]) == (1, 1, 0)
-    assert (theirs["speakers"], theirs["consents"], theirs["pinned"]) == (2, 0, 1)
+    assert (mine["speakers"], mine["consents"]) == (1, 1)
+    assert (theirs["speakers"], theirs["consents"]) == (2, 0)
     assert set(answers[0]) == {"registry", "limits", "deletions"}
     admin = host.client(ADMIN_KEY)
     all_ = await admin.get(f"{AUDIO}/speaker_cache")
@@ -342,12 +312,10 @@ MATRIX = {
     ("POST", f"{VOICES}/{{name}}/cache"): precomputes,
     ("GET", f"{VOICES}/{{name}}/cache"): of_voice("GET", "/cache"),
     ("GET", f"{VOICES}/{{name}}/audio"): gives_audio,
+    ("HEAD", f"{VOICES}/{{name}}/audio"): gives_audio,
     ("GET", f"{VOICES}/{{name}}/bundle"): exports,
     ("POST", f"{VOICES}/import"): imports,
     ("POST", f"{VOICES}/check"): checks,
-    ("POST", f"{VOICES}/{{name}}/preview"): previews,
-    ("GET", f"{VOICES}/{{name}}/preview"): has_previews,
-    ("GET", f"{AUDIO}/voice_archive"): archives,
     ("POST", CONSENTS): keeps_consents,
     ("GET", CONSENTS): lists_consents,
     ("GET", f"{CONSENTS}/{{consent_id}}"): of_consent("GET"),
@@ -359,44 +327,40 @@ MATRIX = {
     ("WEBSOCKET", STREAM): speaks_by_websocket,
     ("POST", f"{AUDIO}/generate"): generates,
 }
-ROUTES = pytest.mark.parametrize(
-    "route", list(MATRIX), ids=lambda route: f"{route[0]} {route[1]}"
-)
 
 
-@ROUTES
+@pytest.mark.parametrize("route", MATRIX, ids=" ".join)
 async def test_a_tenant_has_its_own_voices_and_no_others(host, route):
     await MATRIX[route](host)
 
 
-@ROUTES
-async def test_without_a_tenants_key_there_is_nothing(host, route):
-    method, path = route
-    if method == "WEBSOCKET":
-        return  # below, over a real socket
-    path = path.format(name="Ann", consent_id=NO_CONSENT)
-    for header in ({}, {"Authorization": f"Bearer {STRANGER}"}, {"Authorization": "x"}):
-        # What it sends is not looked at, however much that were.
-        answer = await host.anyone.request(
-            method, path, headers={**header, "Content-Length": "99999999999"}
-        )
-        assert answer.status_code == 401, answer.text
-        assert answer.headers["WWW-Authenticate"] == "Bearer"
-        error = answer.json()["error"]
-        assert (error["type"], error["code"]) == ("AuthenticationError", 401)
-    if route != ("GET", f"{AUDIO}/speaker_cache"):
-        await no_administrator(host, method, path)
+NO_KEYS = ({}, {"Authorization": f"Bearer {STRANGER}"}, {"Authorization": "x"})
 
 
-async def no_administrator(host, method, path):
-    """Forms and bodies that would be taken of a tenant."""
-    sent: dict[str, Any] = {}
-    if method in ("POST", "PATCH"):
-        sent = BODIES.get(path, {"json": {"name": "x"}})
+async def test_without_a_tenants_key_there_is_nothing(host):
     admin = host.client(ADMIN_KEY)
-    answer = await admin.request(method, path, **sent)
+    for method, where in MATRIX:
+        if method == "WEBSOCKET":
+            continue  # below, over a real socket
+        path = where.format(name="Ann", consent_id=NO_CONSENT)
+        for header in NO_KEYS:
+            # What it sends is not looked at, however much that were.
+            sent = {**header, "Content-Length": "99999999999"}
+            answer = await host.anyone.request(method, path, headers=sent)
+            assert answer.status_code == 401, (method, path, answer.text)
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+            if method == "HEAD":
+                continue  # which says no more
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == ("AuthenticationError", 401)
+        if path != f"{AUDIO}/speaker_cache":
+            # Forms and bodies that would be taken of a tenant.
+            body: dict[str, Any] = {}
+            if method in ("POST", "PATCH"):
+                body = BODIES.get(path, {"json": {"name": "x"}})
+            answer = await admin.request(method, path, **body)
+            assert answer.status_code == 403, (method, path, answer.text)
     await admin.aclose()
-    assert answer.status_code == 403, answer.text
 
 
 CLIP = ("c.wav", wav(), "audio/wav")
@@ -405,7 +369,6 @@ BODIES: dict[str, dict[str, Any]] = {
         "data": {"name": "x", "consent": "y"},
         "files": {"audio_sample": CLIP},
     },
-    f"{VOICES}/Ann/preview": {"json": {"text": "x"}},
     f"{VOICES}/import": {"files": {"bundle": CLIP}},
     f"{VOICES}/check": {"files": {"audio_sample": CLIP}},
     CONSENTS: {"data": {"name": "x", "language": "de"}, "files": {"recording": CLIP}},

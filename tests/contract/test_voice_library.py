@@ -8,23 +8,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.contract.test_speech import wav
+from tests.speaking import wav
 from tests.speech_server import Server, running
 from tests.store_samples import voice
-from tests.two_tenants import two_tenants
 from tests.waiting import soon
-from vllm_tts_cache.audio.clips import decode_clips
-from vllm_tts_cache.entrypoints import previews, voice_models
-from vllm_tts_cache.entrypoints.attach import is_api_route, routers
+from vllm_tts_cache.audio.decode import decode_clips
+from vllm_tts_cache.entrypoints.http import models
 
 VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
-HEADER = "x-speaker-preview"
-
-
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        yield server
 
 
 async def add_consent(server, **fields):
@@ -41,19 +32,18 @@ async def test_a_registration_says_all_that_a_change_may(server):
     fields = {
         "language": "pt-BR",
         "labels": '{"Team": "News"}',
-        "pinned": "true",
         "expires_at": "2100-01-01T00:00:00Z",
     }
     answer = (await server.register("Ann", wav(), **fields)).json()
     voice = answer["voice"]
     assert (voice["language"], voice["labels"]) == ("pt-BR", {"Team": "News"})
-    assert voice["pinned"] is True and voice["expires_at"] == 4102444800
+    assert voice["expires_at"] == 4102444800
     same = ("id", "object", "type", "name", "created_at")
     assert all(answer[field] == voice[field] for field in same)
     shown = (await server.client.get(f"{VOICES}/{voice['id']}")).json()
     assert shown["voice"] == voice
-    voice_models.Registered.model_validate(answer)
-    voice_models.VoiceStatus.model_validate(shown)
+    models.Registered.model_validate(answer)
+    models.VoiceStatus.model_validate(shown)
 
 
 async def test_a_change_is_shown_and_leaves_the_rest(server):
@@ -81,27 +71,23 @@ async def test_a_transcript_opens_modes_and_taking_it_away_closes_them(server):
     assert without["modes"] == [plain] and "ref_text" not in without["voice"]
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({}, "body"),
-        ({"name": None}, "name"),
-        ({"name": "default"}, "name"),
-        ({"labels": {"a": ""}}, "labels"),
-        ({"language": "not a tag"}, "language"),
-        ({"expires_at": "tomorrow"}, "expires_at"),
-        ({"expires_at": 1}, "expires_at"),
-        ({"audio_sample": "x"}, "audio_sample"),
-        ({"pinned": "perhaps"}, "pinned"),
-    ],
+WRONG_CHANGES = (
+    ("body", {}),
+    ("name", {"name": None}),
+    ("labels", {"labels": "news"}),
+    ("expires_at", {"expires_at": "tomorrow"}),
+    ("expires_at", {"expires_at": 1}),
+    ("audio_sample", {"audio_sample": "x"}),
 )
-async def test_a_change_that_cannot_be_is_a_400_that_names_it(server, given, named):
+
+
+async def test_a_change_that_cannot_be_is_a_400_that_names_it(server):
     before = (await server.register("Ann", wav())).json()["voice"]
-    answer = await change(server, "Ann", **given)
-    assert answer.status_code == 400
-    assert named in answer.json()["error"]["message"]
-    shown = (await server.client.get(f"{VOICES}/Ann")).json()
-    assert shown["voice"] == before
+    for named, given in WRONG_CHANGES:
+        answer = await change(server, "Ann", **given)
+        assert answer.status_code == 400, given
+        assert named in answer.json()["error"]["message"]
+    assert (await server.client.get(f"{VOICES}/Ann")).json()["voice"] == before
 
 
 async def test_a_name_that_is_taken_is_a_409_and_an_unknown_voice_a_404(server):
@@ -123,7 +109,7 @@ async def test_the_library_is_searched_filtered_and_sorted(server):
 
     async def listed(**query):
         answer = (await server.client.get(VOICES, params=query)).json()
-        voice_models.VoiceList.model_validate(answer)
+        models.VoiceList.model_validate(answer)
         shown = [voice["name"] for voice in answer["uploaded_voices"]]
         return shown, answer.get("next")
 
@@ -185,9 +171,10 @@ async def test_an_operator_keeps_references_in(
     monkeypatch.setenv("SPEAKER_AUDIO_DOWNLOAD", "0")
     async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
         await server.register("Ann", wav())
-        answer = await server.client.get(f"{VOICES}/Ann/audio")
-        assert answer.status_code == 403
-        assert "SPEAKER_AUDIO_DOWNLOAD" in answer.json()["error"]["message"]
+        for what in ("audio", "bundle"):
+            answer = await server.client.get(f"{VOICES}/Ann/{what}")
+            assert answer.status_code == 403
+            assert "SPEAKER_AUDIO_DOWNLOAD" in answer.json()["error"]["message"]
 
 
 async def test_a_recording_is_needed_where_the_operator_says_so(
@@ -199,7 +186,7 @@ async def test_a_recording_is_needed_where_the_operator_says_so(
         assert refused.status_code == 400
         assert "voice_consents" in refused.json()["error"]["message"]
         consent = (await add_consent(server)).json()
-        voice_models.Consent.model_validate(consent)
+        models.Consent.model_validate(consent)
         done = await server.register("Ann", wav(), consent=consent["id"])
         assert done.json()["voice"]["consent_id"] == consent["id"]
         kept = await server.client.delete(f"{CONSENTS}/{consent['id']}")
@@ -213,65 +200,17 @@ async def test_deleting_a_recording_leaves_nothing_of_it(server):
     sha = store.consents.get(consent["id"]).audio_sha256
     gone = await server.client.delete(f"{CONSENTS}/{consent['id']}")
     assert gone.status_code == 200, gone.text
-    voice_models.ConsentDeleted.model_validate(gone.json())
+    models.ConsentDeleted.model_validate(gone.json())
     assert store.read_audio(sha) is None and store.verify() == []
     for call in (server.client.get, server.client.delete):
         assert (await call(f"{CONSENTS}/{consent['id']}")).status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"), [({"language": "x!"}, "language"), ({"name": "\t"}, "name")]
-)
-async def test_a_recording_that_cannot_be_is_a_400(server, fields, named):
-    answer = await add_consent(server, **fields)
-    assert answer.status_code == 400
-    assert f"Invalid {named}" in answer.json()["error"]["message"]
-    assert (await server.client.get(CONSENTS)).json()["data"] == []
-
-
-async def test_a_voice_moves_in_a_bundle_and_is_ready(server):
-    await server.register("Ann", wav(), ref_text="words", labels='{"team": "news"}')
-    await server.client.post(f"{VOICES}/Ann/cache")
-    spoken = (await server.speak(voice="Ann")).content
-    bundle = await server.client.get(f"{VOICES}/Ann/bundle")
-    assert bundle.status_code == 200, bundle.text
-    assert bundle.headers["content-disposition"].endswith("''Ann.voice")
-    assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
-    encodes = dict(server.encodes)
-    file = {"bundle": ("Ann.voice", bundle.content)}
-    answer = await server.client.post(f"{VOICES}/import", files=file)
-    assert answer.status_code == 200, answer.text
-    voice_models.Imported.model_validate(answer.json())
-    (imported,) = answer.json()["imported"]
-    assert imported["encodings_kept"] > 0 and imported["encodings_left"] == 0
-    assert imported["voice"]["labels"] == {"team": "news"}
-    status = (await server.client.get(f"{VOICES}/Ann/cache")).json()["cache_status"]
-    assert status == "ready"
-    assert (await server.speak(voice="Ann")).content == spoken
-    assert server.encodes == encodes
-    taken = await server.client.post(f"{VOICES}/import", files=file)
-    assert taken.status_code == 409
-    named = {"on_conflict": "rename"}
-    again = await server.client.post(f"{VOICES}/import", files=file, data=named)
-    assert again.json()["imported"][0]["voice"]["name"] == "Ann (2)"
-
-
-@pytest.mark.parametrize("name", ["default", "a/b"])
-async def test_a_bundle_is_called_what_a_voice_may_be_called(server, name):
-    await server.register("Ann", wav())
-    bundle = await server.client.get(f"{VOICES}/Ann/bundle")
-    file = {"bundle": ("Ann.voice", bundle.content)}
-    answer = await server.client.post(
-        f"{VOICES}/import", files=file, data={"name": name}
-    )
-    assert answer.status_code == 400
 
 
 async def test_a_clip_is_checked_without_being_registered(server):
     file = {"audio_sample": ("c.wav", wav(), "audio/wav")}
     answer = await server.client.post(f"{VOICES}/check", files=file)
     assert answer.status_code == 200, answer.text
-    voice_models.Quality.model_validate(answer.json())
+    models.Quality.model_validate(answer.json())
     assert answer.json()["verdict"] == "poor"  # a tone, and nobody speaks
     assert "no_speech" in {reason["code"] for reason in answer.json()["reasons"]}
     assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
@@ -306,119 +245,6 @@ async def test_an_operator_refuses_poor_clips(
         message = answer.json()["error"]["message"]
         assert "SPEAKER_MIN_QUALITY" in message and "speaking" in message
         assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
-
-
-async def test_a_preview_is_spoken_once_and_goes_with_the_voice(server):
-    voice = (await server.register("Ann", wav(), language="de-CH")).json()["voice"]
-    path = f"{VOICES}/{voice['id']}/preview"
-    assert (await server.client.get(path)).status_code == 404
-    made = await server.client.post(path)
-    assert made.status_code == 200, made.text
-    assert made.headers["x-speaker-preview"] == "made"
-    assert made.content.startswith(b"RIFF")
-    num_prompts = len(server.engine.prompts)
-    for again in (await server.client.get(path), await server.client.post(path)):
-        assert again.headers["x-speaker-preview"] == "kept"
-        assert again.content == made.content
-    assert len(server.engine.prompts) == num_prompts
-    other = await server.client.post(path, json={"text": "Etwas anderes."})
-    assert other.headers["x-speaker-preview"] == "made"
-    await change(server, "Ann", ref_text="words")
-    assert (await server.client.get(path)).status_code == 404
-    assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
-    assert server.service.store.verify() == []
-    assert list((server.directory / "store").rglob("*.safetensors")) == []
-
-
-async def test_a_preview_that_fails_says_why_and_keeps_nothing(server):
-    await server.register("Ann", wav())
-    path = f"{VOICES}/Ann/preview"
-    for body in ({"text": "x" * 301}, {"texts": "x"}, {"text": 5}):
-        answer = await server.client.post(path, json=body)
-        assert answer.status_code == 400, answer.text
-    for encoder in server.encoders:
-        encoder.errors = [RuntimeError("broken")] * 9
-    answer = await server.client.post(path)
-    assert answer.status_code == 500
-    assert (await server.client.get(path)).status_code == 404
-    assert (await server.client.post(f"{VOICES}/nobody/preview")).status_code == 404
-
-
-async def test_previews_that_wait_are_bounded(server):
-    await server.register("Ann", wav())
-    path = f"{VOICES}/Ann/preview"
-    for encoder in server.encoders:
-        encoder.gate.clear()
-    asked = [
-        asyncio.create_task(server.client.post(path, json={"text": f"{n}."}))
-        for n in range(12)
-    ]
-    await soon(lambda: sum(task.done() for task in asked) == 4)
-    for encoder in server.encoders:
-        encoder.gate.set()
-    statuses = sorted([(await task).status_code for task in asked])
-    assert statuses == [200] * 8 + [503] * 4
-
-
-async def test_tenants_take_turns_with_previews(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    """However many one asks for, the other's is the next."""
-    path = f"{VOICES}/Ann/preview"
-    done = []
-
-    async def ask(side, text):
-        answer = await side.client.post(path, json={"text": text})
-        done.append((side.tenant, answer.status_code))
-
-    async with two_tenants(default_checkpoint, tmp_path, monkeypatch) as host:
-        for side in (host.us, host.them):
-            await side.register("Ann", side.clip())
-        for encoder in host.server.encoders:
-            encoder.gate.clear()
-        many = [asyncio.create_task(ask(host.us, f"{n}.")) for n in range(12)]
-        await soon(lambda: len(done) == 4)
-        assert {status for _, status in done} == {503}
-        done.clear()
-        one = asyncio.create_task(ask(host.them, "1."))
-        lines = host.server.service.previews._lines
-        await soon(lambda: host.them.tenant in lines)
-        for encoder in host.server.encoders:
-            encoder.gate.set()
-        await asyncio.gather(one, *many)
-        assert done[:2] == [(host.us.tenant, 200), (host.them.tenant, 200)]
-        assert len(done) == 9 and {status for _, status in done} == {200}
-        assert not lines
-
-
-async def test_an_engine_that_hangs_keeps_previews_for_a_time_only(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(previews, "SPEAK_SECONDS", 0.5)
-    monkeypatch.setenv("SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS", "1")
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        await server.register("Ann", wav())
-        path = f"{VOICES}/Ann/preview"
-        assert (await server.client.post(path)).status_code == 200
-        speaking, ended = server.engine.generate, []
-
-        async def hanging(**_):
-            try:
-                await asyncio.Event().wait()
-                yield
-            finally:
-                ended.append(True)
-
-        monkeypatch.setattr(server.engine, "generate", hanging)
-        asked = [server.client.post(path, json={"text": f"{n}."}) for n in range(2)]
-        for answer in await asyncio.gather(*asked):
-            assert answer.status_code == 503 and "1.5 s" in answer.text
-            assert answer.headers["retry-after"] == "2"
-        assert ended == [True, True]  # nobody speaks for them any more
-        assert (await server.client.post(path)).headers[HEADER] == "kept"
-        monkeypatch.setattr(server.engine, "generate", speaking)
-        answer = await server.client.post(path, json={"text": "0."})
-        assert answer.headers[HEADER] == "made"
 
 
 async def test_several_clips_are_refused_and_none_is_taken_for_all(server):
@@ -460,7 +286,6 @@ async def test_a_voice_of_several_clips_of_another_models_is_not_spoken_here(ser
     refused = [
         await server.speak(voice="Ann"),
         await server.client.post(f"{VOICES}/Ann/cache"),
-        await server.client.post(f"{VOICES}/Ann/preview"),
     ]
     for answer in refused:
         assert answer.status_code == 400, answer.text
@@ -473,64 +298,6 @@ async def test_a_voice_of_several_clips_of_another_models_is_not_spoken_here(ser
     assert answer.status_code == 400 and "takes one clip" in answer.text
     assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
     assert server.service.store.verify() == []
-
-
-async def test_what_another_clip_says_under_the_id_is_kept_by_nobody(server):
-    """A voice is registered over while its preview is spoken."""
-    first = (await server.register("Ann", wav())).json()["voice"]
-    await server.register("Bea", wav())  # of the same clip
-    path = f"{VOICES}/{first['id']}/preview"
-    for encoder in server.encoders:
-        encoder.gate.clear()
-    asked = asyncio.create_task(server.client.post(path))
-    await soon(lambda: any(encoder.entered.is_set() for encoder in server.encoders))
-    await server.register("Ann", wav(pitch_hz=777))
-    for encoder in server.encoders:
-        encoder.gate.set()
-    answer = await asked
-    assert answer.status_code == 200 and answer.headers[HEADER] == "made"
-    for name in ("Ann", "Bea"):
-        kept = await server.client.get(f"{VOICES}/{name}/preview")
-        assert kept.status_code == 404
-
-
-BY_NAME_OR_ID = [
-    ("GET", "{}", {}),
-    ("PATCH", "{}", {"json": {"language": "de"}}),
-    ("POST", "{}/cache", {}),
-    ("GET", "{}/cache", {}),
-    ("GET", "{}/audio", {}),
-    ("GET", "{}/bundle", {}),
-    ("POST", "{}/preview", {}),
-    ("GET", "{}/preview", {}),
-    ("DELETE", "{}", {}),
-]
-
-
-def test_each_route_of_a_voice_is_among_them():
-    path = f"{VOICES}/{{name}}"
-    found = {
-        (method, route.path.replace(path, "{}"))
-        for router in routers()
-        for route in filter(is_api_route, router.routes)
-        if route.path.startswith(path)
-        for method in route.methods
-    }
-    assert found == {(method, shown) for method, shown, _ in BY_NAME_OR_ID}
-
-
-@pytest.mark.parametrize(("method", "path", "options"), BY_NAME_OR_ID)
-async def test_every_route_takes_a_name_or_an_id(server, method, path, options):
-    for by in ("name", "id"):
-        voice = (await server.register("Ann", wav())).json()["voice"]
-        url = f"{VOICES}/{path.format(voice[by])}"
-        if path.endswith("/preview"):
-            await server.client.post(f"{VOICES}/Ann/preview")
-        answer = await server.client.request(method, url, **options)
-        assert answer.status_code == 200, (by, answer.text)
-        if method == "DELETE":
-            assert answer.json()["id"] == voice["id"]
-            assert (await server.client.get(VOICES)).json()["uploaded_voices"] == []
 
 
 async def test_filters_are_few_and_of_different_keys(server):

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.contract.test_plugin_loading import told
 from tests.node import syntax_errors
-from tests.speech_server import Server, running
-from vllm_tts_cache.entrypoints.web_routes import ASSETS, PAGE, read_assets
+from vllm_tts_cache.entrypoints.http.page import ASSETS, PAGE, read_assets
 
 FILES = read_assets()
 PICTURES = sorted((Path(__file__).parents[2] / "docs" / "images").glob("page-*.png"))
@@ -21,37 +19,8 @@ TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# An SVG file is one only with this name in it; nothing is fetched by it.
-SVG = "http://www.w3.org/2000/svg"
 # What would take a voice's name for markup, or a text for code.
 MARKUP = r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval|Function)\b"
-
-# The host's application, as `vllm serve` makes it: what the page's paths answer, and
-# whether ours are in it at all. Starting an interpreter with it takes a while.
-ANSWERS = """
-import asyncio, httpx, json
-from fastapi import FastAPI
-from vllm_omni.entrypoints.openai import api_server
-from vllm_tts_cache.entrypoints.attach import attach
-
-async def statuses():
-    app = FastAPI()
-    app.include_router(api_server.router)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
-        paths = ("/voices", "/voices/assets/app.js")
-        found = [(await client.get(path)).status_code for path in paths]
-    return [*found, "/v1/audio/voice_archive" in {r.path for r in app.routes}]
-
-attach()
-print(json.dumps(asyncio.run(statuses())))
-"""
-
-
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    async with running(Server(default_checkpoint, tmp_path, monkeypatch)) as server:
-        yield server
 
 
 def text(name):
@@ -148,21 +117,11 @@ async def test_the_page_loads_without_a_key_and_its_requests_do_not(server):
     assert taken.status_code == 200
 
 
-def test_it_can_be_switched_off():
-    assert told(ANSWERS, SPEAKER_WEB="0") == [404, 404, True]
-
-
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
 def test_a_picture_in_the_docs_was_taken_with_the_views_that_there_are(path):
     """Else take them anew, as docs/voices-page.md says."""
     with Image.open(path) as picture:
         assert picture.info["Views"] == ", ".join(Page().views)
-
-
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_no_file_names_another_server(name):
-    names = re.findall(r"""(?:https?:|wss?:|["'(=]\s*)//[^\s"')]+""", text(name))
-    assert [found for found in names if found != SVG] == []
 
 
 def test_every_file_that_is_named_exists_and_each_is_named():
@@ -176,13 +135,6 @@ def test_every_file_that_is_named_exists_and_each_is_named():
         named |= set(re.findall(r'from "\./([^"]+)"', text(script)))
         named |= set(re.findall(r'new URL\("([\w.-]+)", import\.meta', text(script)))
     assert named == set(FILES)
-
-
-def test_the_markup_holds_no_script_and_no_style():
-    for tag, given in Page().elements:
-        assert tag != "style" and "style" not in given
-        assert tag != "script" or given["src"]
-        assert [name for name in given if name.startswith("on")] == []
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -10,7 +10,7 @@ from vllm_omni.engine.orchestrator import OrchestratorBase
 from vllm_omni.engine.stage_pool import StagePool
 
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints import worker_calls
+from vllm_tts_cache.entrypoints.serving import host_fixes
 from vllm_tts_cache.speaker.rpc_client import (
     DELETE,
     FAILED,
@@ -45,8 +45,8 @@ def orchestrator(monkeypatch):
     """``of`` gives one whose talker has these replicas; all others are the host's."""
     host = OrchestratorBase._handle_collective_rpc
     monkeypatch.setattr(OrchestratorBase, "_handle_collective_rpc", host)
-    worker_calls.install()
-    monkeypatch.setattr(worker_calls, "LATER_SECONDS", 0.05)
+    host_fixes.run_calls_beside()
+    monkeypatch.setattr(host_fixes, "LATER_SECONDS", 0.05)
 
     def of(*clients):
         made: Any = OrchestratorBase.__new__(OrchestratorBase)
@@ -76,7 +76,7 @@ async def answer(orchestrator):
 
 async def ended(silent):
     """Whether the call of a replica that says nothing was given up, and all is over."""
-    await soon(lambda: silent.was_cancelled and not worker_calls._running)
+    await soon(lambda: silent.was_cancelled and not host_fixes._running)
     return True
 
 
@@ -96,7 +96,7 @@ async def test_nobody_waits_for_a_replica_that_says_nothing(orchestrator):
 
 async def test_what_all_must_answer_is_not_answered_for_one_that_does_not(orchestrator):
     made = orchestrator(Client(is_silent=True), Client())
-    earlier = worker_calls.EARLIER_SECONDS
+    earlier = host_fixes.EARLIER_SECONDS
     await made._handle_collective_rpc(call_of(DELETE.name, timeout=earlier + 0.1))
     assert await ended(made.stage_pools[0].clients[0])
     assert made.rpc_async_queue.empty()  # whose caller's own time ends a moment later
@@ -130,5 +130,5 @@ async def test_the_hosts_own_calls_are_handled_by_the_host(orchestrator):
 
 def test_installed_again_it_changes_nothing(orchestrator):
     before = OrchestratorBase._handle_collective_rpc
-    worker_calls.install()
+    host_fixes.run_calls_beside()
     assert OrchestratorBase._handle_collective_rpc is before

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vllm_tts_cache.speaker.modes import CloneFacts
-from vllm_tts_cache.testing.client import SpeechClient, data_url
+from vllm_tts_cache.speaker.family import CloneFacts
+from vllm_tts_cache.testing.server import SpeechClient, data_url
 
 pytestmark = [
     pytest.mark.e2e,
@@ -42,36 +42,6 @@ def test_eight_cold_requests_for_one_clip_encode_it_once(family, client, make_cl
     mode = family.mode(CloneFacts(given_transcript=True, is_inline=True))
     expected = {name: int(name in mode.encoders) for name in family.encoders}
     assert difference(client.encodes(), before) == expected
-
-
-def test_concurrent_precomputes_share_one_flight(family, client, make_clip):
-    client.register("shared", make_clip(), ref_text="Hello.")
-    before = client.encodes()
-    answers = at_once(6, lambda _: client.precompute("shared").status_code)
-    assert answers == [200] * 6
-    assert difference(client.encodes(), before) == dict.fromkeys(family.encoders, 1)
-
-
-def test_a_client_that_goes_away_does_not_cancel_the_flight(client, make_clip):
-    import httpx
-
-    client.register("left", make_clip(25.0), ref_text="Hello.")
-    with pytest.raises(httpx.ReadTimeout):
-        client.http.post("/v1/audio/voices/left/cache", timeout=0.02)
-    before = client.encodes()
-    assert client.precompute("left").status_code == 200
-    spent = difference(client.encodes(), before)
-    assert all(count <= 1 for count in spent.values())
-    assert client.speak(voice="left").cache == "hit"
-
-
-def test_a_failed_reupload_leaves_the_old_voice(client, make_clip):
-    client.register("steady", make_clip(), ref_text="Hello there.")
-    old = client.speak(voice="steady")
-    for bad in (b"garbage", make_clip(0.3), b"", make_clip(31.0)):
-        assert client.register("steady", bad).status_code == 400
-    new = client.speak(voice="steady")
-    assert (new.status, new.audio) == (200, old.audio)
 
 
 def test_every_answer_is_wholly_the_old_or_the_new_voice(

@@ -19,8 +19,7 @@ from tests.store_samples import traces
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.store.opening import open_existing
-from vllm_tts_cache.testing.client import SpeechClient, data_url
-from vllm_tts_cache.testing.server import Server, ServerOptions
+from vllm_tts_cache.testing.server import Server, ServerOptions, SpeechClient, data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 

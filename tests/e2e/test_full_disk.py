@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes
-from vllm_tts_cache.testing.client import data_url
+from vllm_tts_cache.testing.server import data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 

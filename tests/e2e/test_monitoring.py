@@ -4,11 +4,9 @@ import time
 
 import pytest
 
-from benchmarks.dashboard import filled_in
-from benchmarks.prometheus import SCRAPE_SECONDS, Prometheus
-from tests.contract.test_monitoring import ALERTS, queries
-from vllm_tts_cache.testing.client import SpeechClient, data_url
-from vllm_tts_cache.testing.server import HOST
+from tests.contract.test_monitoring import ALERTS, filled_in, queries
+from tests.prometheus import SCRAPE_SECONDS, Prometheus
+from vllm_tts_cache.testing.server import HOST, SpeechClient, data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 

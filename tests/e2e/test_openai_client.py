@@ -1,6 +1,5 @@
 """The `openai` package, unmodified, against the real server."""
 
-import asyncio
 import base64
 import json
 from typing import Any
@@ -74,29 +73,6 @@ def test_speech_arrives_in_pieces(api, model, make_clip):
     assert len(pieces) > 1
     assert abs(sum(map(len, pieces)) - len(whole)) < len(whole) / 4
     api.audio.voices.delete(voice.id)
-
-
-async def test_the_asynchronous_client_does_the_same(shared_server, model, make_clip):
-    url = f"{shared_server.url}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as api:
-        clip = ("clip.wav", make_clip())
-        voice = await api.audio.voices.create(
-            name="openai-async", consent="yes", audio_sample=clip
-        )
-        said: dict[str, Any] = {
-            "model": model,
-            "input": "Hello there.",
-            "response_format": "wav",
-            "extra_body": {"seed": 7},
-        }
-        by_name, by_id = await asyncio.gather(
-            api.audio.speech.create(voice=voice.name, **said),
-            api.audio.speech.create(voice={"id": voice.id}, **said),
-        )
-        assert by_name.content == by_id.content and len(by_id.content) > 10_000
-        assert (await api.audio.voices.delete(voice.id)).deleted is True
-        with pytest.raises(openai.BadRequestError, match="not registered"):
-            await api.audio.speech.create(voice=voice.name, **said)
 
 
 def test_speech_arrives_as_events(api, model, make_clip):

@@ -18,8 +18,13 @@ import pytest
 from tests.served import serving
 from tests.store_samples import traces
 from vllm_tts_cache.speaker.family import default_family
-from vllm_tts_cache.testing.client import SpeechClient
-from vllm_tts_cache.testing.server import HOST, Server, ServerOptions, free_port
+from vllm_tts_cache.testing.server import (
+    HOST,
+    Server,
+    ServerOptions,
+    SpeechClient,
+    free_port,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 

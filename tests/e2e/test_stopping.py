@@ -11,10 +11,9 @@ import httpx
 import pytest
 
 from tests.served import Servers
-from vllm_tts_cache.catalogue.catalogue import FILE_NAME
 from vllm_tts_cache.speaker.family import default_family
-from vllm_tts_cache.testing.client import SpeechClient
-from vllm_tts_cache.testing.server import HOST
+from vllm_tts_cache.store.catalogue import FILE_NAME
+from vllm_tts_cache.testing.server import HOST, SpeechClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.served import Servers
-from vllm_tts_cache.testing.client import SpeechClient
+from vllm_tts_cache.testing.server import SpeechClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 

@@ -1,7 +1,5 @@
 """What becomes of one voice on a server that goes on: precomputed, forced, damaged."""
 
-import time
-
 import pytest
 
 pytestmark = [
@@ -19,18 +17,6 @@ def test_forced_precompute_encodes_again_to_the_same_bits(client, make_clip):
     assert answer == {"voice": "forced", "cache_status": "ready"}
     assert client.encodes() == {name: n + 1 for name, n in encodes.items()}
     assert client.speak(voice="forced").audio == first.audio
-
-
-def test_registering_precomputes_in_the_background(client, make_clip):
-    client.register("early", make_clip(), ref_text="Hello.", precompute="true")
-    until = time.monotonic() + 60
-    while (status := client.http.get("/v1/audio/voices/early/cache").json())[
-        "cache_status"
-    ] != "ready":
-        assert status["cache_status"] in ("pending", "processing")
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert client.speak(voice="early").cache == "hit"
 
 
 def test_removing_the_stored_audio_does_not_silence_a_precomputed_voice(

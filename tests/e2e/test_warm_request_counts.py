@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import warm_request_probe
-from vllm_tts_cache.speaker.modes import CloneFacts
-from vllm_tts_cache.testing.client import SpeechClient
+from vllm_tts_cache.speaker.family import CloneFacts
+from vllm_tts_cache.testing.server import SpeechClient
 
 pytestmark = [
     pytest.mark.e2e,

@@ -8,8 +8,8 @@ import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.crowds import CROWD_TEXTS, crowd, kv_counter, speak_briefly
-from vllm_tts_cache.speaker.modes import CLONE_MODE
-from vllm_tts_cache.testing.client import SpeechClient, data_url
+from vllm_tts_cache.speaker.family import CLONE_MODE
+from vllm_tts_cache.testing.server import SpeechClient, data_url
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.every_family]
 

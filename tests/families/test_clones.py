@@ -5,15 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.contract.test_speech import (
-    as_events,
-    as_raw_stream,
-    by_websocket,
-    data_url,
-    in_a_batch,
-    plainly,
-    wav,
-)
 from tests.families.cases import case_of
 from tests.in_process_workers import (
     InProcessEngine,
@@ -24,11 +15,20 @@ from tests.in_process_workers import (
     new_speaker,
     worker,
 )
+from tests.speaking import (
+    as_events,
+    as_raw_stream,
+    by_websocket,
+    data_url,
+    in_a_batch,
+    plainly,
+    wav,
+)
 from tests.speech_server import Server, running
-from vllm_tts_cache.catalogue.record import NewSpeaker
+from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError
-from vllm_tts_cache.model_executor import worker_methods
+from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.offline.speakers import OfflineSpeakers
 from vllm_tts_cache.speaker import wire
@@ -158,7 +158,7 @@ def test_the_worker_says_the_same_and_loads_no_encoders(refusing):
     if (model := talker(refusing)) is None:
         pytest.skip("no worker class of ours: the host's own runs")
     assert model.tts_cache_speakers is None
-    for method in worker_methods.METHODS:
+    for method in rpc_methods.METHODS:
         [[answer]] = InProcessEngine(worker(model)).called(method.__name__)
         assert wire.decode(wire.Unsupported, answer).reason == refusing.reason
 
@@ -169,7 +169,7 @@ def test_a_batch_job_and_the_command_line_say_the_same(refusing, tmp_path, monke
         OfflineSpeakers(SyncInProcessEngine(model=str(refusing.checkpoint)))
     arguments = ["--model", refusing.checkpoint, "--out", tmp_path / "out.safetensors"]
     with pytest.raises(CheckpointError) as command:
-        encode.app([*map(str, arguments), "clip.wav"], standalone_mode=False)
+        encode.encode_app([*map(str, arguments), "clip.wav"], standalone_mode=False)
     for told in (batch, command):
         assert str(told.value).endswith(f": {refusing.reason}")
     assert not (tmp_path / "speakers").exists()

@@ -4,14 +4,18 @@ Counted on a CPU, where a test can: the tensors that are there at a time. A GPU'
 workspaces come on top, and `EncodeDevice` leaves a margin for them.
 """
 
+import tracemalloc
+from dataclasses import replace
+
 import pytest
 import torch
 
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.memory import MIB, TensorBytes, peak_bytes
-from tests.families.cases import every_case
+from tests.families.cases import cases, every_case
 from tests.torch_threads import on_threads
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.families.omnivoice import preparation
+from vllm_tts_cache.speaker.reference import MemoryNeed
 
 CPU = torch.device("cpu")
 
@@ -26,10 +30,10 @@ def one_thread():
 @every_case
 @pytest.mark.parametrize("seconds", [1.0, 1.9, 3.9, 10.0])
 @pytest.mark.usefixtures("one_thread")
-def test_no_encode_takes_more_than_its_encoder_says(case, tiny, seconds):
+def test_no_encode_takes_more_than_its_encoder_says(case, encoders_of, seconds):
     """The tiny ones: a need is that of the released size, and as much as it is wide."""
     clip = noise(seconds)
-    for encoder in case.family.part("encoders_part")(tiny(case.family), CPU).values():
+    for encoder in encoders_of(case).values():
         measured = peak_bytes(CPU, lambda encoder=encoder: encoder.encode(clip))
         declared = encoder.need.of(seconds)
         assert measured <= declared, f"{encoder.name}: {measured / MIB:.1f} MiB"
@@ -43,47 +47,38 @@ def test_a_need_is_a_line_and_grows_with_the_network():
     assert need.scaled(0.125) == MemoryNeed(fixed_bytes=13, bytes_per_second=2)
 
 
-# -------- the counting
+# -------- what is done with a clip before it is encoded
 
 
-def counted(act):
-    with TensorBytes() as bytes_:
-        kept = act()
-    return bytes_, kept
+@pytest.fixture
+def encoder(encoders_of):
+    """OmniVoice's, which makes a clip louder and cuts it before it encodes."""
+    (case,) = (case for case in cases() if case.name == "omnivoice")
+    return encoders_of(case)["codec"]
 
 
-def test_what_is_there_at_a_time_is_counted_and_what_is_gone_is_not():
-    def act():
-        big = torch.zeros(1_000)
-        del big
-        return torch.zeros(10)
-
-    found, kept = counted(act)
-    assert (found.peak, found.now) == (4_000, 40)
-    assert kept.numel() == 10
-
-
-def test_views_and_results_in_place_take_nothing_more():
-    found, _ = counted(lambda: torch.zeros(4, 8).view(32).add_(1.0)[3:])
-    assert (found.peak, found.now) == (128, 128)
+def prepared_in(clip, encoder):
+    """Bytes of numpy's arrays and of torch's, each at their fullest."""
+    samples_per_frame = encoder.tokenizer.sizes.samples_per_frame
+    with TensorBytes():  # what is imported and kept at the first time is not a clip's
+        preparation.prepare(clip, samples_per_frame)
+    tracemalloc.start()
+    try:
+        with TensorBytes() as counted:
+            preparation.prepare(clip, samples_per_frame)
+        return tracemalloc.get_traced_memory()[1] + counted.peak
+    finally:
+        tracemalloc.stop()
 
 
-def test_what_came_from_outside_is_not_counted():
-    weight = torch.zeros(1_000)
-    found, _ = counted(lambda: weight.mul_(2.0).view(10, 100))
-    assert (found.peak, found.now) == (0, 0)
-    assert weight.sum() == 0
+@pytest.mark.parametrize("seconds", [1.0, 3.9, 10.0])
+def test_a_need_in_main_memory_has_the_preparation_in_it(encoder, seconds):
+    without_network = replace(encoder.tokenizer, need=MemoryNeed())
+    need = replace(encoder, tokenizer=without_network).need
+    assert prepared_in(noise(seconds), encoder) <= need.of(seconds)
+    assert encoder.need.of(seconds) >= need.of(seconds)
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_operations_that_are_made_of_others_show_what_these_take(mode):
-    """In inference mode torch hands them over whole."""
-    x = torch.zeros(1, 4, 100)
-    conv = torch.nn.Conv1d(4, 4, 1, padding="same")
-
-    def act():
-        with mode():
-            return torch.nn.functional.layer_norm(conv(x), (100,))
-
-    found, kept = counted(act)
-    assert found.peak >= 2 * kept.numel() * 4
+def test_a_need_of_a_gpus_memory_is_the_networks(encoder):
+    on_gpu = replace(encoder.tokenizer, device=torch.device("cuda"))
+    assert replace(encoder, tokenizer=on_gpu).need == encoder.tokenizer.need

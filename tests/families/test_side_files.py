@@ -15,7 +15,7 @@ from tests.fake_hub import (
     vllm_config,
 )
 from tests.families.cases import every_case
-from vllm_tts_cache.speaker.local_checkpoint import whole_checkpoint
+from vllm_tts_cache.speaker.checkpoint_dir import whole_checkpoint
 
 CPU = torch.device("cpu")
 # Of a revision beside main, in the root: weights and the model's config. The sizes of

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from tests.families.cases import every_case
-from tests.families.test_shared import audio
+from tests.families.test_encoders import audio
 from tests.torch_threads import on_threads
 from vllm_tts_cache.families.networks import slices
 from vllm_tts_cache.families.networks.slices import (
@@ -24,19 +24,6 @@ def one_thread():
         yield
 
 
-@pytest.fixture(scope="module")
-def encoders(tiny):
-    loaded = {}
-
-    def of(case):
-        if case.name not in loaded:
-            load = case.family.part("encoders_part")
-            loaded[case.name] = load(tiny(case.family), CPU)
-        return loaded[case.name]
-
-    return of
-
-
 @every_case
 @pytest.mark.parametrize(
     "rate_hz, num_samples",
@@ -44,12 +31,12 @@ def encoders(tiny):
 )
 @pytest.mark.usefixtures("one_thread")
 def test_an_encoding_is_the_same_in_one_slice(
-    case, encoders, monkeypatch, rate_hz, num_samples
+    case, encoders_of, monkeypatch, rate_hz, num_samples
 ):
     given = audio(rate_hz, num_samples)
-    in_several = [e.encode(given).arrays for e in encoders(case).values()]
+    in_several = [e.encode(given).arrays for e in encoders_of(case).values()]
     monkeypatch.setattr(slices, "slice_lengths", lambda length, _: [length])
-    in_one = [e.encode(given).arrays for e in encoders(case).values()]
+    in_one = [e.encode(given).arrays for e in encoders_of(case).values()]
     for one, several in zip(in_one, in_several, strict=True):
         assert {n: a.tobytes() for n, a in one.items()} == {
             n: a.tobytes() for n, a in several.items()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.families.cases import cases
-from vllm_tts_cache.speaker import checkpoint, weight_hashes
-from vllm_tts_cache.speaker.weight_hashes import FILE_NAME, remembered
+from vllm_tts_cache.speaker import checkpoint
+from vllm_tts_cache.speaker.checkpoint import HASHES_NAME, remembered
 
 CPU = torch.device("cpu")
 FAMILIES = [case.family for case in cases() if case.family.encoders]
@@ -33,7 +33,7 @@ def hashed(monkeypatch):
 @pytest.fixture
 def settled(monkeypatch):
     """The checkpoints of a test are written while it runs."""
-    monkeypatch.setattr(weight_hashes, "_SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SETTLED_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -80,17 +80,17 @@ def test_a_file_that_was_written_again_is_hashed_again(
 def test_a_file_that_was_written_just_now_is_not_trusted(tiny, copied, tmp_path):
     with remembered(tmp_path):
         fingerprints(FAMILIES[0], copied(FAMILIES[0]))
-    assert not (tmp_path / FILE_NAME).exists()
+    assert not (tmp_path / HASHES_NAME).exists()
 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("kept", [b"", b"[]", b"{", b"\xff", b"7"])
 def test_a_file_of_hashes_that_cannot_be_read_is_as_good_as_none(tiny, tmp_path, kept):
     plain = fingerprints(FAMILIES[0], tiny(FAMILIES[0]))
-    (tmp_path / FILE_NAME).write_bytes(kept)
+    (tmp_path / HASHES_NAME).write_bytes(kept)
     with remembered(tmp_path):
         assert fingerprints(FAMILIES[0], tiny(FAMILIES[0])) == plain
-    assert json.loads((tmp_path / FILE_NAME).read_bytes())
+    assert json.loads((tmp_path / HASHES_NAME).read_bytes())
 
 
 @pytest.mark.usefixtures("settled")
@@ -100,10 +100,10 @@ def test_what_is_no_hash_is_computed(tmp_path, kept):
     file.touch()
     for _ in range(2):
         with remembered(tmp_path):
-            weight_hashes.reads(file)
-            assert weight_hashes.sha256_of(tensors, lambda _: "0" * 64) == "0" * 64
-        (key,) = json.loads((tmp_path / FILE_NAME).read_bytes())
-        (tmp_path / FILE_NAME).write_text(json.dumps({key: kept}))
+            checkpoint.reads(file)
+            assert checkpoint.sha256_of(tensors, lambda _: "0" * 64) == "0" * 64
+        (key,) = json.loads((tmp_path / HASHES_NAME).read_bytes())
+        (tmp_path / HASHES_NAME).write_text(json.dumps({key: kept}))
 
 
 @pytest.mark.usefixtures("settled")
@@ -123,9 +123,9 @@ def test_tensors_of_one_name_and_shape_are_told_apart(tmp_path):
     file = tmp_path / "weights"
     file.touch()
     with remembered(tmp_path):
-        weight_hashes.reads(file)
+        checkpoint.reads(file)
         found = [
-            weight_hashes.sha256_of({"weight": torch.full((9_000,), value)}, str)
+            checkpoint.sha256_of({"weight": torch.full((9_000,), value)}, str)
             for value in (0.5, 0.25)
         ]
     assert found[0] != found[1]
@@ -137,8 +137,8 @@ def test_those_that_are_kept_are_bounded(tmp_path):
     file.touch()
     for number in range(3):
         with remembered(tmp_path):
-            weight_hashes.reads(file)
+            checkpoint.reads(file)
             for value in range(200):
                 tensors = {"weight": torch.tensor([number, value])}
-                weight_hashes.sha256_of(tensors, lambda _: "0" * 64)
-    assert len(json.loads((tmp_path / FILE_NAME).read_bytes())) == 256
+                checkpoint.sha256_of(tensors, lambda _: "0" * 64)
+    assert len(json.loads((tmp_path / HASHES_NAME).read_bytes())) == 256

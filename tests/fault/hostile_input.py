@@ -169,7 +169,6 @@ def parts(draw):
         "precompute",
         "language",
         "labels",
-        "pinned",
         "expires_at",
         "type",
     ]
@@ -275,7 +274,6 @@ CHANGES = {
     "language": texts | st.just("de"),
     "labels": st.dictionaries(texts, texts, max_size=3) | values,
     "ref_text": texts | st.just("words"),
-    "pinned": values,
     "expires_at": texts | values | st.just("2100-01-01T00:00:00Z"),
     "unknown": values,
 }
@@ -358,15 +356,6 @@ def checks(draw):
     if draw(st.booleans()):
         found.append(part("ref_text", _bytes(draw(texts))))
     return b"".join(found) + f"--{BOUNDARY}--".encode()
-
-
-@st.composite
-def previews(draw):
-    """Few texts, so that one is asked for twice."""
-    asked = st.fixed_dictionaries({"text": st.sampled_from(["", "Hi.", "Ho."]) | texts})
-    bodies = as_json(asked) | as_json(asked) | as_json(values) | odd_json
-    path = draw(voice_paths) + "/preview"
-    return Case("POST", path, draw(bodies), draw(headers(_JSON_TYPE)))
 
 
 CONSENTS = "/v1/audio/voice_consents"
@@ -557,14 +546,13 @@ def without_body(draw):
         st.sampled_from(["GET", "GET", "DELETE", "DELETE", "POST", "POST", "PUT"])
     )
     path = draw(voice_paths) + draw(
-        st.sampled_from(["", "", "/cache", "/audio", "/bundle", "/preview"])
+        st.sampled_from(["", "", "/cache", "/audio", "/bundle"])
     )
     if not draw(st.integers(0, 9)):
         path = draw(
             st.sampled_from(
                 [
                     "/v1/audio/speaker_cache",
-                    "/v1/audio/voice_archive",
                     "/voices",
                     "/voices/assets/app.js",
                     "/voices/assets/..%2f..%2fservice.py",
@@ -608,7 +596,6 @@ cases = st.one_of(
     with_body(f"{VOICES}/check", _FORM[b"content-type"], checks() | forms),
     with_body(f"{VOICES}/import", _FORM[b"content-type"], imports()),
     with_body(f"{VOICES}/import", _FORM[b"content-type"], damaged(imports()) | forms),
-    previews(),
     with_body(
         "/v1/audio/generate", _JSON[b"content-type"], as_json(sounds()) | odd_json
     ),

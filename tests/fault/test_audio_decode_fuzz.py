@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
+from tests.heard_files import FORMS
 from vllm_tts_cache.audio.decode import decode, decode_data_url
 from vllm_tts_cache.errors import InvalidAudioError
 from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
@@ -27,8 +28,29 @@ SEEDS = {
     "adts": lambda: ffmpeg_bytes(voiced(8_000, 1.2), 8_000, "adts", "aac"),
     "webm": lambda: ffmpeg_bytes(voiced(48_000, 1.2), 48_000, "webm", "libopus"),
 }
+SEEDS |= {
+    name: FORMS[name].make
+    for name in (
+        "AAC in MKV",
+        "FLAC in MP4",
+        "MOV",
+        "MP2",
+        "MP3 in WAV",
+        "MP4 in fragments",
+        "Ogg FLAC",
+        "Speex",
+        "WAV GSM610",
+        "WAV IMA_ADPCM",
+        "WAV MS_ADPCM",
+        "WAV ULAW",
+        "joined MP3: Xing",
+        "joined Opus",
+        "live WebM",
+    )
+}
 MAGIC = [b"RIFF\0\0\0\0WAVE", b"fLaC", b"OggS", b"ID3", b"\xff\xf1", b"\xff\xfb"]
-MAGIC += [b"\x1aE\xdf\xa3", b"\0\0\0\x20ftypisom", b""]
+MAGIC += [b"\x1aE\xdf\xa3", b"\0\0\0\x20ftypisom", b"\0\0\0\x08wide", b""]
+MAGIC += [b"RF64\xff\xff\xff\xffWAVEds64", b"BW64\0\0\0\0WAVE", b"ID3\4\0\x10\0\0\0\0"]
 
 fuzz = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -42,11 +64,13 @@ def seed(name):
 
 def decodes_or_is_refused(data):
     try:
-        audio = decode(data).audio
+        decoded = decode(data)
     except InvalidAudioError:
         return
+    audio = decoded.audio
     assert 1.0 <= audio.seconds <= 30.0
-    stored = from_encoding(to_encoding(audio, [data]), audio.audio_sha256)
+    encoding = to_encoding(audio, decoded.sources)
+    stored = from_encoding(encoding, audio.audio_sha256)
     assert stored.samples.tobytes() == audio.samples.tobytes()
 
 

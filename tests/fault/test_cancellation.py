@@ -17,12 +17,12 @@ from tests.suspensions import MOMENTS, Steps, at_each_suspension, awaiting
 from tests.unit import test_deletions, test_ensure, test_inline, test_service
 from tests.unit.test_inline import CountingHandler, data_url, wav, web
 from tests.waiting import SOON_SECONDS, soon
-from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints import deletions, poller, status
-from vllm_tts_cache.entrypoints.ensure import Ensurer
-from vllm_tts_cache.entrypoints.executors import Lookups
-from vllm_tts_cache.entrypoints.inline import InlineClips
+from vllm_tts_cache.entrypoints.speakers import deletions, ensure, poller
+from vllm_tts_cache.entrypoints.speakers.ensure import Ensurer
+from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
+from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
 from vllm_tts_cache.errors import SpeakerNotFoundError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
 from vllm_tts_cache.store.opening import open_store
@@ -54,7 +54,7 @@ def is_idle(lookups):
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     for module, name, seconds in (
-        (status, "LOOKS_SECONDS", 0.01),
+        (ensure, "LOOKS_SECONDS", 0.01),
         (poller, "ASK_SECONDS", 0.02),
         (poller, "MIN_ASK_SECONDS", 0.01),
         (poller, "LOOK_SECONDS", 0.005),
@@ -161,7 +161,7 @@ async def test_asking_for_the_status(rig, moment):
 
 async def test_asking_for_the_status_where_many_ask(rig, moment, monkeypatch):
     """Who does not fit into the next RPC waits for it to begin."""
-    monkeypatch.setattr(status, "MAX_LOOKS", 1)
+    monkeypatch.setattr(ensure, "MAX_LOOKS", 1)
     first, second = rig.next_need(), rig.next_need()
     looks, before = rig.ensurer._looks, []
 

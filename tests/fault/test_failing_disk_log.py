@@ -18,9 +18,9 @@ from tests.fault.test_clients_that_leave import clip as inline_clip
 from tests.fault.test_clients_that_leave import fields_of
 from tests.speech_server import Server, running
 from tests.unit.test_inline import wav
-from vllm_tts_cache import files, throttled_log
-from vllm_tts_cache.entrypoints import deletions
-from vllm_tts_cache.throttled_log import ThrottledLog
+from vllm_tts_cache import files, logs
+from vllm_tts_cache.entrypoints.speakers import deletions
+from vllm_tts_cache.logs import ThrottledLog
 
 VOICES = "/v1/audio/voices"
 NUM_EACH = 40
@@ -161,7 +161,7 @@ async def test_a_crowd_on_a_failing_disk_is_a_line_per_cause(
         assert not [line for line in lines if LEFT_OUT.search(line)]
         assert hosts_errors == []
         # A minute later each cause has another, which says how many there were.
-        monkeypatch.setattr(throttled_log, "INTERVAL_SECONDS", 0.0)
+        monkeypatch.setattr(logs, "INTERVAL_SECONDS", 0.0)
         del lines[:]
         await crowd(server, NUM_EACH)
         told = [LEFT_OUT.search(line) for line in lines]

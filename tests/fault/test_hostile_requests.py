@@ -14,6 +14,7 @@ from vllm_omni.entrypoints.openai.serving_audio_generate import (
     OmniOpenAIServingAudioGenerate,
 )
 
+from tests.asgi import http_scope
 from tests.fault.held import ON_DEMAND, Held, held_at_rest, with_all_threads
 from tests.fault.hostile_input import CONSENTS, VOICES, cases
 from tests.speech_server import Server, running
@@ -36,19 +37,13 @@ class Answer:
 async def send(server, case):
     """Over the ASGI interface, as a server that checks nothing would pass it on."""
     path, _, query = case.path.partition("?")
-    scope = {
-        "type": "http",
-        "method": case.method,
-        "path": unquote(path),
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "headers": list(case.headers.items()),
-        "http_version": "1.1",
-        "scheme": "http",
-        "server": ("server", 80),
-        "client": ("client", 1),
-        "root_path": "",
-    }
+    scope = http_scope(
+        case.method,
+        unquote(path),
+        case.headers.items(),
+        query=query.encode(),
+        raw_path=path.encode(),
+    )
     half = len(case.body) // 2
     chunks = [case.body[half:], case.body[:half]]
     answer = Answer()

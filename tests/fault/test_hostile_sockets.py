@@ -275,13 +275,6 @@ def test_no_frame_makes_a_fault_or_leaves_anything(
 # -------- more than is taken
 
 
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    directory = tmp_path / "speakers"
-    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
-        yield server
-
-
 async def floods(socket, num_bytes):
     """Send texts until the server has had enough; returns why it ended."""
     text = json.dumps({"type": "input.text", "text": "x" * 100_000})

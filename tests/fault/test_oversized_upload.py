@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault.hostile_input import BOUNDARY, MULTIPART, VOICES
-from tests.speech_server import Server, listening, running
+from tests.speech_server import listening
 
 MAX_BYTES = 11 * 1024**2  # as docs/http-api.md says
 CHUNK = bytes(64 * 1024)
@@ -22,13 +22,6 @@ def spool(tmp_path, monkeypatch):
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     return directory
-
-
-@pytest.fixture
-async def server(default_checkpoint, tmp_path, monkeypatch):
-    directory = tmp_path / "speakers"
-    async with running(Server(default_checkpoint, directory, monkeypatch)) as server:
-        yield server
 
 
 def spooled_bytes(spool):

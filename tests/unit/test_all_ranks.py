@@ -20,8 +20,8 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError, TTSCacheError
-from vllm_tts_cache.model_executor import load_speakers
-from vllm_tts_cache.model_executor.agreement import Ranks
+from vllm_tts_cache.model_executor import loading
+from vllm_tts_cache.model_executor.ranks import Ranks
 from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")
@@ -82,7 +82,7 @@ def failing(rank):
 def load_and_speak(ranks, directory):
     """Load as a worker does, then prompt on both ranks at once."""
     os.environ["SPEAKER_SAMPLES_DIR"] = str(directory / "samples")
-    load_speakers.tensor_parallel_ranks = lambda: ranks
+    loading.tensor_parallel_ranks = lambda: ranks
     loaded = []
 
     def load(_model_dir, _device):
@@ -104,8 +104,8 @@ def load_and_speak(ranks, directory):
         load_config=SimpleNamespace(download_dir=None),
         device_config=SimpleNamespace(device="cpu"),
     )
-    assert load_speakers.why_it_clones_nothing(config, family) is None
-    speakers = load_speakers.load_worker_speakers(config, family)
+    assert loading.why_it_clones_nothing(config, family) is None
+    speakers = loading.load_worker_speakers(config, family)
     refs = voices_of(ranks, directory, speakers)
     found = [spoken(speakers, ref) for ref in refs]
     speakers.close()

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
-from vllm_tts_cache.audio.clips import cut, decode_clips, join
-from vllm_tts_cache.audio.decode import DecodedAudio, decode
+from vllm_tts_cache.audio.decode import DecodedAudio, cut, decode, decode_clips, join
 from vllm_tts_cache.audio.reference import MAX_CLIPS, ReferenceAudio
 from vllm_tts_cache.errors import InvalidAudioError
 

@@ -10,69 +10,44 @@ from tests.audio_clips import ffmpeg_bytes, sndfile_bytes, voiced
 from vllm_tts_cache.audio.decode import decode, decode_data_url, decode_path
 from vllm_tts_cache.errors import InvalidAudioError
 
-LOSSLESS = [("WAV", "PCM_16"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("WAV", "DOUBLE")]
-LOSSLESS += [("FLAC", "PCM_16"), ("FLAC", "PCM_24"), ("RF64", "PCM_16")]
-LOSSY = [("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")]
-FFMPEG = [("mp4", "aac"), ("ipod", "aac"), ("adts", "aac"), ("ipod", "alac")]
-FFMPEG += [("webm", "libopus"), ("webm", "vorbis")]
+SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ALAW", "ULAW"]
+LOSSLESS = [(form, sub) for form in ("WAV", "WAVEX", "RF64") for sub in SUBTYPES]
+LOSSLESS += [("FLAC", "PCM_S8"), ("FLAC", "PCM_16"), ("FLAC", "PCM_24")]
 
 
 def data_url(data, head="data:audio/wav;base64"):
     return f"{head},{base64.b64encode(data).decode()}"
 
 
-@pytest.mark.parametrize("container, subtype", LOSSLESS + LOSSY)
-@pytest.mark.parametrize("num_channels", [1, 2, 6])
-def test_libsndfile_formats_give_what_soundfile_gives(container, subtype, num_channels):
-    if container == "MP3" and num_channels > 2:
-        pytest.skip("MP3 has two channels at most")
+@pytest.mark.parametrize("container, subtype", LOSSLESS)
+@pytest.mark.parametrize("num_channels", [1, 2, 6, 8])
+def test_lossless_formats_give_what_libsndfile_gives(container, subtype, num_channels):
+    """Their content addresses are older than FFmpeg's use."""
     clip = voiced(48_000, 3.1, num_channels)  # several blocks
     data = sndfile_bytes(clip, 48_000, container, subtype)
     expected, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    audio = decode(data).audio
-    assert audio.sample_rate_hz == rate
-    np.testing.assert_array_equal(audio.samples, np.mean(expected, axis=-1))
+    decoded = decode(data)
+    assert decoded.audio.sample_rate_hz == rate
+    np.testing.assert_array_equal(decoded.audio.samples, np.mean(expected, axis=-1))
+    assert decoded.warnings == ()
 
 
-@pytest.mark.parametrize("container, codec", FFMPEG)
-@pytest.mark.parametrize("num_channels", [1, 2, 6, 8])
-def test_ffmpeg_formats_give_the_mean_over_channels(container, codec, num_channels):
-    if codec == "vorbis" and num_channels != 2:
-        pytest.skip("FFmpeg's encoder makes stereo only")
-    if codec == "alac" and num_channels == 8:
-        pytest.skip("FFmpeg's encoder wants another layout of eight")
-    clip = voiced(48_000, 1.5, num_channels)
-    audio = decode(ffmpeg_bytes(clip, 48_000, container, codec)).audio
-    assert audio.sample_rate_hz == 48_000
-    assert audio.seconds == pytest.approx(1.5, abs=0.1)
-    want, got = np.mean(clip, axis=-1), audio.samples
-    assert np.abs(got).max() == pytest.approx(np.abs(want).max(), rel=0.2)
-
-
-@pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 44_100, 96_000, 192_000])
-def test_rate_is_kept(rate):
-    data = sndfile_bytes(voiced(rate, 1.0), rate, "FLAC")
-    assert decode(data).audio.sample_rate_hz == rate
-    assert decode(data).audio.num_samples == rate
-
-
-@pytest.mark.parametrize("rate", [8_000, 24_000, 96_000])
-def test_aac_rates(rate):
-    data = ffmpeg_bytes(voiced(rate, 2.0), rate, "mp4", "aac")
-    assert decode(data).audio.sample_rate_hz == rate
+@pytest.mark.parametrize("bits", [16, 24])
+@pytest.mark.parametrize("num_channels", [1, 2])
+def test_every_bit_of_noise_is_what_libsndfile_gives(bits, num_channels):
+    rng = np.random.default_rng(bits)
+    clip = rng.integers(-(2**31), 2**31, (50_000, num_channels), dtype=np.int32)
+    for container in ("WAV", "FLAC"):
+        data = sndfile_bytes(clip, 24_000, container, f"PCM_{bits}")
+        file = io.BytesIO(data)
+        expected, _ = soundfile.read(file, dtype="float32", always_2d=True)
+        samples = decode(data).audio.samples
+        np.testing.assert_array_equal(samples, np.mean(expected, axis=-1))
 
 
 def test_mp4_with_a_picture_track_gives_its_sound():
     data = ffmpeg_bytes(voiced(48_000, 1.5, 2), 48_000, "mp4", "aac", with_video=True)
     assert decode(data).audio.seconds == pytest.approx(1.5, abs=0.1)
-
-
-def test_24_bits_survive():
-    integers = np.arange(-(2**23), 2**23, 257, dtype=np.int64)
-    samples = (integers / 2**23).astype(np.float32)
-    for container in ("WAV", "FLAC"):
-        data = sndfile_bytes(samples, 24_000, container, "PCM_24")
-        np.testing.assert_array_equal(decode(data).audio.samples, samples)
 
 
 def test_alac_and_16_bit_wav_are_one_audio():
@@ -100,24 +75,23 @@ def test_downmix_does_not_depend_on_where_blocks_end(num_channels):
     np.testing.assert_array_equal(audio.samples, np.mean(clip, axis=-1))
 
 
-def test_id3_tags_before_mp3_and_aac_are_skipped():
-    tag = b"ID3\x04\x00\x00\x00\x00\x01\x00" + bytes(128)
-    mp3 = sndfile_bytes(voiced(44_100), 44_100, "MP3", "MPEG_LAYER_III")
-    aac = ffmpeg_bytes(voiced(44_100), 44_100, "adts", "aac")
-    for data in (mp3, aac):
-        assert decode(tag + data).audio.seconds == pytest.approx(2.0, abs=0.1)
-
-
 @pytest.mark.parametrize(
     "head",
     [
         "data:audio/wav;base64",
         "DATA:audio/x-wav;BASE64",
         "data:audio/webm;codecs=opus;base64",
+        "data:audio/ogg; codecs=opus;base64",
         "data:video/mp4;base64",
+        "data:video/webm;codecs=vp8,opus;base64",
+        "data:application/octet-stream;base64",
+        "data:application/ogg;base64",
+        "data:application/x-wav;charset=utf-8;base64",
+        "data:text/plain;base64",
+        "data:;base64",
     ],
 )
-def test_data_urls_of_sound_are_accepted_whatever_type_they_name(head):
+def test_data_urls_are_accepted_whatever_type_they_name(head):
     decode_data_url(data_url(sndfile_bytes(voiced(), 24_000), head))
 
 

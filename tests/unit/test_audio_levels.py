@@ -5,6 +5,7 @@ from tests.audio_clips import sndfile_bytes, voiced
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.audio.limits import active_level_dbfs
 from vllm_tts_cache.errors import InvalidAudioError
+from vllm_tts_cache.store.audio_file import from_encoding, to_encoding
 
 
 def codes(samples, rate=24_000, subtype="FLOAT"):
@@ -85,3 +86,44 @@ def test_finite_channels_whose_sum_overflows_are_refused():
 
 def test_huge_finite_samples_do_not_overflow_the_level():
     assert codes(voiced() * np.float32(1e38)) == ["clipping"]
+
+
+@pytest.mark.parametrize("factor", [-1.0, -0.98, -0.9])
+@pytest.mark.parametrize("offset", [0.0, 0.1])
+@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
+def test_of_channels_that_cancel_the_first_is_taken(factor, offset, subtype):
+    left = voiced() + np.float32(offset)
+    right = factor * voiced() + np.float32(offset)
+    data = sndfile_bytes(np.hstack([left, right]), 24_000, "WAV", subtype)
+    decoded = decode(data)
+    assert [warning.code for warning in decoded.warnings] == ["one_channel"]
+    alone = decode(sndfile_bytes(left, 24_000, "WAV", subtype))
+    assert decoded.audio.audio_sha256 == alone.audio.audio_sha256
+    stored = to_encoding(decoded.audio, decoded.sources)
+    again = from_encoding(stored, decoded.audio.audio_sha256)
+    assert again.audio_sha256 == decoded.audio.audio_sha256
+
+
+def _noise(seed):
+    return np.random.default_rng(seed).normal(0, 0.1, (48_000, 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        voiced(),
+        0.3 * voiced(),
+        np.zeros_like(voiced()),
+        voiced(pitch_hz=333.0),
+        -0.7 * voiced(),
+        np.roll(voiced(), 12, axis=0),  # half a millisecond later
+        _noise(0),
+        voiced() + np.float32(0.2),
+    ],
+    ids=["same", "quieter", "none", "other", "turned", "later", "noise", "offset"],
+)
+def test_ordinary_stereo_stays_the_mean_over_channels(right):
+    both = np.hstack([voiced(), right]).astype(np.float32)
+    decoded = decode(sndfile_bytes(both, 24_000, "WAV", "FLOAT"))
+    assert decoded.warnings == ()
+    np.testing.assert_array_equal(decoded.audio.samples, np.mean(both, axis=-1))

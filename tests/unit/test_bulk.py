@@ -50,22 +50,19 @@ def test_a_busy_and_a_lost_server_are_called_again():
     assert patiently(failing(BUSY, BUSY, GONE, BUSY), Stop()) == "answer"
 
 
-def test_a_refusal_is_not_repeated():
-    refusal = ServerAnswerError(400, "no clip")
-    with pytest.raises(ServerAnswerError) as raised:
-        patiently(failing(refusal), Stop())
-    assert raised.value is refusal
-
-
-def test_a_server_that_stays_away_is_given_up():
-    with pytest.raises(ServerUnreachableError):
-        patiently(failing(*[GONE] * 4), Stop())
-
-
-def test_a_server_that_says_to_come_back_too_late_is_not_waited_for():
-    later = ServerAnswerError(503, "busy", retry_after_seconds=3600)
-    with pytest.raises(ServerAnswerError):
-        patiently(failing(later), Stop())
+@pytest.mark.parametrize(
+    "errors",
+    (
+        [ServerAnswerError(400, "no clip")],
+        [GONE] * 4,
+        [ServerAnswerError(503, "busy", retry_after_seconds=3600)],
+    ),
+    ids=("a refusal", "a server that stays away", "one to come back to too late"),
+)
+def test_what_gets_no_better_is_not_tried_again(errors):
+    with pytest.raises(type(errors[-1])) as raised:
+        patiently(failing(*errors), Stop())
+    assert raised.value is errors[-1]
 
 
 def test_who_waits_for_a_busy_server_is_stopped_at_once():

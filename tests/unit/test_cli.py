@@ -2,6 +2,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from typer.main import get_command
@@ -11,33 +14,21 @@ from vllm_tts_cache.speaker.family import trial_families
 
 # They become a server, or write what nobody would read by a program.
 WITHOUT_JSON = ("serve", "make-checkpoint")
-HELPS = (
-    ["--help"],
-    ["make-checkpoint", "--help"],
-    ["voices", "--help"],
-    ["voices", "add", "--help"],
-    ["doctor", "-h"],
-)
+HELPS = ("--help", "make-checkpoint --help", "voices add --help", "doctor -h")
 
 
-@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
-def test_help_answers_without_torch_or_vllm(arguments):
+def test_help_answers_without_torch_or_vllm():
     script = (
         "import sys\n"
         "from vllm_tts_cache.entrypoints.cli import main\n"
-        "try:\n"
-        "    main(sys.argv[1:])\n"
-        "finally:\n"
-        "    print({'torch', 'vllm', 'vllm_omni', 'transformers'} & set(sys.modules))\n"
+        f"assert not any(main(each.split()) for each in {HELPS})\n"
+        "print({'torch', 'vllm', 'vllm_omni', 'transformers'} & set(sys.modules))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "Usage: vllm-tts-cache" in done.stdout
+    assert done.stdout.count("Usage: vllm-tts-cache") == len(HELPS)
     assert done.stdout.endswith("set()\n")
 
 
@@ -91,13 +82,6 @@ def test_a_word_that_is_no_command_is_status_2(capsys):
     assert "Did you mean 'ls'?" in capsys.readouterr().err
 
 
-def test_the_help_of_make_checkpoint_shows_how_to_use_it(capsys):
-    assert main(["make-checkpoint", "--help"]) == 0
-    help_text = capsys.readouterr().out
-    assert "Examples:" in help_text
-    assert "not a model" in help_text
-
-
 def test_a_wrong_setting_is_one_line_and_exit_status_2(tmp_path, capsys):
     (tmp_path / "somebody's").write_text("file")
     assert main(["make-checkpoint", "--out", str(tmp_path)]) == 2
@@ -105,6 +89,16 @@ def test_a_wrong_setting_is_one_line_and_exit_status_2(tmp_path, capsys):
     assert output.out == ""
     assert output.err.startswith("vllm-tts-cache: --out ")
     assert output.err.count("\n") == 1
+
+
+def test_the_demo_leaves_somebody_elses_directory_alone(tmp_path):
+    """It empties the directories that it works in."""
+    precious = tmp_path / "speakers" / "alice"
+    precious.parent.mkdir()
+    precious.write_text("voice")
+    assert main(["demo", "--work", str(tmp_path)]) == 2
+    assert [p.name for p in tmp_path.rglob("*")] == ["speakers", "alice"]
+    assert precious.read_text() == "voice"
 
 
 def test_a_failing_disk_is_one_line_and_exit_status_1(tmp_path, capsys):
@@ -142,3 +136,61 @@ def test_an_option_of_another_family_is_refused_by_name(tmp_path, capsys, option
     assert "only" in error
     assert option.removeprefix("--no-").lstrip("-").partition("=")[0] in error
     assert not (tmp_path / "out").exists()
+
+
+class Health(BaseHTTPRequestHandler):
+    """Of a server that is unhealthy at first."""
+
+    statuses: list[int]
+
+    def do_GET(self):
+        self.send_response(self.statuses.pop(0))
+        self.end_headers()
+
+    def log_message(self, format, *args):
+        pass
+
+
+ANNOUNCE = """
+import subprocess, sys
+from vllm_tts_cache.entrypoints.cli.trial import announce
+server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+announce(server.pid, sys.argv[1], "what to do next")
+input()
+server.kill()
+server.wait()
+"""
+
+
+def test_serve_says_what_to_do_next_when_the_server_answers():
+    Health.statuses = [503, 200]
+    with HTTPServer(("127.0.0.1", 0), Health) as web:
+        url = f"http://127.0.0.1:{web.server_address[1]}/health"
+        serving = threading.Thread(target=web.serve_forever, args=(0.01,))
+        process = announcing(url, all_proxy="socks5://127.0.0.1:9")
+        assert process.stdin and process.stderr
+        try:
+            time.sleep(1.0)
+            serving.start()  # nobody has answered before
+            assert process.stderr.read(len("what to do next")) == b"what to do next"
+            assert Health.statuses == []
+            process.stdin.write(b"\n")
+        finally:
+            web.shutdown()
+            serving.join()
+            process.communicate()
+
+
+def test_serve_says_nothing_of_a_server_that_ends():
+    process = announcing("http://127.0.0.1:9/health")
+    _, said = process.communicate(b"\n", 60)  # when all that could write have ended
+    assert said == b""
+
+
+def announcing(url, **environ):
+    return subprocess.Popen(
+        [sys.executable, "-c", ANNOUNCE, url],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environ},
+    )

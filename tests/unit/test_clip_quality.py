@@ -7,8 +7,8 @@ import pytest
 import soxr
 
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.audio.quality.check import ClipChecker
-from vllm_tts_cache.audio.quality.noise import MAX_SNR_DB
+from vllm_tts_cache.audio.measures import MAX_SNR_DB
+from vllm_tts_cache.audio.quality import ClipChecker
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 

@@ -14,12 +14,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.audio.quality import speech
-from vllm_tts_cache.audio.quality.check import ClipChecker
-from vllm_tts_cache.audio.quality.measures import ClipMeasures
-from vllm_tts_cache.audio.quality.rules import RULES, reasons_of, worst
-from vllm_tts_cache.audio.quality.transcript import is_plausible, num_syllables
+from tests.audio_clips import sndfile_bytes
+from vllm_tts_cache.audio import speech_detector
+from vllm_tts_cache.audio.decode import decode, decode_path
+from vllm_tts_cache.audio.measures import ClipMeasures
+from vllm_tts_cache.audio.quality import (
+    RULES,
+    ClipChecker,
+    is_plausible,
+    num_syllables,
+    reasons_of,
+    worst,
+)
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
@@ -147,25 +153,6 @@ def test_any_samples_give_finite_figures(rate, samples, times):
     assert plain["longest_pause_seconds"] <= plain["duration_seconds"] + 0.01
 
 
-def test_plain_data_names_units_and_says_what_to_do():
-    plain = check(noise(48_000), 48_000).to_dict()
-    assert list(plain) == [
-        "verdict",
-        "reasons",
-        "duration_seconds",
-        "speech_seconds",
-        "speech_share",
-        "longest_pause_seconds",
-        "loudness_lufs",
-        "peak_dbfs",
-        "clipped_share",
-        "noise_dbfs",
-        "snr_db",
-        "bandwidth_hz",
-    ]
-    assert all(set(reason) == {"code", "message"} for reason in plain["reasons"])
-
-
 def test_threads_get_what_one_gets():
     clips = [decode_path(clip.path).audio for clip in (SPEECH, OTHER_SPEECH)] * 4
     alone = [CHECKER.check(clip).to_dict() for clip in clips]
@@ -181,6 +168,21 @@ def test_what_the_model_does_not_take_is_poor():
     assert found.verdict == "poor"
     assert found.reasons[0].code == "model_limits"
     assert found.reasons[0].message == f"I{problem[1:]}."
+
+
+def test_what_a_file_has_lost_is_worth_a_thought():
+    flac = SPEECH.path.read_bytes()
+    for data, code in ((flac[:-20_000], "truncated"), (turned_over(), "one_channel")):
+        decoded = decode(data)
+        found = CHECKER.check(decoded.audio, warnings=decoded.warnings)
+        assert (found.reasons[0].code, found.reasons[0].verdict) == (code, "fair")
+        assert found.reasons[0].message == decoded.warnings[0].message
+
+
+def turned_over():
+    audio = decode_path(SPEECH.path).audio
+    stereo = np.stack([audio.samples, -audio.samples], axis=-1)
+    return sndfile_bytes(stereo, audio.sample_rate_hz)
 
 
 @pytest.mark.parametrize("text", ["Hi.", "...", SPEECH.transcript * 5])
@@ -234,7 +236,7 @@ def test_korean_in_letters_has_the_syllables_of_korean():
 def test_check_loads_neither_torch_nor_the_detectors_package():
     script = (
         "import sys; from vllm_tts_cache.audio.decode import decode_path; "
-        "from vllm_tts_cache.audio.quality.check import ClipChecker; "
+        "from vllm_tts_cache.audio.quality import ClipChecker; "
         "from vllm_tts_cache.testing.clips import SPEECH; "
         "print(ClipChecker().check(decode_path(SPEECH.path).audio).verdict); "
         "print(sorted({'torch', 'silero_vad'} & set(sys.modules)))"
@@ -246,6 +248,6 @@ def test_check_loads_neither_torch_nor_the_detectors_package():
 
 
 def test_missing_detector_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(speech, "_PACKAGE", "no_such_package_here")
+    monkeypatch.setattr(speech_detector, "_PACKAGE", "no_such_package_here")
     with pytest.raises(ConfigError, match="pip install 'silero-vad"):
         ClipChecker().check(decode_path(SPEECH.path).audio)

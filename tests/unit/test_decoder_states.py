@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.waiting import Clock
 from vllm_tts_cache.model_executor.decoder_states import (
     DELETED_SECONDS,
     DecoderState,
@@ -9,13 +10,6 @@ from vllm_tts_cache.model_executor.decoder_states import (
 )
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
-
-
-class Clock:
-    seconds = 100.0
-
-    def __call__(self):
-        return self.seconds
 
 
 @pytest.fixture
@@ -84,7 +78,7 @@ def test_where_all_is_deleted_nothing_is_kept_for_a_while(states, clock):
     assert states.delete_all().num_entries == 1
     assert [get(states, B), get(states, B)] == [False, False]
     assert states.stats(0).bytes == 0
-    clock.seconds += DELETED_SECONDS
+    clock.now += DELETED_SECONDS
     assert [get(states, B), get(states, B)] == [False, True]
 
 
@@ -99,10 +93,10 @@ def test_what_is_deleted_for_now_may_be_kept_again_and_else_not(states):
 
 def test_a_voice_that_is_registered_again_is_kept_after_a_while(states, clock):
     states.delete([A])
-    clock.seconds += DELETED_SECONDS - 1
+    clock.now += DELETED_SECONDS - 1
     states.delete([B])
     assert [get(states, A), get(states, A)] == [False, False]
-    clock.seconds += 1
+    clock.now += 1
     assert [get(states, A), get(states, A)] == [False, True]
     assert [get(states, B), get(states, B)] == [False, False]
 
@@ -111,5 +105,5 @@ def test_of_too_many_at_once_nobody_knows_which_they_were(states, clock):
     states.delete([A])
     states.delete([f"{number:064x}" for number in range(4096)])
     assert [get(states, A), get(states, B), get(states, B)] == [False] * 3
-    clock.seconds += DELETED_SECONDS
+    clock.now += DELETED_SECONDS
     assert [get(states, A), get(states, A), get(states, B)] == [False, True, False]

@@ -6,18 +6,12 @@ import time
 import pytest
 
 from tests.in_process_workers import WAIT_SECONDS
-from vllm_tts_cache.model_executor.deleted_copies import DeletedCopies
-from vllm_tts_cache.store.copies import Copies
+from tests.waiting import Clock
+from vllm_tts_cache.model_executor.speakers import DeletedCopies
+from vllm_tts_cache.store.bucket import Copies
 from vllm_tts_cache.store.directory import StoreDirectory
 
 ONE, OTHER, LAST = "1" * 64, "2" * 64, "f" * 64
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

@@ -1,19 +1,9 @@
-import json
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
-from vllm_tts_cache.entrypoints.cli.demo_story import (
-    Act,
-    Answer,
-    Story,
-    acts_of,
-)
+from tests.web import serving
+from vllm_tts_cache.entrypoints.cli.demo import Act, Answer, Story, acts_of
 from vllm_tts_cache.speaker.family import trial_families
-from vllm_tts_cache.testing.client import SpeechClient
+from vllm_tts_cache.testing.server import SpeechClient
 
 IN_CONTEXT, X_VECTOR = "in_context", "x_vector"
 
@@ -21,38 +11,24 @@ AUDIO = b"\x01\x00" * 100
 HEARD = Answer(status=200, cache="hit", ttfa_seconds=0.1, audio=AUDIO)
 
 
-@dataclass
 class Counts:
-    """What the server below says that its worker has done."""
+    """What the server says that its worker has done."""
 
-    url: str = ""
-    encodes: dict[str, int] = field(default_factory=lambda: {"speaker": 1, "codec": 1})
-    num_failed: int = 0
+    def __init__(self, web):
+        self._web, self.url = web, web.url
+        self.worked(codec=1)
+
+    def worked(self, *, codec, num_failed=0):
+        encodes = {"speaker": 1, "codec": codec}
+        worker = {"encodes": encodes, "failed_prompts": num_failed}
+        told = 200, {}, {"workers": [worker]}
+        self._web.answers["GET", "/v1/audio/speaker_cache"] = told
 
 
 @pytest.fixture
-def counts() -> Iterator[Counts]:
-    told = Counts()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            worker = {"encodes": told.encodes, "failed_prompts": told.num_failed}
-            body = json.dumps({"workers": [worker]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        told.url = f"http://127.0.0.1:{server.server_address[1]}"
-        yield told
-        server.shutdown()
-        thread.join()
+def counts():
+    with serving() as web:
+        yield Counts(web)
 
 
 def problems_of(
@@ -95,28 +71,16 @@ def test_an_answer_that_does_not_hold_is_a_problem(counts, answer, problem):
     assert f"act 1: {problem}" in problems_of(counts, HEARD, answer)
 
 
-def test_an_encode_too_many_is_a_problem(counts):
-    counts.encodes = {"speaker": 1, "codec": 2}
-    [problem] = problems_of(counts, HEARD)
-    assert "'codec': 2" in problem
-
-
-def test_a_request_that_failed_for_want_of_its_prompt_is_a_problem(counts):
-    counts.num_failed = 1
-    assert problems_of(counts, HEARD) == ["act 0: 1 requests without a prompt"]
-
-
-def test_an_answer_that_says_something_else_is_a_problem(counts):
+def test_what_else_does_not_hold_is_a_problem(counts):
     answer = Answer(status=200, body='{"cache_status": "failed"}')
     [problem] = problems_of(counts, answer, says='"ready"', take=None)
     assert "does not say" in problem
-
-
-def test_modes_that_cannot_be_told_apart_are_a_problem():
-    story = Story(
-        encoders=("speaker", "codec"), takes={IN_CONTEXT: AUDIO, X_VECTOR: AUDIO}
-    )
+    takes = {IN_CONTEXT: AUDIO, X_VECTOR: AUDIO}
+    story = Story(encoders=("speaker", "codec"), takes=takes)
     assert story.problems() == ["two modes are the same audio"]
+    counts.worked(codec=2, num_failed=1)
+    many, failed = problems_of(counts, HEARD)
+    assert "'codec': 2" in many and failed == "act 0: 1 requests without a prompt"
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from vllm_tts_cache.model_executor.encode_device import (
     EncodeDevice,
     capture_beside_encodes,
 )
-from vllm_tts_cache.speaker import origin
-from vllm_tts_cache.speaker.origin import cpu_name
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.speaker import precision
+from vllm_tts_cache.speaker.precision import cpu_name
+from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Origin
 
 MIB, GIB = 1024**2, 1024**3
@@ -142,48 +142,44 @@ def run(encode, num_bytes=GIB, device=GPU):
 # -------- memory
 
 
-def test_with_memory_to_spare_it_encodes_once_and_tidies_nothing(gpu):
-    encode = Encode()
-    gpu.free = GIB + MARGIN_BYTES
-    assert_same(run(encode), ENCODING)
-    assert (encode.num_calls, gpu.num_tidied) == (1, 0)
+# What a GPU has -> how often the allocator is tidied for an encode of one GiB.
+ROOM = {
+    "to spare": ({"free": GIB + MARGIN_BYTES}, 0),
+    "once the allocator gives back": ({"free": GIB // 2, "unused": GIB}, 1),
+    # As with sleep mode, where the weights are in a pool that it knows nothing of.
+    "in an allocator that does not know what it has": (
+        {"free": GIB // 2, "unused": GIB, "elsewhere": 4 * GIB},
+        1,
+    ),
+}
+# -> what is said of it: 1280 MiB are wanted, with the margin.
+NO_ROOM = {
+    "one byte too few": ({"free": GIB + MARGIN_BYTES - 1}, "1280 MiB are free"),
+    "kept by CUDA graphs": (
+        {"free": GIB // 2, "unused": GIB, "pinned": GIB},
+        "512 MiB are free",
+    ),
+    "given back by nobody": (
+        {"free": GIB // 2, "unused": GIB, "can_tidy": False},
+        "512 MiB are free",
+    ),
+}
 
 
-def test_a_gpu_without_room_refuses_before_it_starts_and_names_the_setting(gpu):
-    encode = Encode()
-    gpu.free = GIB + MARGIN_BYTES - 1
-    with pytest.raises(
-        EncodeError, match=r"1024 MiB .* 1280 MiB are free; .*gpu_memory_utilization"
-    ):
-        run(encode)
-    assert (encode.num_calls, gpu.num_tidied) == (0, 0), "nothing would come free"
+@pytest.mark.parametrize("has, num_tidied", ROOM.values(), ids=ROOM)
+def test_where_there_is_room_it_encodes_once(gpu, has, num_tidied):
+    vars(gpu).update(has)
+    assert_same(run(encode := Encode()), ENCODING)
+    assert (encode.num_calls, gpu.num_tidied) == (1, num_tidied)
 
 
-def test_what_the_allocator_keeps_unused_is_given_back_and_then_there_is_room(gpu):
-    encode = Encode()
-    gpu.free, gpu.unused = GIB // 2, GIB
-    assert_same(run(encode), ENCODING)
-    assert (encode.num_calls, gpu.num_tidied) == (1, 1)
-
-
-def test_an_allocator_that_does_not_know_what_it_has_is_tidied(gpu):
-    """As with sleep mode, where the weights are in a pool that it knows nothing of."""
-    gpu.free, gpu.elsewhere, gpu.unused = GIB // 2, 4 * GIB, GIB
-    assert_same(run(Encode()), ENCODING)
-
-
-def test_what_cuda_graphs_keep_is_no_room(gpu):
-    encode = Encode()
-    gpu.free, gpu.unused, gpu.pinned = GIB // 2, GIB, GIB
-    with pytest.raises(EncodeError, match="512 MiB are free"):
+@pytest.mark.parametrize("has, said", NO_ROOM.values(), ids=NO_ROOM)
+def test_without_room_it_refuses_before_it_starts_and_names_the_setting(gpu, has, said):
+    vars(gpu).update(has)
+    encode, told = Encode(), f"1024 MiB .* {said}; .*gpu_memory_utilization"
+    with pytest.raises(EncodeError, match=told):
         run(encode)
     assert encode.num_calls == 0
-
-
-def test_an_allocator_that_gives_nothing_back_is_no_room_either(gpu):
-    gpu.free, gpu.unused, gpu.can_tidy = GIB // 2, GIB, False
-    with pytest.raises(EncodeError, match="gpu_memory_utilization"):
-        run(Encode())
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -244,9 +240,9 @@ def test_an_encoding_says_which_chip_and_torch_computed_it(gpu, device, name):
 def test_a_cpu_is_called_as_its_maker_calls_it(tmp_path, monkeypatch):
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel name\t: Z80: the 2nd\nmodel name\t: B\n")
-    monkeypatch.setattr(origin, "_CPU_INFO", info)
+    monkeypatch.setattr(precision, "_CPU_INFO", info)
     assert cpu_name() == "Z80: the 2nd"
-    monkeypatch.setattr(origin, "_CPU_INFO", tmp_path / "absent")
+    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "absent")
     assert cpu_name() in (platform.processor(), platform.machine())
 
 
@@ -288,10 +284,6 @@ def test_no_other_thread_computes_on_fewer_cpu_threads_for_it():
     program = """
 import threading, torch
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
-from vllm_tts_cache.speaker import origin
-from vllm_tts_cache.speaker.origin import cpu_name
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
-from vllm_tts_cache.store.encoding import Origin
 
 def on_a_thread(act):
     thread = threading.Thread(target=act)

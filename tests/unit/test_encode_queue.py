@@ -6,29 +6,21 @@ import numpy as np
 import pytest
 
 from tests.encoding_samples import INLINE, REGISTERED, make_key
+from tests.waiting import Clock
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor import encode_jobs
-from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Report
+from vllm_tts_cache.model_executor import encode_line
+from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import (
     MAX_ASIDE_SECONDS,
     EncodeQueue,
-    MissingAudioError,
 )
-from vllm_tts_cache.speaker.lanes import Lane
+from vllm_tts_cache.speaker.reference import Lane
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
 
 WAIT = 10.0
 LEASE = 2.0
 QUEUED, ENCODING = JobState.QUEUED, JobState.ENCODING
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class Work:
@@ -109,6 +101,12 @@ def wait_until(is_so):
 
 
 @pytest.fixture
+def two_remembered(monkeypatch):
+    """Before the queue is made: name it before `rig`."""
+    monkeypatch.setattr(encode_line, "MAX_REMEMBERED", 2)
+
+
+@pytest.fixture
 def rig():
     rig = Rig()
     yield rig
@@ -168,22 +166,76 @@ def test_behind_200_abandoned_inline_jobs_a_registered_voice_waits_for_one(rig):
     assert rig.queue.stats().dropped == 64
 
 
-def test_inline_jobs_are_encoded_after_a_voice_that_a_request_waits_for(rig):
-    rig.hold("in hand")
-    rig.want("inline", INLINE)
-    rig.want("bulk")
-    rig.want("voice", urgent=True)
-    rig.run()
-    assert rig.work.encoded == ["in hand", "voice", "inline", "bulk"]
+def inline(name):
+    return (name, INLINE, False)
 
 
-def test_a_registered_voice_brings_forward_the_same_clip_that_waits_inline(rig):
+def registered(name, *, urgent=False):
+    return (name, REGISTERED, urgent)
+
+
+# What is wanted, in turn -> the order in which it is encoded.
+ORDERS = {
+    "urgent first, and the others in turns": (
+        [
+            inline("clip 1"),
+            registered("bulk 1"),
+            registered("voice 1", urgent=True),
+            inline("clip 2"),
+            registered("voice 2", urgent=True),
+            registered("bulk 2"),
+        ],
+        ["voice 1", "voice 2", "clip 1", "bulk 1", "clip 2", "bulk 2"],
+    ),
+    "a key waits once": ([registered("a"), registered("b"), registered("a")], "ab"),
+    "who joins brings it forward": (
+        [inline("b"), registered("c"), registered("a"), registered("a", urgent=True)],
+        "abc",
+    ),
+    "and nobody takes it back": (
+        [registered("b", urgent=True), registered("a", urgent=True), inline("b")],
+        "ba",
+    ),
+    # Another server registers it: it keeps its place before others' voices.
+    "a clip that becomes a voice is urgent": (
+        [registered("b"), inline("a"), registered("a")],
+        "ab",
+    ),
+}
+
+
+@pytest.mark.parametrize("wanted, encoded", ORDERS.values(), ids=ORDERS)
+def test_jobs_are_encoded_by_lanes_that_take_turns(rig, wanted, encoded):
     rig.hold("in hand")
-    rig.want("clip", INLINE)
-    rig.want("bulk")
-    rig.want("clip", urgent=True)
+    for name, segment, urgent in wanted:
+        rig.want(name, segment, urgent=urgent)
     rig.run()
-    assert rig.work.encoded == ["in hand", "clip", "bulk"]
+    assert rig.work.encoded == ["in hand", *encoded]
+
+
+def test_so_many_inline_jobs_wait_and_registered_ones_always_may():
+    rig = Rig(max_waiting_inline=3)
+    rig.hold("in hand")
+    told = [rig.want(f"clip {n}", INLINE).state for n in (0, 1, 2, 3, 0)]
+    assert told == [QUEUED] * 3 + [JobState.REFUSED, QUEUED]  # the last one joins
+    assert {rig.want(f"voice {n}").state for n in range(10)} == {QUEUED}
+    assert rig.queue.stats().waiting == {"registered": 10, "inline": 3}
+    rig.clock.now += LEASE + 0.1
+    assert rig.want("new", INLINE).state is QUEUED, "those that left make room"
+    rig.run()
+    assert rig.work.encoded == ["in hand", "new"]
+    rig.queue.close()
+
+
+def test_who_joins_renews_the_lease_and_adds_the_force(rig):
+    rig.hold("in hand")
+    rig.want("a", lease=1.0, force_id="x")
+    rig.want("a", lease=5.0, force_id="y")
+    rig.want("a", lease=2.0)
+    rig.clock.now += 4.0
+    rig.run()
+    assert rig.work.encoded == ["in hand", "a"]
+    assert all(rig.queue.has_forced(make_key("a"), name) for name in "xy")
 
 
 def test_a_failure_is_told_once_and_the_next_want_tries_again(rig):
@@ -209,13 +261,6 @@ def test_a_failure_that_its_client_did_not_wait_for_is_no_answer_to_the_next(rig
     assert rig.want() == Report(QUEUED)
 
 
-def test_missing_audio_is_a_state_of_its_own(rig):
-    rig.work.errors["a"] = MissingAudioError("not stored")
-    rig.want()
-    rig.run()
-    assert rig.want() == Report(JobState.NO_AUDIO, "not stored")
-
-
 def test_an_error_without_text_still_has_a_reason(rig):
     rig.work.errors["a"] = RuntimeError()
     rig.want()
@@ -223,21 +268,12 @@ def test_an_error_without_text_still_has_a_reason(rig):
     assert rig.look() == Report(JobState.FAILED, "RuntimeError()")
 
 
-def test_failures_are_remembered_up_to_a_number(rig, monkeypatch):
-    monkeypatch.setattr(encode_jobs, "MAX_REMEMBERED", 2)
+def test_failures_are_remembered_up_to_a_number(two_remembered, rig):
     for name in "abc":
         rig.work.errors[name] = EncodeError(f"{name} cannot")
         rig.want(name)
         rig.run()
     assert [rig.look(name).reason for name in "abc"] == ["", "b cannot", "c cannot"]
-
-
-def test_failures_of_a_thousand_clips_are_one_line_in_the_log(rig, plugin_log):
-    for number in range(50):
-        rig.work.errors[str(number)] = EncodeError("the disk")
-        rig.want(str(number))
-    rig.run()
-    assert plugin_log.text.count("the disk") == 1
 
 
 def test_what_exists_already_is_not_encoded_unless_it_is_forced(rig):
@@ -273,8 +309,7 @@ def test_forcing_joins_an_encode_that_is_forced_already(rig):
     assert all(rig.queue.has_forced(make_key("a"), name) for name in ("one", "two"))
 
 
-def test_finished_force_ids_are_remembered_up_to_a_number(rig, monkeypatch):
-    monkeypatch.setattr(encode_jobs, "MAX_REMEMBERED", 2)
+def test_finished_force_ids_are_remembered_up_to_a_number(two_remembered, rig):
     for name in ("x", "y", "z"):
         rig.want(force_id=name)
         rig.run()
@@ -315,6 +350,18 @@ def test_a_key_that_another_process_has_holds_nobody_up(rig):
     assert rig.work.encoded == ["b", "c"]
 
 
+def test_what_another_process_has_is_removed_from_any_lane_that_it_joined(rig):
+    """It stayed in the one that it had come from, where nothing could remove it."""
+    rig.work.elsewhere.add("a")
+    rig.want("a", INLINE)
+    rig.want("b")
+    wait_until(lambda: rig.work.encoded == ["b"])  # so "a" was looked at
+    rig.want("a")
+    rig.queue.delete([make_key("a").audio_sha256])
+    assert rig.queue.stats().waiting == {"registered": 0, "inline": 0}
+    assert rig.look("a") == Report(JobState.MISSING)
+
+
 def test_a_key_that_another_process_never_finishes_is_encoded_after_all(rig):
     rig.work.elsewhere.add("a")
     rig.want("a", lease=2 * MAX_ASIDE_SECONDS)
@@ -348,31 +395,11 @@ def test_an_errand_is_run_on_the_thread_before_the_jobs_that_wait(rig):
     assert rig.queue.num_finished == 2, "an errand is no job"
 
 
-def test_an_errand_raises_where_it_was_asked_for_and_the_thread_goes_on(rig):
-    with pytest.raises(EncodeError, match="no such file"):
-        rig.queue.call(failing(EncodeError("no such file")))
-    with pytest.raises(TimeoutError, match="its own"):
-        rig.queue.call(failing(TimeoutError("its own")), 5.0)
-    rig.want("a")
-    rig.run()
-    assert rig.work.encoded == ["a"]
-
-
 def failing(error):
     def act():
         raise error
 
     return act
-
-
-def test_an_errand_that_takes_too_long_is_left_to_itself(rig):
-    gate = threading.Event()
-    with pytest.raises(TimeoutError, match=r"0\.01 s"):
-        rig.queue.call(lambda: gate.wait(WAIT), 0.01)
-    rig.want("a")
-    gate.set()
-    rig.run()
-    assert rig.work.encoded == ["a"]
 
 
 def test_an_errand_that_would_end_the_thread_does_not(rig):

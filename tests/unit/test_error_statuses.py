@@ -6,12 +6,17 @@ from fastapi.routing import APIRouter
 from fastapi.testclient import TestClient
 
 from vllm_tts_cache import errors
-from vllm_tts_cache.entrypoints import routing
-from vllm_tts_cache.entrypoints.other_sites import OtherSiteError
-from vllm_tts_cache.entrypoints.request_body import FormCutOffError, TooManyPartsError
-from vllm_tts_cache.entrypoints.routing import GuardedRoute
-from vllm_tts_cache.entrypoints.served_model import CannotCloneError
-from vllm_tts_cache.entrypoints.wants import (
+from vllm_tts_cache.entrypoints.http import routing
+from vllm_tts_cache.entrypoints.http.callers import OtherSiteError
+from vllm_tts_cache.entrypoints.http.routing import (
+    FormCutOffError,
+    GuardedRoute,
+    TooManyPartsError,
+)
+from vllm_tts_cache.entrypoints.http.sending import RangeNotSatisfiableError
+from vllm_tts_cache.entrypoints.http.validation import InvalidRequestError
+from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
+from vllm_tts_cache.entrypoints.speakers.wants import (
     AudioGoneError,
     GoneError,
     SpeakerReplacedError,
@@ -33,18 +38,16 @@ ERRORS = [
     (errors.SpeakerNotFoundError("ann"), 404, "NotFoundError"),
     (FormCutOffError(), 400, "BadRequestError"),
     (TooManyPartsError(), 400, "BadRequestError"),
+    (InvalidRequestError("no", None), 400, "BadRequestError"),
     (routing.NoSpeechModelError(), 404, "NotFoundError"),
     (errors.SpeakerExistsError("ann"), 409, "ConflictError"),
     (errors.SpeakerLimitError(3), 409, "ConflictError"),
-    (errors.PinLimitError(3), 409, "ConflictError"),
     (errors.AudioBudgetError(1000), 409, "ConflictError"),
-    (errors.PreviewNotFoundError("ann"), 404, "NotFoundError"),
     (errors.ConsentRequiredError(), 400, "BadRequestError"),
     (errors.ConsentNotFoundError("cons_0"), 404, "NotFoundError"),
     (errors.ConsentInUseError("cons_0", [("voice_0", "a")]), 409, "ConflictError"),
     (errors.ConsentLimitError(3), 409, "ConflictError"),
     (errors.InvalidBundleError("no"), 400, "BadRequestError"),
-    (errors.InvalidArchiveError("no", 3), 400, "BadRequestError"),
     (errors.LowQualityError(["It is noisy."]), 400, "BadRequestError"),
     (errors.DownloadsOffError(), 403, "BadRequestError"),
     (errors.UnauthorizedError(), 401, "AuthenticationError"),
@@ -52,6 +55,7 @@ ERRORS = [
     (OtherSiteError(), 403, "BadRequestError"),
     (errors.NoTenantError(), 500, "InternalServerError"),
     (errors.RequestTooLargeError(2**20), 413, "BadRequestError"),
+    (RangeNotSatisfiableError("bytes=9-", 9), 416, "BadRequestError"),
     (errors.ServerBusyError("64 clips wait", 2), 503, "InternalServerError"),
     (
         errors.DeletionPendingError("ann", files_removed=True, waiting_for=1),
@@ -76,6 +80,7 @@ ERRORS = [
     (CannotCloneError("It has no reference encoder."), 400, "BadRequestError"),
     (errors.StorageFullError("/x"), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),
+    (errors.ConnectionSettingError("no"), 500, "InternalServerError"),
     (errors.NoCatalogueError("no"), 500, "InternalServerError"),
     (errors.CheckpointError("/x", "no"), 500, "InternalServerError"),
 ]
@@ -150,12 +155,6 @@ def test_a_full_disk_says_so_and_what_to_do():
     assert "/secret/path" not in message
 
 
-def test_an_unknown_voice_is_named_with_the_way_to_register_it():
-    message = str(errors.SpeakerNotFoundError("ann"))
-    assert "'ann'" in message
-    assert "POST /v1/audio/voices" in message
-
-
 def test_a_full_audio_budget_names_its_setting():
     message = str(errors.AudioBudgetError(1000))
     assert "1000 bytes" in message
@@ -188,31 +187,3 @@ def test_clients_are_told_that_the_catalogue_is_down_and_the_log_why():
         "The voice catalogue postgresql://me@db.internal/voices is down: "
         "connection refused."
     )
-
-
-def test_a_deletion_under_way_says_how_far_it_is_and_to_repeat_it():
-    error = errors.DeletionPendingError("ann", files_removed=False, waiting_for=2)
-    assert "'ann'" in str(error)
-    assert "not yet removed" in str(error)
-    assert "have not confirmed: 2" in str(error)
-    assert f"Repeat the DELETE in {error.retry_after_seconds} s" in str(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.ServerBusyError("16 fetches run", 3),
-        errors.StorageBusyError(3),
-        UNAVAILABLE,
-        errors.DeletionPendingError(
-            "ann", files_removed=True, waiting_for=1, retry_after_seconds=3
-        ),
-    ],
-)
-def test_a_503_that_ends_by_itself_says_when_to_come_back(error):
-    for answer_of in (routing.json_response, routing.speech_response):
-        answer = answer_of(error)
-        assert answer.status_code == 503
-        assert answer.headers["Retry-After"] == "3"
-    other = routing.json_response(errors.EncodeError("no"))
-    assert "Retry-After" not in other.headers

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from vllm_tts_cache.entrypoints.executors import BoundedExecutor, Lookups
-from vllm_tts_cache.errors import EncodeError, ServerBusyError
+from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.errors import ServerBusyError
 
 SOON_SECONDS = 10.0
 
@@ -27,26 +28,6 @@ def executor():
     made = BoundedExecutor("too many", num_threads=1, max_waiting=2)
     yield made
     made.shutdown()
-
-
-async def test_what_a_function_returns_or_raises_arrives(executor):
-    def fail():
-        raise EncodeError("no")
-
-    assert await executor.run(lambda a, b: a + b, 1, b=2) == 3
-    with pytest.raises(EncodeError, match="no"):
-        await executor.run(fail)
-
-
-async def test_what_would_wait_too_long_is_refused_at_once(executor, gate):
-    waiting = [asyncio.create_task(executor.run(gate.wait)) for _ in range(3)]
-    await asyncio.sleep(0)
-    with pytest.raises(ServerBusyError, match="too many") as caught:
-        await at_once(executor.run(gate.wait))
-    assert caught.value.retry_after_seconds > 0
-    gate.set()
-    await asyncio.gather(*waiting)
-    assert await executor.run(lambda: "again") == "again"
 
 
 async def test_what_comes_after_the_end_is_told_so(executor):

@@ -31,7 +31,7 @@ def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, plugin_
     requests.add("mine", CAUSE, speakers)
     assert "mine" in requests
     assert "other" not in requests
-    assert f"No speaker prompt for request mine: {CAUSE}" in plugin_log.text
+    assert f"No prompt for request mine: {CAUSE}" in plugin_log.text
     assert speakers.stats().failed_prompts == 1
     assert speakers.failed(["mine", "other"]) == {"mine": str(CAUSE)}
     speakers.close()
@@ -41,7 +41,7 @@ def test_a_hundred_failed_requests_are_one_line(plugin_log):
     requests = FailedRequests(NO_SPEAKER_PROMPT)
     for number in range(100):
         requests.add(f"request-{number}", CAUSE, None)
-    assert plugin_log.messages == [f"No speaker prompt for request request-0: {CAUSE}"]
+    assert plugin_log.messages == [f"No prompt for request request-0: {CAUSE}"]
 
 
 def test_a_failed_request_can_sample_one_id_and_its_neighbours_what_they_could(failed):
@@ -61,14 +61,6 @@ def test_where_a_model_samples_by_itself_the_failed_ones_id_is_replaced(failed):
     assert sampled.tolist() == [[7], [NO_SPEAKER_PROMPT], [9]]
 
 
-def test_without_a_failed_request_in_the_batch_nothing_changes(failed):
-    given = logits()
-    assert torch.equal(failed.end(given.clone(), ["one", "two", "three"]), given)
-    assert torch.equal(
-        FailedRequests(NO_SPEAKER_PROMPT).end(given.clone(), ["failed"] * 3), given
-    )
-
-
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_rows_that_are_not_one_a_request_are_left_alone(failed, num_rows):
     given = logits(num_rows)
@@ -80,17 +72,6 @@ def test_the_oldest_failures_are_deleted_before_the_list_grows_without_end(faile
         failed.add(str(number), CAUSE, None)
     assert "failed" not in failed
     assert "0" in failed
-
-
-def test_a_prefix_is_suspect_until_it_was_computed_again():
-    suspects = SuspectPrefixes()
-    assert "voice" not in suspects
-    suspects.add("voice")
-    assert "voice" in suspects
-    assert "other" not in suspects
-    suspects.clear("voice")
-    suspects.clear("voice")
-    assert "voice" not in suspects
 
 
 def test_who_relied_on_a_prefix_in_the_step_that_spoils_it_is_told():

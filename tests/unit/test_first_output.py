@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from vllm_tts_cache.entrypoints.first_output import after_first_chunk
+from vllm_tts_cache.entrypoints.http.speech import after_first_chunk
 from vllm_tts_cache.errors import EncodeError
 
 
@@ -149,9 +149,3 @@ async def test_an_error_event_that_comes_first_becomes_json_with_its_status(code
     assert json.loads(bytes(response.body)) == {"error": error}
     assert stream.is_closed
     assert stream.num_given == 1
-
-
-async def test_other_events_pass():
-    event = 'event: speech.audio.delta\ndata: {"audio": ""}\n\n'
-    response = await after_first_chunk(Stream(event).response)
-    assert [chunk async for chunk in chunks_of(response)] == [event]

@@ -9,7 +9,8 @@ import pytest
 from fastapi import APIRouter, FastAPI, File, UploadFile
 from pydantic import BaseModel
 
-from vllm_tts_cache.entrypoints.routing import guarded_route
+from tests.asgi import http_scope
+from vllm_tts_cache.entrypoints.http.routing import guarded_route
 
 LIMIT = 100_000
 
@@ -53,19 +54,8 @@ async def client(app):
 async def send(app, path, chunks, content_type, headers=()):
     """POST chunks one by one; returns the status and how many were taken."""
     num_taken, answer = 0, {}
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"content-type", content_type.encode()), *headers],
-        "http_version": "1.1",
-        "scheme": "http",
-        "server": ("s", 80),
-        "client": ("c", 1),
-        "root_path": "",
-    }
+    head = [(b"content-type", content_type.encode()), *headers]
+    scope = http_scope("POST", path, head)
 
     async def receive():
         nonlocal num_taken
@@ -92,13 +82,6 @@ def form_chunks(num_bytes):
     return [head, *[bytes(10_000)] * (num_bytes // 10_000), b"\r\n--b--\r\n"]
 
 
-async def test_a_body_within_the_limit_arrives(client):
-    done = await client.post("/form", files={"file": bytes(LIMIT // 2)})
-    assert (done.status_code, done.json()) == (200, {"size": LIMIT // 2})
-    done = await client.post("/json", json={"text": "x" * (LIMIT // 2)})
-    assert (done.status_code, done.json()) == (200, {"size": LIMIT // 2})
-
-
 @pytest.mark.parametrize("path", ["/form", "/json"])
 async def test_a_body_that_says_it_is_too_large_is_not_read_at_all(app, path):
     length = [(b"content-length", str(LIMIT + 1).encode())]
@@ -108,22 +91,6 @@ async def test_a_body_that_says_it_is_too_large_is_not_read_at_all(app, path):
     )
     assert (status, taken) == (413, 0)
     assert "larger than" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "content_type", "chunks"),
-    [
-        ("/form", "multipart/form-data; boundary=b", form_chunks(10 * LIMIT)),
-        ("/json", "application/json", [b'{"text": "', *[b"x" * 10_000] * 100, b'"}']),
-    ],
-)
-async def test_a_body_without_a_length_is_refused_while_it_arrives(
-    app, path, content_type, chunks
-):
-    status, answer, taken = await send(app, path, chunks, content_type)
-    assert status == 413
-    assert answer["error"]["code"] == 413
-    assert taken <= LIMIT // 10_000 + 2 < len(chunks)
 
 
 async def test_a_length_that_lies_does_not_help(app):
@@ -195,8 +162,5 @@ async def test_a_forms_end_is_found_wherever_it_is_cut(app):
 
 async def test_a_form_without_parts_is_whole(app):
     status, answer, _ = await send(app, "/form", [b"--b--"], FORM)
-    assert (status, answer["detail"][0]["type"]) == (422, "missing")
-
-
-async def test_a_body_that_is_wrong_is_still_the_hosts_error(client):
-    assert (await client.post("/json", content=b"{")).status_code == 422
+    assert status == 400
+    assert "Invalid file: it is missing" in answer["error"]["message"]

@@ -16,11 +16,11 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import CheckpointError, EncodeError
-from vllm_tts_cache.model_executor import load_speakers
-from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
+from vllm_tts_cache.model_executor import loading
 from vllm_tts_cache.model_executor.failed_requests import FailedRequests
+from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
 from vllm_tts_cache.model_executor.talker import CachedTalker
-from vllm_tts_cache.speaker.origin import origin_of
+from vllm_tts_cache.speaker.precision import origin_of
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.opening import open_store
 
@@ -88,7 +88,7 @@ def loaded():
 @pytest.fixture
 def talker(loaded, tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path / "samples"))
-    monkeypatch.setattr(load_speakers, "tensor_parallel_ranks", lambda: ALONE)
+    monkeypatch.setattr(loading, "tensor_parallel_ranks", lambda: ALONE)
     talker: Any = object.__new__(CachedTalker)
     talker.tts_cache_family = loaded
     before, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
@@ -130,6 +130,7 @@ def test_on_an_accelerator_the_thread_that_encodes_loads_and_warms_up(
         assert encoder.thread is thread
         assert encoder.default_dtypes == [torch.float32]
     assert talker.tts_cache_speakers.stats().encodes == {"speaker": 0, "codec": 0}
+    assert list((tmp_path / "samples").rglob("*.safetensors")) == []
     assert "Warmed the reference encoders up in" in plugin_log.text
 
 
@@ -168,7 +169,7 @@ def test_an_encode_that_never_ends_does_not_run_on_beside_vllms_measuring(
     talker, tmp_path, monkeypatch
 ):
     gate = threading.Event()
-    monkeypatch.setattr(load_speakers, "_WARM_UP_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(loading, "_WARM_UP_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(WarmEncoder, "encode", lambda *_: gate.wait(30))
     threading.Timer(1.0, gate.set).start()
     with pytest.raises(TimeoutError, match=r"0\.01 s"):

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import huggingface_hub
@@ -24,8 +23,7 @@ from tests.fake_hub import (
 from tests.in_process_workers import SyncInProcessEngine
 from vllm_tts_cache.errors import CheckpointError, ConfigError
 from vllm_tts_cache.offline import OfflineSpeakers
-from vllm_tts_cache.speaker.family import families
-from vllm_tts_cache.speaker.local_checkpoint import (
+from vllm_tts_cache.speaker.checkpoint_dir import (
     checkpoint_dir,
     local_checkpoint,
     whole_checkpoint,
@@ -222,7 +220,7 @@ def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(ca
 def test_a_process_finds_it_below_hf_home(tmp_path, offline):
     main = download(tmp_path / "hub", MAIN, *SIDE_FILES, branch="main")
     program = (
-        "from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir\n"
+        "from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir\n"
         f"print(checkpoint_dir({MODEL!r}, side_files={SIDE_FILES!r}))"
     )
     done = subprocess.run(
@@ -258,22 +256,15 @@ def test_a_batch_job_reads_the_revision_that_its_engine_runs(
     speakers._store.close()
 
 
-# -------- the families
-
-
-@pytest.mark.parametrize("family", [f for f in families() if f.encoders_part])
-def test_a_family_with_encoders_says_which_files_they_read(family):
-    assert family.side_files
-    names = [n for f in family.side_files for n in ((f,) if isinstance(f, str) else f)]
-    assert not any(Path(name).is_absolute() for name in names)
-
-
 def test_the_api_process_loads_no_torch_for_it():
     program = (
-        "import sys; import vllm_tts_cache.speaker.local_checkpoint; "
+        "import sys; import vllm_tts_cache.speaker.checkpoint_dir; "
         "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+# -------- the families

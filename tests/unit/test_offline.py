@@ -83,15 +83,6 @@ def job(default_checkpoint, samples_dir, tmp_path):
     job.close()
 
 
-@pytest.fixture
-def small_job(default_checkpoint, samples_dir, tmp_path, monkeypatch):
-    """Of five clips of a second, all that is kept of inline audio is full."""
-    monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(5 * CLIP_BYTES))
-    job = Job(default_checkpoint, tmp_path)
-    yield job
-    job.close()
-
-
 def remove(samples_dir, *, audio=True, encodings=True):
     for path in (samples_dir / "store").rglob("*.safetensors"):
         if audio if path.stem == "audio" else encodings:
@@ -110,31 +101,26 @@ def test_clips_are_prepared_once_each_whatever_they_are_called(job):
     assert job.worker.stats().encodes["codec"] == 0, "no transcript: an x-vector"
 
 
-def test_more_clips_than_are_kept_of_inline_audio_are_prepared_in_windows(small_job):
+@pytest.fixture
+def bounded(request, monkeypatch):
+    """A setting that bounds what is prepared at once; before the job begins."""
+    monkeypatch.setenv(*request.param)
+
+
+@pytest.mark.parametrize(
+    "bounded",
+    [
+        ("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(5 * CLIP_BYTES)),
+        ("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(CLIP_BYTES)),
+        ("SPEAKER_CACHE_MAX_WAITING_INLINE", "3"),
+    ],
+    indirect=True,
+)
+def test_more_clips_than_are_kept_or_may_wait_are_prepared_in_windows(bounded, job):
     """A10: stored all at once, the first were evicted before they were encoded."""
-    clips = small_job.clips(24)
-    prepared = small_job.speakers.prepare(clips)
-    assert len({speaker.ref.audio_sha256 for speaker in prepared}) == 24
-    assert small_job.num_encodes() == 24
-
-
-def test_more_clips_than_may_wait_are_prepared_in_windows(
-    default_checkpoint, samples_dir, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("SPEAKER_CACHE_MAX_WAITING_INLINE", "3")
-    job = Job(default_checkpoint, tmp_path)
-    assert len(job.speakers.prepare(job.clips(10))) == 10
-    assert job.worker.stats().refused == 0
-    job.close()
-
-
-def test_a_clip_larger_than_a_window_is_a_window_of_its_own(
-    default_checkpoint, samples_dir, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES", str(CLIP_BYTES))
-    job = Job(default_checkpoint, tmp_path)
-    assert len(job.speakers.prepare(job.clips(3))) == 3
-    job.close()
+    prepared = job.speakers.prepare(job.clips(12))
+    assert len({speaker.ref.audio_sha256 for speaker in prepared}) == 12
+    assert (job.num_encodes(), job.worker.stats().refused) == (12, 0)
 
 
 def test_audio_that_is_evicted_before_it_is_encoded_is_stored_again(

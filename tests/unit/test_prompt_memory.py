@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_tts_cache.entrypoints.prompt_memory import _ENTRY_BYTES, PromptMemory
+from vllm_tts_cache.entrypoints.speakers.service import _ENTRY_BYTES, PromptMemory
 from vllm_tts_cache.errors import EncodeError
 
 
@@ -40,19 +40,6 @@ def room(num_bytes):
 @pytest.fixture
 def building():
     return Building()
-
-
-async def test_a_part_is_built_once(building):
-    memory = PromptMemory(room(100))
-    for _ in range(3):
-        assert await memory.get_or_build("s", "a", building.of("x")) == Part("x")
-    assert building.built == ["x"]
-
-
-async def test_another_salt_is_another_part(building):
-    memory = PromptMemory(room(100))
-    await memory.get_or_build("s", "a", building.of("x"))
-    assert await memory.get_or_build("t", "a", building.of("y")) == Part("y")
 
 
 async def test_the_least_recently_used_part_goes_first(building):

@@ -3,8 +3,8 @@ import threading
 import pytest
 
 from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.model_executor import recency
-from vllm_tts_cache.model_executor.recency import Recency
+from vllm_tts_cache.model_executor import speakers
+from vllm_tts_cache.model_executor.speakers import Recency
 
 WAIT = 10.0
 
@@ -67,7 +67,7 @@ def test_a_catalogue_that_fails_costs_one_batch(catalogue, error):
 
 
 def test_more_audios_than_a_batch_holds_are_left_for_the_next(catalogue, monkeypatch):
-    monkeypatch.setattr(recency, "MAX_NOTED", 2)
+    monkeypatch.setattr(speakers, "MAX_NOTED", 2)
     noted = Recency(catalogue.used, flush_seconds=WAIT)
     for sha in "abc":
         noted.note(sha)
@@ -76,12 +76,3 @@ def test_more_audios_than_a_batch_holds_are_left_for_the_next(catalogue, monkeyp
     noted.flush()
     noted.close()
     assert catalogue.batches == [["a", "b"], ["c"]]
-
-
-def test_closing_ends_the_thread(catalogue):
-    noted = Recency(catalogue.used, flush_seconds=WAIT)
-    noted.note("a")
-    (thread,) = [t for t in threading.enumerate() if t.name == "tts-cache-recency"]
-    noted.close()
-    thread.join(WAIT)
-    assert not thread.is_alive()

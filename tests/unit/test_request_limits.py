@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_tts_cache.entrypoints.request_limits import (
+from vllm_tts_cache.entrypoints.http.limits import (
     MAX_INPUT_CHARS,
     MAX_ITEMS,
     MAX_VALUES,

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 
-from vllm_tts_cache.entrypoints.request_speaker import (
+from vllm_tts_cache.entrypoints.serving.request_speaker import (
     as_clone,
     clone_facts,
     names_speaker,
@@ -12,8 +12,7 @@ from vllm_tts_cache.entrypoints.request_speaker import (
     unset_what_is_ignored,
 )
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.modes import Mode, Transcript
+from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 
 X_VECTOR = Mode(
     name="x_vector",

@@ -15,13 +15,13 @@ from tests.in_process_workers import (
     prepare,
     ref_of,
     store_clip,
-    want_call,
     worker,
     worker_speakers,
     worker_with,
 )
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError, WorkerRPCError
+from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
 from vllm_tts_cache.speaker import rpc_client, wire
 from vllm_tts_cache.speaker.rpc_client import (
@@ -40,14 +40,11 @@ from vllm_tts_cache.speaker.rpc_client import (
     UnsupportedModelError,
     checked_answers,
     encoding_of,
-    fingerprints_of,
     refuse_elsewhere,
 )
-from vllm_tts_cache.speaker.wire import JobState
+from vllm_tts_cache.store.binding import StoreHome
 from vllm_tts_cache.store.encoding import EncodingKey
-from vllm_tts_cache.store.home import StoreHome
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.throttled_log import ThrottledLog
 
 SHA = clip().audio_sha256
 OURS = wire.encode(wire.Described(rank=0, fingerprints={"codec": "f"}))
@@ -213,13 +210,6 @@ class BusyEngine:
         raise RuntimeError("it is too busy")
 
 
-async def test_calls_to_a_busy_engine_do_not_pile_up():
-    workers = AsyncWorkers(engine := BusyEngine())
-    calls = (workers.call(ENCODING, CALLS[ENCODING]) for _ in range(10))
-    await asyncio.gather(*calls, return_exceptions=True)
-    assert engine.most == MAX_CALLS
-
-
 async def test_a_call_keeps_its_turn_although_its_caller_has_left():
     """The host's thread waits on, and it has few of them."""
     workers = AsyncWorkers(engine := BusyEngine())
@@ -314,13 +304,6 @@ async def test_causes_of_failures_are_asked_for_together(speakers):
     assert engine.calls == [FAILED.name]
     expected = {f"speech-{number}": f"cause {number}" for number in range(3)}
     assert [answer.causes for (answer,) in answers] == [expected] * 4
-
-
-def test_workers_with_different_encoders_are_refused():
-    one, other = (wire.Described(rank=0, fingerprints={"codec": f}) for f in "ab")
-    assert fingerprints_of([one, one]) == {"codec": "a"}
-    with pytest.raises(WorkerRPCError, match="different encoders"):
-        fingerprints_of([one, other])
 
 
 def described(store_id, place="node-b:/voices"):
@@ -439,18 +422,6 @@ def test_an_encoding_crosses_as_bytes_and_a_missing_one_as_none(
     assert found.encoding == speakers.stored_encoding(SHA, "speaker")
     missing = wire.EncodingCall(audio_sha256=clip(1).audio_sha256, encoder="speaker")
     assert workers.call(ENCODING, missing)[0].encoding is None
-
-
-def test_rank_0_alone_encodes(tmp_path, speakers, store):
-    bystander = SpectrumEncoder("speaker")
-    other = worker_speakers(tmp_path, [bystander])
-    ref = store_clip(store, clip())
-    engine = SyncInProcessEngine(worker_with(speakers), worker_with(other, rank=1))
-    answers = SyncWorkers(engine).call(WANT, want_call(ref, ["speaker"]))
-    assert [answer.rank for answer in answers] == [0, 1]
-    assert [a.reports[0].state for a in answers] == [JobState.QUEUED, JobState.MISSING]
-    assert bystander.num_calls == 0
-    other.close()
 
 
 def test_the_cause_of_a_failed_request_is_asked_for_and_not_read_out_of_a_text(

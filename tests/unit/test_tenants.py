@@ -12,10 +12,8 @@ import pytest
 
 from vllm_tts_cache import tenants
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints import tenant_keys
-from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
 from vllm_tts_cache.errors import ConfigError, UnauthorizedError
-from vllm_tts_cache.tenants import Limits, Tenant
+from vllm_tts_cache.tenants import Limits, Tenant, TenantKeys
 
 DOCS = Path(__file__).parents[2] / "docs" / "tenants.md"
 KEY, OTHER, ADMIN = "acme-key-0123456789", "other-key-012345678", "admin-key-012345678"
@@ -35,7 +33,7 @@ def parsed(*entries, **more):
 
 
 def test_a_key_is_a_tenants_whether_it_is_given_plainly_or_hashed():
-    limits = {"max_voices": 3, "max_audio_bytes": 4, "max_pinned": 0, "max_inline": 2}
+    limits = {"max_voices": 3, "max_audio_bytes": 4, "max_inline": 2}
     found = parsed(
         tenant("acme", [KEY, hashed(OTHER)], **limits),
         tenant("zenith", []),
@@ -65,7 +63,6 @@ def test_a_key_is_a_tenants_whether_it_is_given_plainly_or_hashed():
         ({"tenants": [tenant(), {"name": "b"}]}, "$.tenants[1]"),
         ({"tenants": [tenant(max_voices=0)]}, "$.tenants[0].max_voices"),
         ({"tenants": [tenant(max_voices="7")]}, "$.tenants[0].max_voices"),
-        ({"tenants": [tenant(max_pinned=-1)]}, "$.tenants[0].max_pinned"),
         ({"tenants": [tenant(max_voice=1)]}, "`max_voice`"),
         ({"tenants": [tenant("Acme")]}, "$.tenants[0].name"),
         ({"tenants": [tenant("../x")]}, "$.tenants[0].name"),
@@ -95,7 +92,7 @@ def test_the_file_in_the_documentation_is_one():
     found = tenants.parse(block.encode(), "docs")
     assert set(found.tenants) == {"acme", "zenith"}
     assert found.tenants["acme"].limits == Limits(
-        max_voices=2000, max_audio_bytes=2_000_000_000, max_pinned=20, max_inline=8
+        max_voices=2000, max_audio_bytes=2_000_000_000, max_inline=8
     )
 
 
@@ -185,7 +182,7 @@ def test_a_changed_file_is_read_anew_and_a_wrong_one_changes_nothing(path, caplo
 
 
 def test_a_thread_looks_while_a_server_is_at_work(path, monkeypatch):
-    monkeypatch.setattr(tenant_keys, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(tenants, "LOOK_SECONDS", 0.01)
     keys = TenantKeys(path)
     keys.start()
     thread = keys._thread

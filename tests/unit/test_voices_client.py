@@ -1,12 +1,13 @@
 """The client against answers as they are documented, and as nobody should send them."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+import shutil
+import ssl
+import subprocess
 
 import pytest
 
+from tests.web import serving
 from vllm_tts_cache.client import VoicesClient
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.errors import (
@@ -23,55 +24,32 @@ CHECK = {
     "duration_seconds": 4.5,
     "snr_db": None,
 }
-IMPORTED = {"voice": {"name": "ann"}, "encodings_kept": 2, "encodings_left": 0}
-
-
-class Web(ThreadingHTTPServer):
-    """Answers what the test put under method and path."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.answers: dict[tuple[str, str], tuple[int, dict[str, str], Any]] = {}
-        self.sent: list[tuple[str, str, bytes]] = []
-
-
-class Answers(BaseHTTPRequestHandler):
-    def answer(self):
-        assert isinstance(self.server, Web)
-        length = int(self.headers.get("content-length") or 0)
-        self.server.sent.append((self.command, self.path, self.rfile.read(length)))
-        status, headers, body = self.server.answers.get(
-            (self.command, self.path.partition("?")[0]),
-            (404, {}, {"error": {"message": "Not Found"}}),
-        )
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST = do_DELETE = do_PATCH = answer
-
-    def log_message(self, format, *args):
-        pass
 
 
 @pytest.fixture
 def server():
-    with Web() as web:
-        thread = threading.Thread(target=web.serve_forever, args=(0.01,))
-        thread.start()
+    with serving() as web:
         yield web
-        web.shutdown()
-        thread.join()
 
 
 @pytest.fixture
 def client(server):
     with VoicesClient(server.url) as client:
         yield client
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """One of 127.0.0.1 that it signed itself, with its key."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("needs openssl")
+    path = tmp_path / "server.pem"
+    make = [openssl, "req", "-x509", "-newkey", "ec", "-nodes", "-subj", "/CN=voices"]
+    make += ["-pkeyopt", "ec_paramgen_curve:P-256", "-keyout", str(path), "-days", "2"]
+    named = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    made = subprocess.run([*make, *named], check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + made.stdout)
+    return path
 
 
 def call(server, *arguments):
@@ -109,7 +87,7 @@ def test_a_name_is_one_segment_of_the_path(server, client, name):
     assert not set("?# ") & set(path)
 
 
-@pytest.mark.parametrize("name", ("", ".", ".."))
+@pytest.mark.parametrize("name", ("", ".", "..", "a\ud83d"))
 def test_what_would_be_another_path_is_no_voice(server, client, name):
     for call_of in (client.get, client.delete, client.precompute):
         with pytest.raises(SpeakerNotFoundError):
@@ -158,7 +136,7 @@ def test_an_answer_that_is_not_json_is_another_kind_of_server(server, client):
 
 
 @pytest.mark.parametrize(
-    "url", ("", "here", "ftp://here", "http://", "//h", "http://h\x00")
+    "url", ("", "here", "ftp://here", "http://", "//h", "http://h\x00", "http://a..b")
 )
 def test_what_is_no_url_is_refused_before_anything_is_sent(url):
     with pytest.raises(ConfigError, match="--url"):
@@ -197,41 +175,62 @@ def test_a_poor_clip_is_status_1_and_says_what_to_do(server, tmp_path, capsys):
     assert found["reasons"] == CHECK["reasons"]
 
 
-def test_a_server_without_the_route_says_so_once(server, tmp_path, capsys):
-    clips = [tmp_path / f"{number}.wav" for number in range(5)]
-    for clip in clips:
-        clip.write_bytes(b"clip")
-    assert call(server, "voices", "check", *clips, "--jobs", "1") == 1
-    error = capsys.readouterr().err
-    assert error.count("knows no POST /v1/audio/voices/check") == 1
+def test_a_self_signed_certificate_is_called_that(
+    server, certificate, capsys, monkeypatch
+):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    monkeypatch.setattr(server, "handle_error", lambda *_: None)
+    server.url = server.url.replace("http", "https")
+    server.answers["GET", "/v1/audio/voices"] = (200, {}, {"uploaded_voices": []})
+    assert call(server, "voices", "ls") == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "its certificate is not trusted (self-signed certificate)" in said
+    assert "SSL_CERT_FILE" in said and "Is the server running?" not in said
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert call(server, "voices", "ls") == 0
+    other = server.url.replace("127.0.0.1", "localhost")
+    assert main(["voices", "ls", "--url", other]) == 3
+    assert "not valid for 'localhost'" in capsys.readouterr().err
+
+
+def test_a_server_without_tls_is_called_that(server, capsys, monkeypatch):
+    monkeypatch.setattr(server, "handle_error", lambda *_: None)
+    server.url = server.url.replace("http", "https")
+    assert call(server, "voices", "ls") == 3
+    assert "it speaks no TLS there" in capsys.readouterr().err
+
+
+def test_a_proxy_that_refuses_is_named(server, capsys, monkeypatch):
+    monkeypatch.setenv("http_proxy", server.url)
+    server.answers["GET", "http://gpu-7.test/v1/audio/voices"] = (502, {}, b"<html>")
+    assert main(["voices", "ls", "--url", "http://gpu-7.test"]) == 1
+    assert f"says the proxy {server.url} (http_proxy)" in capsys.readouterr().err
+
+
+def test_a_redirection_is_told_and_not_followed(server, capsys):
+    elsewhere = {"Location": "https://voices.test/v1/audio/voices"}
+    server.answers["GET", "/v1/audio/voices"] = (301, elsewhere, b"")
+    assert call(server, "voices", "ls") == 1
+    assert f"sends clients on to {elsewhere['Location']}" in capsys.readouterr().err
     assert len(server.sent) == 1
 
 
-def test_an_exported_voice_is_a_whole_file_or_none(server, tmp_path, capsys):
-    for name, answer in (("ann", (200, {}, b"bundle")), ("bob", (500, {}, {}))):
-        server.answers["GET", f"/v1/audio/voices/{name}/bundle"] = answer
-    out = tmp_path / "out"
-    assert call(server, "voices", "export", "ann", "bob", "--out", out) == 1
-    assert [(p.name, p.read_bytes()) for p in out.iterdir()] == [
-        ("ann.voice", b"bundle")
-    ]
-    capsys.readouterr()
-    # What is there stays, unless that is asked for.
-    server.answers["GET", "/v1/audio/voices/ann/bundle"] = (200, {}, b"new")
-    assert call(server, "voices", "export", "ann", "--out", out) == 1
-    assert (out / "ann.voice").read_bytes() == b"bundle"
-    assert call(server, "voices", "export", "ann", "--out", out, "--force") == 0
-    assert (out / "ann.voice").read_bytes() == b"new"
+def test_an_answer_that_cannot_be_unpacked_is_a_line(server, capsys):
+    answer = (200, {"Content-Encoding": "gzip"}, b"not packed")
+    server.answers["GET", "/v1/audio/voices"] = answer
+    assert call(server, "voices", "ls") == 3
+    assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_bundle_is_sent_with_what_to_do_about_a_taken_name(server, tmp_path, capsys):
-    answer = (200, {}, {"imported": [IMPORTED]})
-    server.answers["POST", "/v1/audio/voices/import"] = answer
-    file = tmp_path / "ann.voice"
-    file.write_bytes(b"the bundle")
-    options = ["--on-conflict", "rename", "--name", "other"]
-    assert call(server, "voices", "import", file, *options) == 0
-    assert "ann (2 encodings taken, 0 made anew)" in capsys.readouterr().out
-    [(_, _, sent)] = server.sent
-    for part in (b"the bundle", b"rename", b"other"):
-        assert part in sent
+def test_speech_that_is_not_saved_says_so(server, tmp_path, capsys):
+    server.answers["POST", "/v1/audio/speech"] = (200, {}, b"RIFF")
+    spoken = "voices", "try", "ann", "--model", "m"
+    assert call(server, *spoken) == 0
+    said = capsys.readouterr()
+    assert said.err == "not saved; --out FILE.wav saves it\n"
+    assert "not saved" not in said.out
+    assert call(server, *spoken, "--out", tmp_path / "a.wav") == 0
+    assert "not saved" not in capsys.readouterr().err

@@ -8,9 +8,9 @@ import pytest
 from tests.encoding_samples import INLINE, REGISTERED, make_key
 from tests.in_process_workers import InProcessEngine
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.executors import Lookups
-from vllm_tts_cache.entrypoints.poller import EncodePoller
-from vllm_tts_cache.entrypoints.wants import Wants
+from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.poller import EncodePoller
+from vllm_tts_cache.entrypoints.speakers.wants import Wants
 from vllm_tts_cache.errors import ServerBusyError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
 from vllm_tts_cache.store.opening import open_store
@@ -29,15 +29,6 @@ def names(wants, num=100):
 @pytest.fixture
 async def wants():
     return Wants(max_inline=2)
-
-
-async def test_a_voice_that_is_waited_for_goes_first_and_others_take_turns(wants):
-    joined(wants, "bulk 1")
-    joined(wants, "bulk 2")
-    joined(wants, "clip", INLINE, urgent=True)
-    joined(wants, "voice", urgent=True)
-    assert names(wants) == ["voice", "bulk 1", "clip", "bulk 2"]
-    assert names(wants, 2) == ["voice", "bulk 1"]
 
 
 async def test_who_joins_brings_forward_and_who_leaves_takes_that_back(wants):
@@ -71,13 +62,6 @@ async def test_an_inline_clip_that_is_registered_leaves_its_place_to_another(wan
     assert not wants.is_full
     joined(wants, "clip 3", INLINE, urgent=True)
     assert names(wants) == ["clip 1", "clip 2", "clip 3"]
-
-
-async def test_what_is_new_is_told_once(wants):
-    new = [joined(wants, "a"), joined(wants, "b")]
-    joined(wants, "a")
-    assert wants.take_new() == new
-    assert wants.take_new() == []
 
 
 async def steps_of_a_turn(directory, num_wants):

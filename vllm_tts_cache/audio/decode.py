@@ -2,19 +2,28 @@
 
 Pure and safe in any thread; it takes up to a second of CPU, so keep it off an event
 loop. Nothing is trimmed, normalised or resampled: the official packages encode what
-the decoder gives, downmixed by the mean over channels in float32.
+the decoder gives, downmixed by the mean over channels in float32. Two exceptions are
+warned of or too short to hear: of two channels that cancel each other the first is
+taken, and what a lossy codec pads to a clip of the greatest length is cut off. Several
+clips of one speaker are decoded and checked one by one, then joined.
 """
 
 import base64
+import functools
+import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
+import av
 import numpy as np
 import numpy.typing as npt
+from av.audio.plane import AudioPlane
 
-from vllm_tts_cache.audio.containers import PcmBlock, read_blocks
+from vllm_tts_cache.audio.containers import MAX_PADDING_SAMPLES, ClipFile
 from vllm_tts_cache.audio.limits import (
     DEFAULT_LIMITS,
     FULL_SCALE,
@@ -24,12 +33,27 @@ from vllm_tts_cache.audio.limits import (
     check_level,
     clipped_share,
 )
-from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.audio.reference import MAX_CLIPS, ReferenceAudio
 from vllm_tts_cache.errors import InvalidAudioError
 
-# Browsers call an .mp4 or a .webm video even when it holds only sound.
-_DATA_URL = re.compile(r"data:(?:audio|video)/[^,;\s]+(?:;[^,;]+)*;base64", re.I)
-_DATA_URL_HEAD_CHARS = 256
+# Clients write the media type of a file that they do not know, or none; browsers call
+# an .mp4 or a .webm video, and put codecs with a comma between them behind it.
+_DATA_URL_HEAD = re.compile(r"data:.{0,240}?;\s*base64\s*,", re.I | re.S)
+# Of the power that two unrelated channels would leave in their mean.
+_CANCELLED_SHARE = 0.02
+_BLOCK_SAMPLES = 1 << 16  # over all channels; one more frame may be in a block
+# FFmpeg's packed sample formats and their types.
+_DTYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
+
+Samples = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PcmBlock:
+    """Decoded samples ``(num_frames, num_channels)``, float32, at least one frame."""
+
+    samples: Samples
+    sample_rate_hz: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +74,8 @@ class DecodedAudio:
 def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
     """Decode a whole file.
 
-    A truncated file counts as what decodes before its end, within the limits.
+    A file that breaks off counts as what decodes of it, within the limits, and is
+    warned of.
 
     Raises:
         InvalidAudioError: Empty, too large, undecodable, too short, too long, silent,
@@ -58,28 +83,52 @@ def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
             refused after ``max_seconds`` are decoded, whatever its header says.
     """
     limits.check_size(len(data))
-    mono, at_full_scale, sample_rate_hz = downmix(read_blocks(data), limits)
-    limits.check_not_shorter(mono.size, sample_rate_hz)
-    if not np.isfinite(mono).all():
+    file = ClipFile(data)
+    mixed = downmix(blocks(file.frames()), limits)
+    samples, rate = mixed.samples, mixed.sample_rate_hz
+    sources: tuple[bytes, ...] = (data,)
+    if file.is_lossy and samples.size > limits.max_seconds * rate:
+        samples = samples[: int(limits.max_seconds * rate)]
+        sources = ()  # the file decodes to more
+    limits.check_not_longer(samples.size, rate)
+    limits.check_not_shorter(samples.size, rate)
+    if not np.isfinite(samples).all():
         raise InvalidAudioError("it holds samples that are not finite (NaN, Inf).")
-    level = active_level_dbfs(mono, sample_rate_hz)
-    warnings = check_level(level, clipped_share(at_full_scale))
-    return DecodedAudio(ReferenceAudio.of(mono, sample_rate_hz), warnings, (data,))
+    level = active_level_dbfs(samples, rate)
+    warnings = check_level(level, clipped_share(mixed.at_full_scale))
+    warnings = (*_of_file(file, mixed), *warnings)
+    return DecodedAudio(ReferenceAudio.of(samples, rate), warnings, sources)
+
+
+def _of_file(file: ClipFile, mixed: "Downmix") -> Iterator[AudioWarning]:
+    if file.loss is not None:
+        message = f"Only {file.loss} can be heard: the file breaks off or is damaged; "
+        yield AudioWarning("truncated", f"{message}send it whole.")
+    if mixed.is_one_channel:
+        yield AudioWarning(
+            "one_channel",
+            "Its two channels cancel each other, as if one were turned over; only the "
+            "first is used.",
+        )
+
+
+def is_data_url(url: str) -> bool:
+    """Whether the reference is in the URL itself."""
+    return url[:5].lower() == "data:"
 
 
 def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
-    """Decode ``data:audio/...;base64,...``; its media type is not believed.
+    """Decode ``data:...;base64,...``; its media type is not believed.
 
     Raises:
         InvalidAudioError: As for :func:`decode`, or not a base64 data URL.
     """
-    comma = url.find(",", 0, _DATA_URL_HEAD_CHARS)
-    if comma < 0 or not _DATA_URL.fullmatch(url, 0, comma):
+    if (head := _DATA_URL_HEAD.match(url)) is None:
         raise InvalidAudioError("expected data:audio/...;base64,... as its URL.")
     # Four characters hold three bytes; the last two may be padding.
-    limits.check_size(max(0, (len(url) - comma - 1) // 4 * 3 - 2))
+    limits.check_size(max(0, (len(url) - head.end()) // 4 * 3 - 2))
     try:
-        data = base64.b64decode(url[comma + 1 :], validate=True)
+        data = base64.b64decode(url[head.end() :], validate=True)
     except ValueError as exc:
         raise InvalidAudioError(f"its base64 is not valid ({exc}).") from exc
     return decode(data, limits)
@@ -100,34 +149,207 @@ def decode_path(path: Path, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudi
     return decode(data, limits)
 
 
-def downmix(
-    blocks: Iterator[PcmBlock], limits: AudioLimits
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], int]:
-    """Mean over channels, block by block, until the end or one block past the limit.
+def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
+    """Join frames of one form: NumPy would take longer over each than FFmpeg."""
+    for _, alike in itertools.groupby(frames, _form):
+        joined = av.AudioFifo()  # which would take channels of one frame for another's
+        for frame in alike:
+            frame.pts = None  # with holes between times nothing would be joined
+            joined.write(frame)
+            if joined.samples * frame.layout.nb_channels >= _BLOCK_SAMPLES:
+                yield _block(joined)
+        if joined.samples:
+            yield _block(joined)
 
-    Returns:
-        ``(num_samples,)`` float32; whether any channel was at full scale, of the same
-        shape; the rate in Hz.
+
+def _form(frame: av.AudioFrame) -> tuple[str, int, int]:
+    return frame.format.name, frame.layout.nb_channels, frame.sample_rate
+
+
+def _block(joined: av.AudioFifo) -> PcmBlock:
+    """Take all of it."""
+    frame = cast(av.AudioFrame, joined.read())
+    num_channels, is_planar = frame.layout.nb_channels, frame.format.is_planar
+    dtype = np.dtype(_DTYPES[frame.format.packed.name])
+    count = frame.samples if is_planar else frame.samples * num_channels
+    # Each plane by its number: PyAV's `planes`, and so its `to_ndarray`, looks for the
+    # last one behind the end of a table of eight; a 7.1 clip then crashes the process.
+    planes = [
+        np.frombuffer(cast(bytes, AudioPlane(frame, index)), dtype, count)
+        for index in range(num_channels if is_planar else 1)
+    ]
+    # A float64 sample may be too large, which is refused later by its name.
+    with np.errstate(over="ignore"):
+        samples = np.stack(planes).astype(np.float32)
+    if dtype.kind == "u":
+        samples -= 128
+    if dtype.kind != "f":
+        samples *= np.float32(2.0 ** (1 - 8 * dtype.itemsize))
+    rows = samples.T if is_planar else samples.reshape(-1, num_channels)
+    return PcmBlock(rows, frame.sample_rate)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Downmix:
+    """One channel made of several.
+
+    Attributes:
+        samples: ``(num_samples,)`` float32: the mean over channels, or the first one
+            if there are two that cancel each other.
+        at_full_scale: Whether any channel was at full scale, of the same shape.
+    """
+
+    samples: Samples
+    at_full_scale: npt.NDArray[np.bool_]
+    sample_rate_hz: int
+    is_one_channel: bool
+
+
+def downmix(blocks: Iterator[PcmBlock], limits: AudioLimits) -> Downmix:
+    """Mix block by block, until the end or one block past the limit.
+
+    The limit counts from behind what a codec may have padded.
 
     Raises:
         InvalidAudioError: No samples, too many, or a format out of bounds.
     """
-    mono: list[npt.NDArray[np.float32]] = []
+    mean: list[Samples] = []
+    first: list[Samples] = []
     at_full_scale: list[npt.NDArray[np.bool_]] = []
-    pcm_format, num_samples = None, 0
+    rate, num_samples, are_stereo = None, 0, True
     for block in blocks:
-        found = block.sample_rate_hz, block.samples.shape[1]
-        if found != pcm_format:
-            if pcm_format is not None:
-                raise InvalidAudioError("its rate or channel count changes midway.")
-            limits.check_format(*found)
-            pcm_format = found
+        if rate not in (None, block.sample_rate_hz):
+            raise InvalidAudioError("its sample rate changes midway.")
+        rate, num_channels = block.sample_rate_hz, block.samples.shape[1]
+        limits.check_format(rate, num_channels)
         num_samples += len(block.samples)
-        limits.check_not_longer(num_samples, block.sample_rate_hz)
+        limits.check_not_longer(num_samples - MAX_PADDING_SAMPLES, rate)
         # Finite samples may add up to Inf, which is refused later by its name.
         with np.errstate(over="ignore", invalid="ignore"):
-            mono.append(np.mean(block.samples, axis=-1))
-            at_full_scale.append(np.max(np.abs(block.samples), axis=-1) >= FULL_SCALE)
-    if pcm_format is None:
+            mean.append(_mean(block.samples))
+            peak = functools.reduce(np.maximum, np.abs(block.samples).T)
+            at_full_scale.append(peak >= FULL_SCALE)
+        are_stereo = are_stereo and num_channels == 2
+        if are_stereo:
+            first.append(block.samples[:, 0].copy())
+    if rate is None:
         raise InvalidAudioError("it holds no samples.")
-    return np.concatenate(mono), np.concatenate(at_full_scale), pcm_format[0]
+    mixed, flat = np.concatenate(mean), np.concatenate(at_full_scale)
+    if are_stereo and _cancel(left := np.concatenate(first), mixed):
+        return Downmix(left, flat, rate, True)
+    return Downmix(mixed, flat, rate, False)
+
+
+def _mean(samples: Samples) -> Samples:
+    """The mean over channels, as NumPy rounds it, which takes ten times as long."""
+    match samples.shape[1]:
+        case 1:
+            return samples[:, 0]
+        case 2:
+            total = samples[:, 0] + samples[:, 1]
+            return np.multiply(total, np.float32(0.5), dtype=np.float32)
+    return np.mean(samples, axis=-1)
+
+
+def _cancel(left: Samples, mean: Samples) -> bool:
+    """Tell whether two channels, of which the mean is given, take each other away.
+
+    That of unrelated channels has a quarter of the power of both, that of equal ones
+    half of it. Offsets do not count.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        powers = np.var(left), np.var(2 * mean - left)
+        return bool(np.var(mean) < _CANCELLED_SHARE * sum(powers) / 4)
+
+
+def name_of(index: int) -> str:
+    """What messages call one of several clips: as the form's field, from 0 on."""
+    return f"audio_sample[{index}]"
+
+
+def decode_clips(
+    files: Sequence[bytes], limits: AudioLimits = DEFAULT_LIMITS
+) -> DecodedAudio:
+    """Decode the clips of one voice; of one clip the same as `decode`.
+
+    Args:
+        files: In the order of their transcripts.
+        limits: Of each clip; the longest that one may be, all together may be.
+
+    Raises:
+        InvalidAudioError: One cannot be used, which the message names, or not all
+            together.
+    """
+    if len(files) == 1:
+        return decode(files[0], limits)
+    if len(files) > MAX_CLIPS:
+        reason = f"it comes in {len(files)} clips; at most {MAX_CLIPS} are allowed."
+        raise InvalidAudioError(reason)
+    decoded: list[DecodedAudio] = []
+    for index, data in enumerate(files):
+        with naming(index):
+            decoded.append(decode(data, limits))
+    return join(decoded, limits)
+
+
+def join(
+    decoded: Sequence[DecodedAudio], limits: AudioLimits = DEFAULT_LIMITS
+) -> DecodedAudio:
+    """Put decoded clips behind each other.
+
+    Raises:
+        InvalidAudioError: They have several rates, or are too long together.
+    """
+    clips = [each.audio for each in decoded]
+    rate = clips[0].sample_rate_hz
+    for index, clip in enumerate(clips):
+        if clip.sample_rate_hz != rate:
+            raise InvalidAudioError(
+                f"{name_of(index)} has a sample rate of {clip.sample_rate_hz} Hz, and "
+                f"{name_of(0)} one of {rate} Hz; record or convert all clips of a "
+                "voice at one rate."
+            )
+    seconds = sum(clip.seconds for clip in clips)
+    if seconds > limits.max_seconds:
+        raise InvalidAudioError(
+            f"its {len(clips)} clips last {seconds:.1f} s together; at most "
+            f"{limits.max_seconds:g} s are allowed."
+        )
+    warnings = tuple(
+        replace(warning, message=f"{name_of(index)}: {warning.message}")
+        for index, each in enumerate(decoded)
+        for warning in each.warnings
+    )
+    sources = tuple(source for each in decoded for source in each.sources)
+    if len(sources) < len(decoded):
+        sources = ()
+    return DecodedAudio(ReferenceAudio.joined(clips), warnings, sources)
+
+
+def cut(
+    decoded: DecodedAudio,
+    clip_starts: Sequence[int],
+    limits: AudioLimits = DEFAULT_LIMITS,
+) -> DecodedAudio:
+    """Cut a joined audio where its clips begin; each must be one that `decode` takes.
+
+    Raises:
+        InvalidAudioError: A clip cannot be used.
+        ValueError: There can be no clips that begin there.
+    """
+    whole = decoded.audio
+    audio = ReferenceAudio.of(whole.samples, whole.sample_rate_hz, clip_starts)
+    for index, clip in enumerate(audio.clips()):
+        with naming(index):
+            limits.check_not_shorter(clip.num_samples, clip.sample_rate_hz)
+            check_level(active_level_dbfs(clip.samples, clip.sample_rate_hz), 0.0)
+    return DecodedAudio(audio, decoded.warnings)
+
+
+@contextmanager
+def naming(index: int) -> Iterator[None]:
+    """Name one of several clips in what is said of it."""
+    try:
+        yield
+    except InvalidAudioError as exc:
+        raise InvalidAudioError(f"{name_of(index)}: {exc.reason}") from exc

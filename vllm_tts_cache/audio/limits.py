@@ -89,7 +89,7 @@ DEFAULT_LIMITS = AudioLimits()
 class AudioWarning:
     """Something that a listener would mind, but that does not refuse the clip."""
 
-    code: Literal["clipping", "low_level"]
+    code: Literal["clipping", "low_level", "one_channel", "truncated"]
     message: str
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from vllm_tts_cache.catalogue import dialect, tenant_usage
+from vllm_tts_cache.catalogue import owners, schema
 from vllm_tts_cache.catalogue.details import check_language
-from vllm_tts_cache.catalogue.ids import is_consent_id, new_consent_id
-from vllm_tts_cache.catalogue.names import clean
-from vllm_tts_cache.catalogue.record import DEFAULT_TENANT
+from vllm_tts_cache.catalogue.names import clean, is_consent_id, new_consent_id
+from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, Identity
 from vllm_tts_cache.catalogue.schema import consent
 from vllm_tts_cache.errors import InvalidSpeakerError
 
@@ -57,27 +56,34 @@ def add(
     num_samples: int,
     sample_rate_hz: int,
     tenant: str = DEFAULT_TENANT,
+    identity: Identity | None = None,
 ) -> ConsentRecord:
-    """Insert a row with a new id.
+    """Insert a row with a new id, or with an identity whose id no other row has.
 
     That the tenant owns the audio is for whoever stores that, and knows its bytes.
 
     Raises: InvalidSpeakerError.
     """
     check_language(language)
+    if identity is not None:
+        has_id = consent.c.consent_id == identity.public_id
+        if db.execute(select(consent.c.number).where(has_id)).first() is not None:
+            identity = None
+    if identity is None:
+        identity = Identity(new_consent_id(), schema.now(db))
     row: dict[str, Any] = {
-        "consent_id": new_consent_id(),
+        "consent_id": identity.public_id,
         "tenant": tenant,
         "name": checked_name(name),
         "language": language,
         "audio_sha256": audio_sha256,
         "num_samples": num_samples,
         "sample_rate_hz": sample_rate_hz,
-        "created_at": dialect.now(db),
+        "created_at": identity.created_at,
     }
     query = consent.insert().values(**row).returning(consent.c.number)
     record = ConsentRecord(number=db.execute(query).scalar_one(), **row)
-    tenant_usage.count(db, tenant, consents=1)
+    owners.count(db, tenant, consents=1)
     return record
 
 
@@ -125,8 +131,8 @@ def rename(db: Connection, consent_id: str, name: str) -> None:
 def delete(db: Connection, record: ConsentRecord) -> None:
     """Remove the row."""
     db.execute(consent.delete().where(consent.c.consent_id == record.consent_id))
-    tenant_usage.count(db, record.tenant, consents=-1)
-    tenant_usage.disown(db, record.tenant, record.audio_sha256)
+    owners.count(db, record.tenant, consents=-1)
+    owners.disown(db, record.tenant, record.audio_sha256)
 
 
 def count(db: Connection) -> int:

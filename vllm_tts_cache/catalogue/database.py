@@ -1,16 +1,108 @@
-"""The catalogue's database: opened, migrated, and lent to those who read and write."""
+"""The catalogue's database: made or opened, and lent to those who read and write.
 
+No connection crosses a fork. SQLite keeps its idea of which file locks this process
+holds in memory: a fork copies the idea but not the locks, and a connection that the
+child opens later would believe it. A connection to a server would be used by two. So
+nothing idle is open at a fork, and what is in use then is the parent's.
+"""
+
+import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, Select
+from sqlalchemy import Connection, Engine, Select, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
-from vllm_tts_cache.catalogue import dialect, migrations
-from vllm_tts_cache.catalogue.backend import Backend
-from vllm_tts_cache.errors import NoCatalogueError, StorageError
+from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.errors import (
+    NoCatalogueError,
+    StorageError,
+    StorageUnavailableError,
+)
+
+_engines: "WeakSet[Engine]" = WeakSet()
+
+Meaning = tuple[StorageError, Exception | None]
+
+
+class Backend(Protocol):
+    """Connections to one database, and what goes wrong with them.
+
+    Attributes:
+        where: What it is called before people; never with a password.
+        reading: Each statement by itself, of what is committed.
+        writing: Transactions of which one goes on at a time, in all processes: what
+            one has read still holds when it writes. Files are moved in them too, so
+            that none can be run again: it waits for its turn instead.
+        writing_long: As ``writing``, for what takes long and others wait for.
+        snapshots: Transactions that read the state of one moment.
+        renewing: As ``reading``, on a connection that nothing else has: of leases.
+        quick: As ``reading``, without transactions, for who must not wait long.
+        has_leases: Whether several machines may reach it, so that no lock tells who is
+            alive.
+    """
+
+    has_leases: bool
+
+    @property
+    def where(self) -> str: ...  # noqa: D102  see the class
+    @property
+    def reading(self) -> Engine: ...  # noqa: D102
+    @property
+    def writing(self) -> Engine: ...  # noqa: D102
+    @property
+    def writing_long(self) -> Engine: ...  # noqa: D102
+    @property
+    def snapshots(self) -> Engine: ...  # noqa: D102
+    @property
+    def renewing(self) -> Engine: ...  # noqa: D102
+    @property
+    def quick(self) -> Engine: ...  # noqa: D102
+
+    def opening(self) -> AbstractContextManager[None]:
+        """Hold the turn to make or open it, having made what a first use needs."""
+        ...
+
+    def meant_by(self, error: Exception) -> Meaning | None:
+        """What an error means, and the error that may be shown as its cause.
+
+        None if it is none of the database's.
+        """
+        ...
+
+    def has_lost(self, error: Exception) -> bool:
+        """Whether a connection was lost, so that what only reads may be asked again."""
+        ...
+
+    def wipe_log(self) -> bool:
+        """Let nothing of deleted rows stay in a log, so far as that is in our hands.
+
+        False if it is to be done again later: somebody reads the log.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close every connection; those in use, when their block ends."""
+        ...
+
+
+def beginning(engine: Engine, *statements: str) -> Engine:
+    """Its own engine on the same pool, whose transactions begin with statements.
+
+    Its own, because a listener costs every connection of one.
+    """
+    own = engine.execution_options()
+
+    def begin(db: Connection) -> None:
+        for statement in statements:
+            db.exec_driver_sql(statement)
+
+    event.listen(own, "begin", begin)
+    return own
 
 
 class CatalogueClock:
@@ -37,12 +129,15 @@ class Database:
     """Connections to one catalogue, for any thread; safe beside other processes.
 
     Attributes:
-        clock: The catalogue's, set by who asks for news of it.
+        clock: The catalogue's, set by who asks how a lease stands.
+        num_cut_off: Write transactions of which nobody knows whether they were
+            committed: what was placed in one may have stayed.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
         self.clock = CatalogueClock()
+        self.num_cut_off = 0
         self._compiled: dict[Select[Any], Any] = {}
         self._is_closed = False
 
@@ -51,21 +146,19 @@ class Database:
         """What it is called before people."""
         return self.backend.where
 
-    def prepare(
-        self, is_in_use: Callable[[Connection], bool] = lambda _: False
-    ) -> None:
-        """Make and migrate it; processes that do it at once take turns.
-
-        Args:
-            is_in_use: Whether a server is at work on it; asked before a migration.
+    def prepare(self) -> None:
+        """Make it, unless it is there; processes that do it at once take turns.
 
         Raises:
-            StorageError: It cannot be opened, is no database, or is of a newer
-                version of this package.
+            StorageError: It cannot be opened, is no database, or is of another
+                version.
         """
         with self.backend.opening(), self.write_long() as db:
-            migrations.migrate(db, is_in_use)
-            self.clock.set(dialect.now(db))
+            if (version := schema.stored_version(db)) == 0:
+                schema.create(db)
+            else:
+                self._check_version(version)
+            self.clock.set(schema.now(db))
 
     def check(self) -> None:
         """See that it is of this version; writes nothing.
@@ -75,29 +168,32 @@ class Database:
             StorageError: It is of another version.
         """
         with self.read() as db:
-            version = migrations.stored_version(db)
-            self.clock.set(dialect.now(db))
+            version = schema.stored_version(db)
+            self.clock.set(schema.now(db))
         if version == 0:
             raise NoCatalogueError(
                 f"The voice catalogue {self.where} is empty: no server has stored "
                 "voices there. Start the server once, or correct the settings."
             )
-        if version != migrations.VERSION:
+        self._check_version(version)
+
+    def _check_version(self, version: int) -> None:
+        if version != schema.VERSION:
             raise StorageError(
                 f"The voice catalogue {self.where} has schema {version}, and this "
-                f"vllm-tts-cache knows {migrations.VERSION}. Start the server once, or "
-                "use the version that wrote it."
+                f"vllm-tts-cache reads schema {schema.VERSION} only: set "
+                "SPEAKER_SAMPLES_DIR to an empty directory, and SPEAKER_CATALOGUE_URL "
+                "and SPEAKER_STORE_URL, where they are set, to an empty database and "
+                "bucket."
             )
 
-    @contextmanager
-    def read(self) -> Generator[Connection, None, None]:
+    def read(self) -> AbstractContextManager[Connection]:
         """A connection; every statement sees one state of the catalogue.
 
         Raises:
             StorageError: The database failed inside the block.
         """
-        with self._lent(self.backend.reading) as db:
-            yield db
+        return self._lent(self.backend.reading)
 
     def first_at_once(
         self, statement: Select[Any], where: Mapping[str, Any]
@@ -112,9 +208,24 @@ class Database:
             StorageBusyError: It would have to wait.
             StorageError: The database failed.
         """
+        if self._is_closed:
+            raise self._closed()
         text, arguments = self._for_driver(statement, where)
-        with self._open(), self.backend.errors():
-            return self.backend.retried(lambda: self._first(text, arguments))
+        try:
+            try:
+                return self._first(text, arguments)
+            except Exception as exc:
+                if not self.backend.has_lost(exc):
+                    raise
+                return self._first(text, arguments)
+        except Exception as exc:
+            if (meant := self.backend.meant_by(exc)) is None:
+                raise
+            raise meant[0] from meant[1]
+        finally:
+            # Closed meanwhile: what was opened after that is not known to whoever did.
+            if self._is_closed:
+                self.backend.close()
 
     def _first(self, text: str, arguments: Any) -> Sequence[Any] | None:
         lent = self.backend.quick.raw_connection()
@@ -139,32 +250,25 @@ class Database:
         given = {**constants, **where}
         return text, given if names is None else [given[name] for name in names]
 
-    @contextmanager
-    def snapshot(self) -> Generator[Connection, None, None]:
+    def snapshot(self) -> AbstractContextManager[Connection]:
         """As `read`, and all statements see the same state."""
-        with self._lent(self.backend.snapshots) as db:
-            yield db
+        return self._lent(self.backend.snapshots)
 
-    @contextmanager
-    def alone(self) -> Generator[Connection, None, None]:
+    def alone(self) -> AbstractContextManager[Connection]:
         """A connection of which each statement is committed by itself, without a turn.
 
         For rows of which nothing else depends on what was read before.
         """
-        with self._lent(self.backend.reading) as db:
-            yield db
+        return self._lent(self.backend.reading)
 
-    @contextmanager
-    def renewing(self) -> Generator[Connection, None, None]:
+    def renewing(self) -> AbstractContextManager[Connection]:
         """A connection of which each statement is committed by itself, without a turn.
 
         For leases, which wait neither for those who write nor for their connections.
         """
-        with self._lent(self.backend.renewing) as db:
-            yield db
+        return self._lent(self.backend.renewing)
 
-    @contextmanager
-    def write(self) -> Generator[Connection, None, None]:
+    def write(self) -> AbstractContextManager[Connection]:
         """A connection in a write transaction, committed if the block ends well.
 
         Raises:
@@ -173,14 +277,11 @@ class Database:
             StorageFullError: There is no space left; nothing was changed.
             StorageError: The database failed otherwise; nothing was changed.
         """
-        with self._lent(self.backend.writing) as db, db.begin():
-            yield db
+        return self._lent(self.backend.writing, writes=True)
 
-    @contextmanager
-    def write_long(self) -> Generator[Connection, None, None]:
+    def write_long(self) -> AbstractContextManager[Connection]:
         """As `write`, for statements over all rows; who writes waits, or is refused."""
-        with self._lent(self.backend.migrating) as db, db.begin():
-            yield db
+        return self._lent(self.backend.writing_long, writes=True)
 
     def wipe_log(self) -> bool:
         """Let nothing of deleted rows stay in the log; False: do it again later."""
@@ -191,22 +292,74 @@ class Database:
         self._is_closed = True
         self.backend.close()
 
+    def _closed(self) -> StorageError:
+        return StorageError(f"The voice catalogue {self.where} is closed.")
+
     @contextmanager
-    def _open(self) -> Generator[None, None, None]:
+    def _lent(
+        self, engine: Engine, *, writes: bool = False
+    ) -> Generator[Connection, None, None]:
         if self._is_closed:
-            raise StorageError(f"The voice catalogue {self.where} is closed.")
+            raise self._closed()
         try:
-            yield
+            with engine.connect() as db:
+                try:
+                    if writes:
+                        with db.begin():
+                            yield db
+                    else:
+                        yield db
+                except DBAPIError:
+                    db.invalidate()  # after some errors a connection is of no use
+                    raise
+        except Exception as exc:
+            if (meant := self.backend.meant_by(exc)) is None:
+                raise
+            if writes and isinstance(meant[0], StorageUnavailableError):
+                self.num_cut_off += meant[0].was_cut_off
+            raise meant[0] from meant[1]
         finally:
             # Closed meanwhile: what was opened after that is not known to whoever did.
             if self._is_closed:
                 self.backend.close()
 
-    @contextmanager
-    def _lent(self, engine: Engine) -> Generator[Connection, None, None]:
-        with self._open(), self.backend.errors(), engine.connect() as db:
-            try:
-                yield db
-            except DBAPIError:
-                db.invalidate()  # after some errors a connection is of no use
-                raise
+
+class EndingPool(QueuePool):
+    """A pool whose connections are closed when it is disposed of.
+
+    SQLAlchemy's own closes those that are idle, and keeps one that is in use at that
+    moment when it is given back: nobody would close it then.
+    """
+
+    _is_over = False
+
+    def dispose(self) -> None:
+        """Close the idle connections now, and those in use when they are given back."""
+        self._is_over = True
+        super().dispose()
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        # Asked afterwards: either it is seen here, or whoever disposes finds it.
+        if self._is_over:
+            super().dispose()
+
+
+def guard(engine: Engine) -> Engine:
+    """Return the engine, of which no connection crosses a fork from now on."""
+    _engines.add(engine)
+    return engine
+
+
+def _close_before_fork() -> None:
+    for engine in list(_engines):
+        engine.dispose()
+
+
+def _abandon_in_child() -> None:
+    # In use by another thread at the fork: the child must neither use nor close it.
+    for engine in list(_engines):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(before=_close_before_fork, after_in_child=_abandon_in_child)

@@ -6,6 +6,7 @@ somebody was told or a day has passed.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +15,21 @@ from sqlalchemy import (
     Connection,
     Select,
     bindparam,
+    exists,
     func,
     literal,
     select,
 )
 
 from vllm_tts_cache.catalogue import leases
-from vllm_tts_cache.catalogue.dialect import is_postgres, now
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.catalogue.schema import confirmation, deletion, participant
-from vllm_tts_cache.tenants import DEFAULT_TENANT
+from vllm_tts_cache.catalogue.schema import (
+    confirmation,
+    deletion,
+    is_postgres,
+    now,
+    participant,
+)
 
 KEPT_SECONDS = 24 * 3600.0
 
@@ -92,8 +98,8 @@ def add(
     """Write down a deletion, for every participant to confirm.
 
     Without an audio nobody remembers anything, and nobody is asked, unless API servers
-    may remember rows: see `changed_speakers`. A DELETE that is repeated asks by the
-    hashed name or the public id; without both nobody asks.
+    speak by the last row that they read while the catalogue is away. A DELETE that is
+    repeated asks by the hashed name or the public id; without both nobody asks.
     """
     row = {
         "audio_sha256": audio_sha256,
@@ -241,22 +247,17 @@ def waited_for(db: Connection, deletion_id: int) -> list[str]:
 
 def _finish(db: Connection, deletion_id: int) -> None:
     """If nothing is left to do, keep no more than the hash of the name."""
-    found = get(db, deletion_id)
-    if found is None or not found.files_removed:
-        return
     # Those that are waited for no longer are asked when they come back.
-    asked = confirmation.c.deletion_id == deletion_id
-    if db.execute(select(confirmation.c.deletion_id).where(asked)).first():
-        return
-    where = deletion.c.id == deletion_id
-    db.execute(deletion.update().where(where).values(audio_sha256=None))
+    asked = exists().where(confirmation.c.deletion_id == deletion.c.id)
+    is_over = deletion.c.files_removed == 1, ~asked, deletion.c.id == deletion_id
+    db.execute(deletion.update().where(*is_over).values(audio_sha256=None))
     is_asked_for = deletion.c.name_hash.is_not(None) | deletion.c.public_id.is_not(None)
-    db.execute(deletion.delete().where(where, ~is_asked_for))
+    db.execute(deletion.delete().where(*is_over, ~is_asked_for))
 
 
 def _awaited(db: Connection, query: "Select[Any]") -> "Select[Any]":
     """Of confirmations, those that somebody is waited for; see `leases`."""
-    if not is_postgres(db):  # by locks: whoever is dead was removed
+    if db.dialect.name != "postgresql":  # by locks: whoever is dead was removed
         return query
     return leases.awaited(query, confirmation.c.participant_id)
 
@@ -267,20 +268,22 @@ def _is_of(tenant: str, name: str) -> "ColumnElement[bool]":
 
 
 def _is_tenants(tenant: str) -> "ColumnElement[bool]":
-    return func.coalesce(deletion.c.tenant, DEFAULT_TENANT) == tenant
+    return deletion.c.tenant == tenant
 
 
 def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProgress]:
-    query = select(*_COLUMNS, deletion.c.files_removed).where(where)
+    of_it = confirmation.c.deletion_id == deletion.c.id
+    waiting = _awaited(db, select(func.count(confirmation.c.participant_id)))
+    num_waiting = waiting.where(of_it).correlate(deletion).scalar_subquery()
+    query = select(*_COLUMNS, deletion.c.files_removed, num_waiting).where(where)
+    rows: Sequence[Any] = db.execute(query.order_by(deletion.c.id)).all()
     return [
         DeletionProgress(
-            deletion=_deletion(number, audio_sha256, public_id),
+            deletion=Deletion(id=number, audio_sha256=sha, public_id=public_id),
             files_removed=bool(files_removed),
-            waiting_for=len(waited_for(db, number)),
+            waiting_for=num_waiting_for,
         )
-        for number, audio_sha256, public_id, files_removed in db.execute(
-            query.order_by(deletion.c.id)
-        ).all()
+        for number, sha, public_id, files_removed, num_waiting_for in rows
     ]
 
 

@@ -11,6 +11,9 @@ series of renewals, by whomsoever: when the last one was, and since when there w
 gap. All of the above is a gap, or looks like one, and ends a series. A participant is
 dead, or lost, only if a series has gone on for so long without it, up to this moment:
 others renewed all the time, and it alone did not.
+
+Whose turn an encoding is ends with its holder's lease of that turn: a holder that died,
+or was cut off, loses it. It saves work and nothing depends on it.
 """
 
 from dataclasses import dataclass
@@ -33,11 +36,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from vllm_tts_cache.catalogue import changed_speakers
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.schema import (
     confirmation,
     deletion,
+    encode_turn,
     lease,
     renewals,
     speaker,
@@ -67,13 +70,14 @@ _IS_ASKED = (
 _STANDING: Any = select(  # of more columns than its type can tell
     lease.c.until - _ASKED_AT,
     lease.c.seconds,
-    lease.c.heard,
-    changed_speakers.NEWEST.scalar_subquery(),
     _IS_ASKED,
     exists().where(deletion.c.files_removed == 0),
     exists().where(speaker.c.expires_at <= _ASKED_AT),
     _ASKED_AT,
 ).where(lease.c.participant_id == bindparam("participant"))
+
+LEASE_SECONDS = 15.0
+TURN_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,32 +86,24 @@ class Standing:
 
     Attributes:
         seconds: For how long it is waited for, from now on; negative if it is not.
-        heard: The last change that it has heard of.
-        newest: The last one that there was.
         is_asked: Whether a deletion waits to be confirmed by it.
         is_left: Whether there are deletions whose files are not all removed.
         has_expired: Whether the end of some speaker has come.
     """
 
     seconds: float
-    heard: int
-    newest: int
-    is_asked: bool
-    is_left: bool
-    has_expired: bool
+    is_asked: bool = True
+    is_left: bool = True
+    has_expired: bool = True
 
 
 def take(db: Connection, participant_id: str, seconds: float) -> None:
-    """Wait for the participant from now on, for so long at a time.
-
-    It remembers nothing yet, so it need not hear of earlier changes.
-    """
+    """Wait for the participant from now on, for so long at a time."""
     db.execute(
         lease.insert().values(
             participant_id=participant_id,
             until=NOW + seconds,
             seconds=seconds,
-            heard=changed_speakers.newest(db),
         )
     )
     _go_on(db)
@@ -143,13 +139,6 @@ def awaited(
     return query.join(lease, here).where(not_(_is_dead()))
 
 
-def num_awaited(db: Connection, number: int) -> int:
-    """How many have not heard of a change, of those that are waited for."""
-    query = select(func.count()).select_from(lease)
-    where = lease.c.heard < number, not_(_is_dead())
-    return db.execute(query.where(*where)).scalar_one()
-
-
 def standing(db: Database, participant_id: str) -> Standing | None:
     """How it stands; None if it was lost. One small question, asked all the time.
 
@@ -158,28 +147,15 @@ def standing(db: Database, participant_id: str) -> Standing | None:
     row = db.first_at_once(_STANDING, {"participant": participant_id})
     if row is None:
         return None
-    left, seconds, heard, newest, is_asked, is_left, has_expired, now = row
+    left, seconds, is_asked, is_left, has_expired, now = row
     db.clock.set(now)
     return Standing(
         # More is left of one that was taken before the clock was set back.
         seconds=min(left, seconds),
-        heard=heard,
-        newest=newest,
         is_asked=is_asked,
         is_left=is_left,
         has_expired=has_expired,
     )
-
-
-def hear(db: Connection, participant_id: str, number: int) -> None:
-    """It has deleted what it remembered of all changes up to this one."""
-    where = lease.c.participant_id == participant_id
-    db.execute(lease.update().where(where).values(heard=number))
-
-
-def heard_by_all(db: Connection) -> int | None:
-    """Up to which change all have heard, the dead included; None if there is nobody."""
-    return db.execute(select(func.min(lease.c.heard))).scalar()
 
 
 def end(db: Connection, participant_id: str) -> None:
@@ -231,3 +207,33 @@ def _is_current() -> "ColumnElement[bool]":
 def _is_lost() -> "ColumnElement[bool]":
     is_over = lease.c.until < NOW - LOST_SECONDS
     return and_(is_over, _has_gone_on(lease.c.seconds + LOST_SECONDS))
+
+
+def take_turn(db: Connection, key_digest: str, holder: str) -> bool:
+    """Take the turn, if nobody has it or whoever had it is dead."""
+    until = NOW + LEASE_SECONDS
+    row = {"key_digest": key_digest, "holder": holder}
+    taken = insert(encode_turn).values(**row, until=until)
+    taken = taken.on_conflict_do_update(
+        index_elements=[encode_turn.c.key_digest],
+        set_={"holder": holder, "until": until},
+        where=encode_turn.c.until < NOW,
+    )
+    return db.execute(taken.returning(encode_turn.c.holder)).first() is not None
+
+
+def renew_turns(db: Connection, holder: str) -> None:
+    """Keep all that the holder has for longer."""
+    where = encode_turn.c.holder == holder
+    db.execute(encode_turn.update().where(where).values(until=NOW + LEASE_SECONDS))
+
+
+def give_turn_back(db: Connection, key_digest: str, holder: str) -> None:
+    """End a turn."""
+    where = encode_turn.c.key_digest == key_digest, encode_turn.c.holder == holder
+    db.execute(encode_turn.delete().where(*where))
+
+
+def delete_dead_turns(db: Connection) -> None:
+    """Delete turns of holders that died, which nobody has taken since."""
+    db.execute(encode_turn.delete().where(encode_turn.c.until < NOW - LEASE_SECONDS))

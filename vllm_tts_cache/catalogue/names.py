@@ -1,9 +1,11 @@
-"""What a speaker may be called, and when two names are one."""
+"""What a speaker may be called, when two names are one, and ids that clients keep."""
 
 import re
+import secrets
 import unicodedata
+from functools import partial
+from typing import Literal
 
-from vllm_tts_cache.catalogue.ids import is_consent_id, is_voice_id
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 MAX_NAME_CHARS = 128
@@ -13,6 +15,7 @@ MAX_LOOKED_UP_CHARS = 8 * MAX_NAME_CHARS
 # nobody else of the process computes meanwhile.
 _MAX_COMPOSED_CHARS = 2048
 
+_composed = partial(unicodedata.normalize, "NFC")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 # A name is one segment of a URL: a proxy may take these apart, escaped or not.
 _SEPARATORS = ("/", "\\")
@@ -32,6 +35,12 @@ _ZERO_WIDTH_NON_JOINER, _ZERO_WIDTH_JOINER = "\u200c", "\u200d"
 _PRESENTATION = ("\ufe0e", "\ufe0f")  # as text, as emoji
 _VIRAMA = 9  # the canonical combining class of what suppresses an Indic vowel
 
+VOICE_PREFIX = "voice_"
+CONSENT_PREFIX = "cons_"
+
+_NUM_BYTES = 16  # as many as a UUID: nobody guesses one, no two are equal
+_ID = re.compile(f"({VOICE_PREFIX}|{CONSENT_PREFIX})[0-9a-f]{{{2 * _NUM_BYTES}}}")
+
 
 def fold(name: str) -> str:
     """The form in which names are compared; folding one twice changes nothing.
@@ -39,12 +48,31 @@ def fold(name: str) -> str:
     A text that is longer than any that is registered is composed by nobody.
     """
     name = name.strip()
-    return _folded(name) if len(name) <= _MAX_COMPOSED_CHARS else name.casefold()
+    if len(name) > _MAX_COMPOSED_CHARS:
+        return name.casefold()
+    # Case folding can take a character apart that NFC puts together, hence NFC before
+    # it and after it.
+    return _composed(_composed(name).casefold())
 
 
 def is_too_long(text: str) -> bool:
     """Whether no speaker can be called by it."""
     return len(text.strip()) > MAX_LOOKED_UP_CHARS
+
+
+def keys_of(name: str) -> tuple[tuple[Literal["speaker_id", "name_key"], str], ...]:
+    """Return by which columns, and what in them, a name or an id is looked up.
+
+    An id comes first; what was called so before, as a name. There is nothing to look up
+    of what nobody can be called.
+    """
+    name = name.strip()
+    if len(name) > MAX_LOOKED_UP_CHARS or _UNSTORABLE.search(name) is not None:
+        return ()
+    by_name: tuple[Literal["name_key"], str] = ("name_key", fold(name))
+    if is_voice_id(name):
+        return ("speaker_id", name), by_name
+    return (by_name,)
 
 
 def clean(name: str) -> str:
@@ -89,8 +117,18 @@ def clean_new(name: str) -> str:
 
 
 def search_text(*texts: str | None) -> str:
-    """What free text is looked for in: the texts, folded, each on a line of its own."""
-    return "\n".join(_folded_in_parts(text.strip()) for text in texts if text)
+    """What free text is looked for in: the texts, folded, each on a line of its own.
+
+    Texts of stock's voices may have any length, and are folded in parts.
+    """
+    size = _MAX_COMPOSED_CHARS
+    return "\n".join(
+        "".join(
+            _composed(_composed(text[at : at + size]).casefold())
+            for at in range(0, len(text), size)
+        )
+        for text in (text.strip() for text in texts if text)
+    )
 
 
 def is_storable(text: str) -> bool:
@@ -99,19 +137,6 @@ def is_storable(text: str) -> bool:
     JSON can smuggle in both.
     """
     return _UNSTORABLE.search(text) is None
-
-
-def _folded(text: str) -> str:
-    # Case folding can take a character apart that NFC puts together, hence NFC before
-    # it and after it.
-    composed = unicodedata.normalize("NFC", text)
-    return unicodedata.normalize("NFC", composed.casefold())
-
-
-def _folded_in_parts(text: str) -> str:
-    """Of stock's voices, whose texts may have any length."""
-    size = _MAX_COMPOSED_CHARS
-    return "".join(_folded(text[at : at + size]) for at in range(0, len(text), size))
 
 
 def _why_invalid(name: str) -> str | None:
@@ -164,3 +189,23 @@ def _shapes_neighbours(name: str, at: int) -> bool:
 def _is_emoji_part(character: str) -> bool:
     # Skin tones are modifier symbols, Sk.
     return character in _PRESENTATION or unicodedata.category(character) in ("So", "Sk")
+
+
+def new_voice_id() -> str:
+    """``voice_`` and 32 hex digits."""
+    return f"{VOICE_PREFIX}{secrets.token_hex(_NUM_BYTES)}"
+
+
+def new_consent_id() -> str:
+    """``cons_`` and 32 hex digits."""
+    return f"{CONSENT_PREFIX}{secrets.token_hex(_NUM_BYTES)}"
+
+
+def is_voice_id(text: str) -> bool:
+    """Whether the text has the form of a voice's id."""
+    return text.startswith(VOICE_PREFIX) and _ID.fullmatch(text) is not None
+
+
+def is_consent_id(text: str) -> bool:
+    """Whether the text has the form of a consent recording's id."""
+    return text.startswith(CONSENT_PREFIX) and _ID.fullmatch(text) is not None

@@ -8,15 +8,15 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select
 
-from vllm_tts_cache.catalogue import dialect, speakers
-from vllm_tts_cache.catalogue.ids import is_voice_id
+from vllm_tts_cache.catalogue import schema, speakers
 from vllm_tts_cache.catalogue.names import (
     MAX_LOOKED_UP_CHARS,
     fold,
     is_storable,
     is_too_long,
+    is_voice_id,
 )
-from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, SpeakerRecord
+from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, SpeakerRecord
 from vllm_tts_cache.catalogue.schema import speaker, speaker_label
 from vllm_tts_cache.errors import InvalidSpeakerError
 
@@ -123,7 +123,7 @@ def names(db: Connection, page: Page) -> list[str]:
 
 def _in_parts(db: Connection, page: Page) -> Generator[SpeakerRecord, None, None]:
     left = page.limit
-    part_limit = _PART if dialect.is_postgres(db) else left
+    part_limit = _PART if schema.is_postgres(db) else left
     while left > 0:
         part = replace(page, limit=min(left, part_limit))
         query = _on_page(db, speakers.record_columns(), part)
@@ -140,10 +140,10 @@ def _in_parts(db: Connection, page: Page) -> Generator[SpeakerRecord, None, None
 
 
 def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
-    is_there = speaker.c.expires_at.is_(None) | (speaker.c.expires_at > dialect.now(db))
+    is_there = speaker.c.expires_at.is_(None) | (speaker.c.expires_at > schema.now(db))
     query, row = _of_tenant(query.where(is_there), page)
     if part := fold(page.search):
-        query = query.where(dialect.contains(speaker.c.search_text, part))
+        query = query.where(schema.contains(speaker.c.search_text, part))
     age = row.created_at, speaker.c.speaker_id
     if page.after:
         query = query.where(_behind(db, page, row))

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -12,9 +12,8 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, create_engine, exc, text
 
-from vllm_tts_cache.catalogue import pools
-from vllm_tts_cache.catalogue.backend import beginning
-from vllm_tts_cache.catalogue.pools import EndingPool
+from vllm_tts_cache.catalogue import database
+from vllm_tts_cache.catalogue.database import EndingPool, Meaning, beginning
 from vllm_tts_cache.errors import (
     ConfigError,
     StorageError,
@@ -28,7 +27,7 @@ CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 10
 # A request with a voice waits for one.
 QUICK_SECONDS = 3
-# Migrating, and reading all rows to verify them.
+# Making the tables, and reading all rows to verify them.
 LONG_SECONDS = 600
 WRITE_TURN_SECONDS = 10
 # Whoever holds the turn and says nothing for so long is frozen: it loses the turn.
@@ -136,8 +135,8 @@ class PostgresServer:
         committed = {"isolation_level": "READ COMMITTED"}
         writing = self._writers.execution_options(**committed)
         self.writing = beginning(writing, _TAKE_TURN)
-        migrating = self._patient.execution_options(**committed)
-        self.migrating = beginning(migrating, _WAIT_LONG, _TAKE_TURN)
+        patient = self._patient.execution_options(**committed)
+        self.writing_long = beginning(patient, _WAIT_LONG, _TAKE_TURN)
         self.snapshots = self._patient.execution_options(
             isolation_level="REPEATABLE READ"
         )
@@ -150,12 +149,17 @@ class PostgresServer:
             StorageError: It cannot be reached, or is of a kind that we cannot use.
         """
         try:
-            with self.errors(), self.reading.connect() as db:
+            with self.reading.connect() as db:
                 encoding = db.execute(text("SHOW server_encoding")).scalar_one()
-        except StorageUnavailableError as error:
+        except Exception as error:
+            if (meant := self.meant_by(error)) is None:
+                raise
+            if not isinstance(meant[0], StorageUnavailableError):
+                raise meant[0] from meant[1]
             raise StorageError(
-                f"The voice catalogue {self.where} cannot be opened: {error.detail}. "
-                "Start PostgreSQL there, or correct SPEAKER_CATALOGUE_URL."
+                f"The voice catalogue {self.where} cannot be opened: "
+                f"{meant[0].detail}. Start PostgreSQL there, or correct "
+                "SPEAKER_CATALOGUE_URL."
             ) from None
         if encoding != "UTF8":
             raise StorageError(
@@ -164,31 +168,27 @@ class PostgresServer:
             )
         yield
 
-    @contextmanager
-    def errors(self) -> Generator[None, None, None]:
-        """Turn an error of the database into the storage error it means."""
-        try:
-            yield
-        # Not chained: a traceback would show the rows that the server quotes.
-        except exc.TimeoutError:
+    def meant_by(self, error: Exception) -> Meaning | None:
+        """What an error means; none of these is shown, as the server quotes rows."""
+        if isinstance(error, exc.TimeoutError):
             reason = "all connections to it are in use"
-            raise self._unavailable(reason, was_cut_off=False) from None
-        except exc.DBAPIError as error:
-            raise self._storage_error(error.orig or error) from None
-        except psycopg.Error as error:
-            raise self._storage_error(error) from None
+            return self._unavailable(reason, was_cut_off=False), None
+        if isinstance(error, exc.DBAPIError):
+            return self._storage_error(error.orig or error), None
+        if isinstance(error, psycopg.Error):
+            return self._storage_error(error), None
+        return None
 
-    def retried(self, read: Callable[[], T]) -> T:
-        """Do what only reads, and once more where its connection had been lost."""
-        try:
-            return read()
-        except psycopg.OperationalError as error:
-            # Who has waited already does not wait again.
-            if isinstance(error, _NoAnswerError) or error.sqlstate == "57014":
-                raise
-            # The others in the pool were lost with it.
-            self.quick.dispose()
-            return read()
+    def has_lost(self, error: Exception) -> bool:
+        """Whether a connection was lost, so that what only reads may be asked again."""
+        if not isinstance(error, psycopg.OperationalError):
+            return False
+        # Who has waited already does not wait again.
+        if isinstance(error, _NoAnswerError) or error.sqlstate == "57014":
+            return False
+        # The others in the pool were lost with it.
+        self.quick.dispose()
+        return True
 
     def wipe_log(self) -> bool:
         """Nothing: when rows are overwritten is the server's affair (VACUUM)."""
@@ -221,7 +221,7 @@ class PostgresServer:
             hide_parameters=True,  # names and texts of voices, as in SQLite
             use_native_hstore=False,  # else each connection asks for the type
         )
-        return pools.guard(engine)
+        return database.guard(engine)
 
     def _connect(
         self,

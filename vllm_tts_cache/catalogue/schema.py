@@ -1,5 +1,6 @@
-"""The tables of the catalogue."""
+"""The tables of the catalogue, and what SQLite and PostgreSQL say otherwise."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
+    Connection,
     Float,
     ForeignKey,
     Index,
@@ -16,8 +19,16 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    inspect,
+    select,
     text,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+# Of the tables below; a catalogue of another version is not opened.
+VERSION = 1
 
 metadata = MetaData()
 
@@ -38,8 +49,6 @@ schema_version = Table(
     "schema_version", metadata, Column("version", Integer, nullable=False)
 )
 
-_IS_PINNED = text("is_pinned = 1")
-
 # AUTOINCREMENT never hands out a number twice, those of deleted rows included. The
 # embedding is last, so that reading the other columns stays on one page.
 speaker = Table(
@@ -59,12 +68,11 @@ speaker = Table(
     Column("original_filename", _TEXT),
     Column("file_size", BigInteger),
     Column("created_at", Float, nullable=False),
-    Column("speaker_id", _TEXT),
+    Column("speaker_id", _TEXT, nullable=False),
     Column("consent_id", _TEXT),
     Column("language", _TEXT),
     Column("labels_json", _TEXT),
-    Column("search_text", _TEXT),
-    Column("is_pinned", Integer, nullable=False, server_default="0"),
+    Column("search_text", _TEXT, nullable=False),
     Column("expires_at", Float),
     Column("updated_at", Float),
     Column("clip_starts_json", Text),
@@ -76,12 +84,6 @@ speaker = Table(
     Index("speaker_consent", "consent_id"),
     Index("speaker_expiry", "expires_at"),
     Index("speaker_age", "tenant", "created_at"),
-    Index(
-        "speaker_pinned",
-        "audio_sha256",
-        sqlite_where=_IS_PINNED,
-        postgresql_where=_IS_PINNED,
-    ),
     sqlite_autoincrement=True,
 )
 
@@ -94,9 +96,9 @@ speaker_label = Table(
     Column("generation", BigInteger, primary_key=True),
     Column("label_key", _TEXT, primary_key=True),
     Column("label_value", _TEXT, nullable=False),
-    Column("tenant", _TEXT),
-    Column("name_key", _TEXT),
-    Column("created_at", Float),
+    Column("tenant", _TEXT, nullable=False),
+    Column("name_key", _TEXT, nullable=False),
+    Column("created_at", Float, nullable=False),
     Index("speaker_label_name", "tenant", "label_key", "label_value", "name_key"),
     Index("speaker_label_age", "tenant", "label_key", "label_value", "created_at"),
 )
@@ -157,7 +159,6 @@ tenant_usage = Table(
     Column("tenant", _TEXT, primary_key=True),
     Column("num_voices", BigInteger, nullable=False),
     Column("num_consents", BigInteger, nullable=False),
-    Column("num_pinned", BigInteger, nullable=False),
     Column("audio_bytes", BigInteger, nullable=False),
 )
 
@@ -171,20 +172,9 @@ tenant_audio = Table(
     Column("num_bytes", BigInteger, nullable=False),
 )
 
-# What a tenant has had encoded, whoever encoded it: it has asked for it, and then it
-# was told that it is there. Rows go with the file that they are about.
-tenant_encoding = Table(
-    "tenant_encoding",
-    metadata,
-    Column("audio_sha256", _TEXT, primary_key=True),
-    Column("kind", _TEXT, primary_key=True),
-    Column("tenant", _TEXT, primary_key=True),
-    Column("is_told", Integer, nullable=False),
-)
-
 # The name is hashed: nothing of a deleted voice is kept but its id, which says nothing.
 # Both are NULL for the audio of a voice that was replaced, which nobody asks for. The
-# address goes with the files. Without a tenant it was written before there were any.
+# address goes with the files.
 deletion = Table(
     "deletion",
     metadata,
@@ -194,7 +184,7 @@ deletion = Table(
     Column("requested_at", Float, nullable=False),
     Column("files_removed", Integer, nullable=False),
     Column("public_id", _TEXT),
-    Column("tenant", _TEXT),
+    Column("tenant", _TEXT, nullable=False),
     Index("deletion_name", "name_hash"),
     Index("deletion_public_id", "public_id"),
     Index("deletion_files", "files_removed"),
@@ -253,18 +243,10 @@ lease = Table(
     Column("participant_id", _TEXT, primary_key=True),
     Column("until", Float, nullable=False),
     Column("seconds", Float, nullable=False),
-    Column("heard", BigInteger, nullable=False),
 )
 
 # A speaker whose row changed or went, by its public id: whoever remembers the row
 # deletes it there. Known until all who take part have heard of it.
-changed_speaker = Table(
-    "changed_speaker",
-    on_server,
-    _numbered("number"),
-    Column("speaker_id", _TEXT, nullable=False),
-)
-
 # Objects of the bucket that no row of ``stored_file`` names. Nobody uses one from
 # ``removable_from`` on, in Unix seconds of the server's clock.
 loose_object = Table(
@@ -297,7 +279,100 @@ renewals = Table(
 )
 
 
+def stored_version(db: Connection) -> int:
+    """The version of the tables that are there; 0 if there are none."""
+    if not inspect(db).has_table(schema_version.name):
+        return 0
+    return db.execute(select(schema_version.c.version)).scalar_one()
+
+
+def create(db: Connection) -> None:
+    """Make the tables in an empty database, within the caller's transaction."""
+    metadata.create_all(db)
+    if is_postgres(db):
+        on_server.create_all(db)
+    db.execute(schema_version.insert().values(version=VERSION))
+
+
 def slices(values: Sequence[str]) -> Iterator[Sequence[str]]:
     """Cut a list that becomes parameters into as many as a statement may have."""
     for start in range(0, len(values), PER_STATEMENT):
         yield values[start : start + PER_STATEMENT]
+
+
+class _Contains(FunctionElement[int]):
+    """Where a text has a part, from 1; 0 if nowhere."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+class _Joined(FunctionElement[str]):
+    """The texts of all rows, with a space between."""
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(_Contains, "sqlite")
+def _instr(element: _Contains, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"instr({compiler.process(element.clauses, **kw)})"
+
+
+@compiles(_Contains, "postgresql")
+def _strpos(element: _Contains, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"strpos({compiler.process(element.clauses, **kw)})"
+
+
+# SQLAlchemy's own, aggregate_strings, renders its separator anew at each run.
+@compiles(_Joined, "sqlite")
+def _group_concat(element: _Joined, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"group_concat({compiler.process(element.clauses, **kw)}, ' ')"
+
+
+@compiles(_Joined, "postgresql")
+def _string_agg(element: _Joined, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"string_agg({compiler.process(element.clauses, **kw)}, ' ')"
+
+
+def contains(column: "ColumnElement[str]", part: str) -> "ColumnElement[bool]":
+    """Whether the text contains the part; nothing in it has a meaning of its own."""
+    return _Contains(column, part) > 0
+
+
+def joined(column: "ColumnElement[str]") -> "ColumnElement[str]":
+    """The texts of all rows, with a space between."""
+    return _Joined(column)
+
+
+def is_postgres(db: Connection) -> bool:
+    """Whether it is PostgreSQL's; else it is SQLite's."""
+    return db.dialect.name == "postgresql"
+
+
+def now(db: Connection) -> float:
+    """Unix seconds: of the server, which all machines have in common, or of ours."""
+    if db.dialect.name != "postgresql":
+        return time.time()
+    query = text("SELECT date_part('epoch', clock_timestamp())")
+    return float(db.execute(query).scalar_one())
+
+
+def check_turn(db: Connection) -> None:
+    """See that a write transaction still has its turn, just before a file is removed.
+
+    A server takes the turn from a process that was frozen for too long: what that had
+    read need not hold any more, and when it goes on it must not act on it.
+
+    Raises: DBAPIError.
+    """
+    if db.dialect.name == "postgresql":
+        db.execute(text("SELECT 1"))
+
+
+def problems(db: Connection) -> list[str]:
+    """What is wrong with a file itself; reads it all. A server looks after its own."""
+    if is_postgres(db):
+        return []
+    lines = db.execute(text("PRAGMA integrity_check")).scalars()
+    return [line for line in lines if line != "ok"]

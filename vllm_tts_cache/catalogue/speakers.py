@@ -1,11 +1,10 @@
 """Rows of the table ``speaker``; the caller provides connection and transaction."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Integer,
     Select,
@@ -13,31 +12,27 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    text,
 )
 
-from vllm_tts_cache.catalogue import dialect, tenant_usage
+from vllm_tts_cache.catalogue import owners, schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.details import labels_to_json
-from vllm_tts_cache.catalogue.ids import is_voice_id, new_voice_id
-from vllm_tts_cache.catalogue.names import fold, search_text
-from vllm_tts_cache.catalogue.record import (
+from vllm_tts_cache.catalogue.names import fold, keys_of, new_voice_id, search_text
+from vllm_tts_cache.catalogue.records import (
+    Identity,
     NewSpeaker,
     SpeakerRecord,
     pack_embedding,
     unpack_embedding,
 )
 from vllm_tts_cache.catalogue.schema import (
-    slices,
     speaker,
     speaker_label,
     stored_file,
-    tenant_encoding,
 )
-from vllm_tts_cache.catalogue.stored_files import IS_NO_PREVIEW
 
 _FIELDS = tuple(field.name for field in fields(SpeakerRecord))
-_NOT_A_COLUMN = ("labels", "clip_starts")
+_NOT_A_COLUMN = ("labels", "clip_starts", "identity")
 _GIVEN = tuple(f.name for f in fields(NewSpeaker) if f.name not in _NOT_A_COLUMN)
 
 # The length does not read the embedding.
@@ -56,71 +51,36 @@ _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
 )
 # One row, however many files: building a row takes as long as finding it.
 _kinds = (
-    select(dialect.joined(stored_file.c.kind))
-    .where(
-        stored_file.c.audio_sha256 == speaker.c.audio_sha256,
-        IS_NO_PREVIEW,
-    )
+    select(schema.joined(stored_file.c.kind))
+    .where(stored_file.c.audio_sha256 == speaker.c.audio_sha256)
     .scalar_subquery()
 )
 _FIND_WITH_KINDS = select(*_COLUMNS, _kinds)
-# The same, of those that the speaker's tenant was told of: see `tenant_encodings`.
-_told_kinds = (
-    select(dialect.joined(stored_file.c.kind))
-    .select_from(stored_file)
-    .join(
-        tenant_encoding,
-        (tenant_encoding.c.audio_sha256 == stored_file.c.audio_sha256)
-        & (tenant_encoding.c.kind == stored_file.c.kind),
-    )
-    .where(
-        stored_file.c.audio_sha256 == speaker.c.audio_sha256,
-        tenant_encoding.c.tenant == speaker.c.tenant,
-        tenant_encoding.c.is_told == literal_column("1"),
-        IS_NO_PREVIEW,
-    )
-    .correlate(speaker)
-    .scalar_subquery()
-)
-_FIND_WITH_TOLD_KINDS = select(*_COLUMNS, _told_kinds)
-# As literal text: a parameter could not use the index, which is of these rows only.
-_IS_PINNED = text("is_pinned = 1")
-_PINNED = (
-    select(speaker.c.audio_sha256)
-    .where(_IS_PINNED, speaker.c.audio_sha256.is_not(None))
-    .distinct()
-)
 _EXPIRED = (
     select(speaker.c.generation)
     .where(speaker.c.expires_at <= bindparam("now"))
     .limit(1)
 )
-_WITH_KINDS = tuple(_FIND_WITH_KINDS.where(where) for where in (_IS_NAMED, _HAS_ID))
-_WITH_TOLD_KINDS = tuple(
-    _FIND_WITH_TOLD_KINDS.where(where) for where in (_IS_NAMED, _HAS_ID)
-)
-_Key = tuple["ColumnElement[bool]", dict[str, str]]
+_IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID}
+_WITH_KINDS = {column: _FIND_WITH_KINDS.where(where) for column, where in _IS.items()}
 
 
 def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
     """The row of a name or an id; a name is compared folded."""
-    for condition, where in _keys(tenant, name):
-        row = db.execute(select(*_COLUMNS).where(condition), where).first()
+    for column, key in keys_of(name):
+        where = {"tenant": tenant, column: key}
+        row = db.execute(select(*_COLUMNS).where(_IS[column]), where).first()
         if row is not None:
             return of_row(row)
     return None
 
 
 def find_with_kinds(
-    db: Database, tenant: str, name: str, *, told_only: bool = False
+    db: Database, tenant: str, name: str
 ) -> tuple[SpeakerRecord, list[str]] | None:
-    """The row of a name or id, and the kinds of files stored for its audio, at once.
-
-    With ``told_only`` only those encodings that the tenant was told of.
-    """
-    queries = _WITH_TOLD_KINDS if told_only else _WITH_KINDS
-    for condition, where in _keys(tenant, name):
-        row = db.first_at_once(queries[condition is _HAS_ID], where)
+    """The row of a name or id, and the kinds of files stored for its audio, at once."""
+    for column, key in keys_of(name):
+        row = db.first_at_once(_WITH_KINDS[column], {"tenant": tenant, column: key})
         if row is not None:
             kinds: str = row[-1] or ""
             return of_row(row[:-1]), kinds.split()
@@ -136,84 +96,42 @@ def replace(
     that, and knows its bytes.
     """
     old = find_named(db, new.tenant, new.name_key)
+    identity = None if old is not None else new.identity
+    if identity is not None and _is_taken(db, identity.public_id):
+        identity = None
+    if identity is None:
+        identity = Identity(
+            new_voice_id() if old is None else old.speaker_id,
+            schema.now(db) if new.created_at is None else new.created_at,
+        )
     if old is not None:
         delete(db, old)
     values: dict[str, Any] = {field: getattr(new, field) for field in _GIVEN}
     values["name_key"] = new.name_key
-    values["speaker_id"] = new_voice_id() if old is None else old.speaker_id
+    values["speaker_id"] = identity.public_id
+    values["updated_at"] = identity.updated_at
     values["consent_id"] = consent_id
-    values["labels_json"] = labels_to_json(new.labels)
+    values["labels_json"] = labels_to_json(new.labels) if new.labels else None
     values["clip_starts_json"] = new.clip_starts_json
     values["search_text"] = _searched(new.name, new.description, new.labels)
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
-    values["is_pinned"] = int(new.is_pinned)
-    is_dated = new.created_at is not None
-    values["created_at"] = new.created_at if is_dated else dialect.now(db)
+    values["created_at"] = identity.created_at
     db.execute(speaker.insert(), values)
-    tenant_usage.count(db, new.tenant, voices=1, pinned=values["is_pinned"])
+    owners.count(db, new.tenant, voices=1)
     record = find_named(db, new.tenant, new.name_key)
     assert record is not None  # inserted above, in this transaction
-    _label(db, record)
+    if new.labels:
+        _label(db, record)
     return record
 
 
-def change(
-    db: Connection,
-    before: SpeakerRecord,
-    record: SpeakerRecord,
-    values: Mapping[str, Any],
-) -> None:
+def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> None:
     """Write the columns that are new, of a record that has been changed already."""
     searched = _searched(record.name, record.description, record.labels)
     where = speaker.c.generation == record.generation
     new = {**values, "search_text": searched}
-    if "is_pinned" in new:
-        new["is_pinned"] = int(new["is_pinned"])
     db.execute(speaker.update().where(where).values(**new))
-    if pinned := int(record.is_pinned) - int(before.is_pinned):
-        tenant_usage.count(db, record.tenant, pinned=pinned)
     _label(db, record)
-
-
-def take_over(db: Connection, rows: Sequence[dict[str, Any]]) -> int:
-    """Insert rows of an earlier version; return how many were not there yet.
-
-    Their generations stay theirs, but where another speaker has the number. What
-    tenants have is to be counted anew when their files have been taken over as well.
-    """
-    keys = speaker.c.tenant, speaker.c.name_key
-    names = [row["name_key"] for row in rows]
-    numbers = [row["generation"] for row in rows]
-    known = {
-        tuple(row)
-        for some in slices(names)
-        for row in db.execute(select(*keys).where(speaker.c.name_key.in_(some)))
-    }
-    number = speaker.c.generation
-    taken = {
-        row[0]
-        for some in slices(numbers)
-        for row in db.execute(select(number).where(number.in_(some)))
-    }
-    new = [
-        row
-        | {
-            "speaker_id": new_voice_id(),
-            "search_text": search_text(row["name"], row["description"]),
-        }
-        for row in rows
-        if (row["tenant"], row["name_key"]) not in known
-    ]
-    for row in new:
-        if row["generation"] in taken:
-            renumbered = {k: v for k, v in row.items() if k != "generation"}
-            db.execute(speaker.insert(), renumbered)
-    if kept := [row for row in new if row["generation"] not in taken]:
-        db.execute(speaker.insert(), kept)
-        # A sequence of PostgreSQL does not see the numbers that it did not give.
-        newest = max(int(row["generation"]) for row in kept)
-        dialect.raise_sequence(db, "speaker", "generation", newest)
-    return len(new)
 
 
 def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | None:
@@ -229,9 +147,9 @@ def delete(db: Connection, record: SpeakerRecord) -> None:
     db.execute(speaker_label.delete().where(speaker_label.c.generation == number))
     db.execute(speaker.delete().where(speaker.c.generation == number))
     tenant = record.tenant
-    tenant_usage.count(db, tenant, voices=-1, pinned=-int(record.is_pinned))
+    owners.count(db, tenant, voices=-1)
     if record.audio_sha256 is not None:
-        tenant_usage.disown(db, tenant, record.audio_sha256)
+        owners.disown(db, tenant, record.audio_sha256)
 
 
 def expired(db: Connection, now: float, limit: int) -> list[SpeakerRecord]:
@@ -239,17 +157,6 @@ def expired(db: Connection, now: float, limit: int) -> list[SpeakerRecord]:
     query = select(*_COLUMNS).where(speaker.c.expires_at <= now)
     rows = db.execute(query.order_by(speaker.c.expires_at).limit(limit))
     return [of_row(row) for row in rows]
-
-
-def pinned_audio(db: Connection) -> frozenset[str]:
-    """The addresses of pinned speakers; there are few, and an index of them."""
-    return frozenset(db.execute(_PINNED).scalars())
-
-
-def num_pinned(db: Connection) -> int:
-    """How many speakers are pinned, all tenants together."""
-    query = select(func.count()).select_from(speaker)
-    return db.execute(query.where(_IS_PINNED)).scalar_one()
 
 
 def have_expired(db: Connection, now: float) -> bool:
@@ -295,17 +202,13 @@ def record_columns() -> "Select[Any]":
 
 def of_row(row: Sequence[Any]) -> SpeakerRecord:
     """What a row of `record_columns` says."""
-    values = dict(zip(_FIELDS, row, strict=True))
-    values["is_pinned"] = bool(values["is_pinned"])
-    return SpeakerRecord(**values)
+    return SpeakerRecord(**dict(zip(_FIELDS, row, strict=True)))
 
 
-def _keys(tenant: str, name: str) -> Iterator[_Key]:
-    """What to look a text up by: an id first; what was called so before, as a name."""
-    name = name.strip()
-    if is_voice_id(name):
-        yield _HAS_ID, {"tenant": tenant, "speaker_id": name}
-    yield _IS_NAMED, {"tenant": tenant, "name_key": fold(name)}
+def _is_taken(db: Connection, speaker_id: str) -> bool:
+    """Whether a voice of any tenant has the id."""
+    query = select(speaker.c.generation).where(speaker.c.speaker_id == speaker_id)
+    return db.execute(query).first() is not None
 
 
 def _label(db: Connection, record: SpeakerRecord) -> None:

@@ -3,23 +3,19 @@
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import TypeVar
 
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from vllm_tts_cache.catalogue import pools
-from vllm_tts_cache.catalogue.backend import beginning
-from vllm_tts_cache.catalogue.pools import EndingPool
+from vllm_tts_cache.catalogue import database
+from vllm_tts_cache.catalogue.database import EndingPool, Meaning, beginning
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
-from vllm_tts_cache.files import FILE_MODE, storage_errors
-
-T = TypeVar("T")
+from vllm_tts_cache.files import FILE_MODE, storage_error
 
 BUSY_SECONDS = 10.0
 # On an event loop; a reader waits only while the file is opened or recovered.
@@ -74,26 +70,34 @@ class SqliteFile:
         self.quick = _open_engine(path, AT_ONCE_SECONDS)
         # IMMEDIATE: what is read before writing must still hold when it is written.
         self.writing = beginning(self.reading, "BEGIN IMMEDIATE")
-        self.migrating = self.writing  # whose turn `opening` holds
+        self.writing_long = self.writing  # whose turn `opening` holds
         self.snapshots = beginning(self.reading, "BEGIN")
 
     @contextmanager
     def opening(self) -> Generator[None, None, None]:
         """Hold the turn; the file is there, for its owner only."""
-        with errors(self.path), opening_lock(self.path):
+        with self._errors(), opening_lock(self.path):
             _prepare_file(self.path)
             self._use_wal()
             yield
 
-    @contextmanager
-    def errors(self) -> Generator[None, None, None]:
-        """Turn an error of SQL inside the block into the storage error it means."""
-        with errors(self.path):
-            yield
+    def meant_by(self, error: Exception) -> Meaning | None:
+        """What an error means, and the error that may be shown as its cause."""
+        if isinstance(error, OSError):
+            return storage_error(self.path, error), error
+        if isinstance(error, DBAPIError):
+            if error.connection_invalidated:  # closed under us by a fork's preparations
+                return StorageBusyError(1), error
+            return _storage_error(self.path, error.orig or error), error
+        if isinstance(error, sqlite3.Error):
+            if "closed database" in str(error):
+                return StorageBusyError(1), error
+            return _storage_error(self.path, error), error
+        return None
 
-    def retried(self, read: Callable[[], T]) -> T:
-        """Read once: a file is not lost."""
-        return read()
+    def has_lost(self, error: Exception) -> bool:  # noqa: ARG002
+        """Whether a connection was lost: a file is not."""
+        return False
 
     def wipe_log(self) -> bool:
         """Write the log into the file and empty it; False if it was not emptied.
@@ -101,15 +105,28 @@ class SqliteFile:
         So long as somebody reads a state of before, the log has to keep what was
         written since, and that is old pages with what was deleted as well.
         """
-        with suppress(StorageError), errors(self.path), self.quick.connect() as db:
-            answer = db.execute(text("PRAGMA wal_checkpoint(TRUNCATE)")).one()
-            return answer[0] == 0  # else it is busy
-        return False
+        try:
+            with self.quick.connect() as db:
+                answer = db.execute(text("PRAGMA wal_checkpoint(TRUNCATE)")).one()
+        except Exception as exc:
+            if self.meant_by(exc) is None:
+                raise
+            return False
+        return answer[0] == 0  # else it is busy
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""
         self.reading.dispose()
         self.quick.dispose()
+
+    @contextmanager
+    def _errors(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception as exc:
+            if (meant := self.meant_by(exc)) is None:
+                raise
+            raise meant[0] from meant[1]
 
     def _use_wal(self) -> None:
         """Let readers go on while somebody writes; the caller holds the file lock.
@@ -125,7 +142,7 @@ class SqliteFile:
 def opening_lock(
     path: Path, timeout_seconds: float = OPEN_SECONDS
 ) -> Generator[None, None, None]:
-    """Hold the turn to open, migrate or take over; it ends with its process.
+    """Hold the turn to make or open it; it ends with its process.
 
     Raises:
         StorageBusyError: Another process has it for longer than that.
@@ -137,22 +154,6 @@ def opening_lock(
             yield
     except Timeout as exc:
         raise StorageBusyError(_RETRY_AFTER_SECONDS) from exc
-
-
-@contextmanager
-def errors(path: Path) -> Generator[None, None, None]:
-    """Turn an error of SQL inside the block into the storage error it means."""
-    try:
-        with storage_errors(path):
-            yield
-    except DBAPIError as exc:
-        if exc.connection_invalidated:  # closed under us by a fork's preparations
-            raise StorageBusyError(1) from exc
-        raise _storage_error(path, exc.orig or exc) from exc
-    except sqlite3.Error as exc:
-        if "closed database" in str(exc):
-            raise StorageBusyError(1) from exc
-        raise _storage_error(path, exc) from exc
 
 
 def _storage_error(path: Path, error: BaseException) -> StorageError:
@@ -196,7 +197,7 @@ def _open_engine(path: Path, busy_seconds: float) -> Engine:
         max_overflow=-1,
         hide_parameters=True,  # names and texts of voices, which end up in tracebacks
     )
-    return pools.guard(engine)
+    return database.guard(engine)
 
 
 def _prepare_file(path: Path) -> None:

@@ -1,7 +1,6 @@
 """Rows of the table ``stored_file`` and their sums; the caller has the transaction."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,21 +10,15 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
-    literal_column,
     select,
 )
 
 from vllm_tts_cache.catalogue import objects
-from vllm_tts_cache.catalogue.record import AUDIO_KIND, PREVIEW_PREFIX, Segment
-from vllm_tts_cache.catalogue.schema import (
-    slices,
-    stored_file,
-    tenant_encoding,
-    usage,
-)
+from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.schema import slices, speaker, stored_file, usage
 
-# What a voice has said to be tried lies beside its encodings.
-IS_NO_PREVIEW = stored_file.c.kind.not_like(literal_column(f"'{PREVIEW_PREFIX}%'"))
+# At least as many as a family makes encodings of one audio.
+_ENCODINGS_EACH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,36 +100,12 @@ def put(db: Connection, file: StoredFile, used_at: int | None = None) -> None:
 
     Its number is a new one, so that who asks what came since sees it.
     """
-    _remove(db, file.audio_sha256, [file.kind])
+    remove(db, file.audio_sha256, [file.kind])
     is_audio = int(file.kind == AUDIO_KIND)
     if used_at is None:
         used_at = _next_use(db, file.segment, is_audio)
     db.execute(stored_file.insert(), _row(file, is_audio, used_at))
     _count(db, file.segment, is_audio, 1, file.num_bytes)
-
-
-def date(db: Connection, file: StoredFile, created_at: float) -> None:
-    """Have a file stored at another time: when the one was that it is a copy of."""
-    where = {"of_sha": file.audio_sha256, "of_kind": file.kind}
-    db.execute(stored_file.update().where(_IS_ROW).values(created_at=created_at), where)
-
-
-def put_all(db: Connection, files: Sequence[tuple[StoredFile, int]]) -> None:
-    """Insert the rows that are not there yet, each with the time of its last use."""
-    present = kinds(db, [file.audio_sha256 for file, _ in files])
-    rows: list[dict[str, object]] = []
-    added: defaultdict[tuple[Segment, int], list[int]] = defaultdict(list)
-    for file, used_at in files:
-        if file.kind in present[file.audio_sha256]:
-            continue
-        present[file.audio_sha256].add(file.kind)
-        is_audio = int(file.kind == AUDIO_KIND)
-        rows.append(_row(file, is_audio, used_at))
-        added[file.segment, is_audio].append(file.num_bytes)
-    if rows:
-        db.execute(stored_file.insert(), rows)
-    for (segment, is_audio), sizes in added.items():
-        _count(db, segment, is_audio, len(sizes), sum(sizes))
 
 
 def remove(
@@ -145,21 +114,7 @@ def remove(
     """Delete the rows of an audio, or only those kinds of it; return what they were.
 
     Their objects are nobody's from then on, and are removed once that is committed.
-    What tenants were told of them goes as well.
     """
-    chosen = None if kinds is None else list(kinds)
-    gone = _remove(db, audio_sha256, chosen)
-    told = tenant_encoding.c
-    of_them = tenant_encoding.delete().where(told.audio_sha256 == audio_sha256)
-    if chosen is not None:
-        of_them = of_them.where(told.kind.in_(chosen))
-    db.execute(of_them)
-    return gone
-
-
-def _remove(
-    db: Connection, audio_sha256: str, kinds: Iterable[str] | None
-) -> list[StoredFile]:
     gone = of_audio(db, audio_sha256)
     if kinds is not None:
         chosen = set(kinds)
@@ -327,3 +282,35 @@ def _file(
         num_bytes=num_bytes,
         object_name=object_name,
     )
+
+
+def last_used_speakers(db: Connection, limit: int) -> list[tuple[str, str]]:
+    """Tenants and names of speakers whose encodings were used or made last.
+
+    The last one comes first. Of several speakers of one audio it is the newest: which
+    of them spoke is not known.
+    """
+    audios = _audios(db, limit)
+    newest = (
+        select(func.max(speaker.c.generation))
+        .where(speaker.c.audio_sha256.in_(audios))
+        .group_by(speaker.c.audio_sha256)
+    )
+    columns = speaker.c.audio_sha256, speaker.c.tenant, speaker.c.name
+    rows = db.execute(select(*columns).where(speaker.c.generation.in_(newest)))
+    named = {sha: (tenant, name) for sha, tenant, name in rows}
+    return [named[sha] for sha in audios if sha in named]
+
+
+def _audios(db: Connection, limit: int) -> list[str]:
+    query = (
+        select(stored_file.c.audio_sha256)
+        .where(
+            stored_file.c.segment == Segment.REGISTERED.value,
+            stored_file.c.is_audio == 0,
+        )
+        .order_by(stored_file.c.used_at.desc(), stored_file.c.id.desc())
+        .limit(_ENCODINGS_EACH * limit)
+    )
+    found = dict.fromkeys(db.execute(query).scalars())
+    return list(found)[:limit]

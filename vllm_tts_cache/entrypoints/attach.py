@@ -21,35 +21,35 @@ def attach() -> None:
     """
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
-    from vllm_tts_cache.entrypoints import (
-        event_driven,
-        health,
-        nameless_logs,
-        worker_calls,
-    )
-    from vllm_tts_cache.entrypoints.speech import CachedServingSpeech
-    from vllm_tts_cache.entrypoints.speech_stream import CachedStreamingSpeech
-    from vllm_tts_cache.entrypoints.stopping import stopping_well
-    from vllm_tts_cache.entrypoints.tenant_keys import TenantKeys
+    from vllm_tts_cache.entrypoints.serving import host_fixes, host_surface
+    from vllm_tts_cache.entrypoints.serving.host_fixes import stopping_well
+    from vllm_tts_cache.entrypoints.serving.host_surface import guarding
+    from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
+    from vllm_tts_cache.entrypoints.serving.websocket import CachedStreamingSpeech
+    from vllm_tts_cache.tenants import TenantKeys
 
     if api_server.OmniOpenAIServingSpeech is CachedServingSpeech:
         return
     settings = load_settings()
     # What is wrong with the file is said now, and not when the model is loaded.
     TenantKeys(settings.tenants_file)
-    nameless_logs.install()
-    worker_calls.install()
-    event_driven.install()
+    host_fixes.quiet_failed_requests()
+    host_fixes.run_calls_beside()
+    host_fixes.fail_requests_alone()
+    host_fixes.wait_for_outputs()
     api_server.OmniOpenAIServingSpeech = CachedServingSpeech
     api_server.OmniStreamingSpeechHandler = CachedStreamingSpeech
-    api_server.serve_http = stopping_well(api_server.serve_http, settings.drain_seconds)
+    api_server.serve_http = guarding(
+        stopping_well(api_server.serve_http, settings.drain_seconds),
+        has_tenants=settings.tenants_file is not None,
+    )
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for family in families():
         if not family.pipelines:  # those have none of the host's, see `diffusion`
             adapter = family.part("adapter")
             adapters[adapter.name] = adapter
-    for router in (health.router, *routers(), *page_routers(settings)):
+    for router in (host_surface.router, *routers(), *page_routers(settings)):
         for route in filter(is_api_route, router.routes):
             api_server._remove_route_from_router(
                 api_server.router, route.path, set(route.methods)
@@ -59,35 +59,26 @@ def attach() -> None:
 
 def routers() -> tuple[APIRouter, ...]:
     """All routes of ours."""
-    from vllm_tts_cache.entrypoints import (
-        archive_routes,
-        clip_routes,
-        consent_routes,
-        preview_routes,
-        speech_routes,
-        voices,
-    )
+    from vllm_tts_cache.entrypoints.http import clips, consents, speech, voices
 
     return (
         voices.router,
         voices.changes_router,
-        clip_routes.router,
-        clip_routes.import_router,
-        archive_routes.router,
-        preview_routes.router,
-        consent_routes.router,
-        consent_routes.changes_router,
-        speech_routes.speech_router,
-        speech_routes.batch_router,
-        speech_routes.generate_router,
+        clips.router,
+        clips.import_router,
+        consents.router,
+        consents.changes_router,
+        speech.speech_router,
+        speech.batch_router,
+        speech.generate_router,
     )
 
 
 def page_routers(settings: Settings) -> Sequence[APIRouter]:
     """Those of the page, unless it is switched off; nobody calls them by HTTP's API."""
-    from vllm_tts_cache.entrypoints import web_routes
+    from vllm_tts_cache.entrypoints.http import page
 
-    return [web_routes.page_router(web_routes.read_assets())] if settings.web else []
+    return [page.page_router(page.read_assets())] if settings.web else []
 
 
 def is_api_route(route: BaseRoute) -> TypeGuard[APIRoute]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_tts_cache.speaker.wire import DecoderStats, Deleted
-from vllm_tts_cache.store.shelf import Shelf
-from vllm_tts_cache.store.stats import Budget
+from vllm_tts_cache.store.memory import Budget, Shelf
 
 # A request that has its prompt may reach the decoder after its voice was deleted, so
 # that nothing is kept of such a voice for so long. It may be registered again.

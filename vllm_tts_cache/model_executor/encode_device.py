@@ -11,10 +11,9 @@ import torch
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.speaker.origin import origin_of
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.speaker.precision import give_way, origin_of
+from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.thread_priority import give_way
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 

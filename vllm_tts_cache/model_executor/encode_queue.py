@@ -10,21 +10,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor.encode_jobs import (
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.model_executor.encode_line import (
+    EncodeClock,
     EncodeJob,
     Errand,
     Outcomes,
     Report,
     WaitingLine,
 )
-from vllm_tts_cache.model_executor.encode_rests import EncodeRests
-from vllm_tts_cache.model_executor.encode_times import EncodeClock
-from vllm_tts_cache.speaker.lanes import Lane
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.throttled_log import ThrottledLog
 
 # Another process that has the key finishes, or dies and its lock with it. After this
 # long it is stuck, and encoding twice is harmless.
@@ -47,14 +45,12 @@ class QueueStats:
     Attributes:
         dropped: Jobs that nobody waited for any more.
         refused: Jobs that were one too many.
-        rested_seconds: How long the thread waited for streams.
     """
 
     in_flight: int
     waiting: dict[str, int]
     dropped: int
     refused: int
-    rested_seconds: float
 
 
 class EncodeWork(Protocol):
@@ -91,8 +87,6 @@ class EncodeQueue:
         look_again_seconds: After which a job is looked at again that another process
             has in hand.
         clock: Monotonic seconds; leases are told on it.
-        rests: Says how long to leave such jobs after one that no request waits for;
-            None for never.
     """
 
     def __init__(
@@ -102,12 +96,10 @@ class EncodeQueue:
         max_waiting_inline: int,
         look_again_seconds: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
-        rests: EncodeRests | None = None,
     ):
         self._work = work
         self._look_again_seconds = look_again_seconds
         self._clock = clock
-        self._rests = rests
         self._line = WaitingLine(max_waiting_inline)
         self._running: EncodeJob | None = None
         self._outcomes = Outcomes()
@@ -119,8 +111,6 @@ class EncodeQueue:
         self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
         self._num_finished = 0
         self._num_refused = 0
-        self._is_resting = False
-        self._rested_seconds = 0.0
         self.times = EncodeClock()
 
     def want(self, job: EncodeJob) -> Report:
@@ -237,11 +227,6 @@ class EncodeQueue:
         """Jobs that ended, well or not, since the start; it never falls."""
         return self._num_finished
 
-    @property
-    def is_resting(self) -> bool:
-        """Whether jobs wait for nothing but the end of a rest."""
-        return self._is_resting
-
     def stats(self) -> QueueStats:
         """Return what waits, and what was counted since the start."""
         with self._changed:
@@ -251,7 +236,6 @@ class EncodeQueue:
                 waiting=waiting,
                 dropped=self._line.num_dropped,
                 refused=self._num_refused,
-                rested_seconds=round(self._rested_seconds, 3),
             )
 
     def _joined_running(self, job: EncodeJob) -> EncodeJob | None:
@@ -295,16 +279,12 @@ class EncodeQueue:
         if job is None:
             return
         report: Report | None = Report(JobState.FAILED, "the encode thread ended")
-        if self._rests is not None:
-            self._rests.begin()
         try:
             report = self._result(job)
         except Exception as exc:  # noqa: BLE001  the thread must outlive any one clip
             report = self._failure(job, exc)
         finally:
             self._land(job, report)
-        if self._rests is not None and job.lane is Lane.REGISTERED:
-            self._rests.rest()
 
     def _next(self) -> EncodeJob | Errand | None:
         with self._changed:
@@ -315,23 +295,12 @@ class EncodeQueue:
                     self._changed.wait()
                     continue
                 now = self._clock()
-                rest_seconds = 0.0 if self._rests is None else self._rests.seconds()
-                if (job := self._line.pop(now, rest_seconds)) is not None:
+                if (job := self._line.pop(now)) is not None:
                     job.began_at = now
                     self._running = job
                     return job
-                seconds = self._line.seconds_until_next(now, rest_seconds)
-                self._wait(seconds, is_resting=rest_seconds > 0)
+                self._changed.wait(self._line.seconds_until_next(now))
         return None
-
-    def _wait(self, seconds: float | None, *, is_resting: bool) -> None:
-        """Wait for news, or for so long; None if there is no job."""
-        began_at = time.monotonic()
-        self._is_resting = is_resting and seconds is not None
-        self._changed.wait(seconds)
-        if self._is_resting:
-            self._rested_seconds += time.monotonic() - began_at
-        self._is_resting = False
 
     def _result(self, job: EncodeJob) -> Report | None:
         """Do the job; returns None if another process is at it."""

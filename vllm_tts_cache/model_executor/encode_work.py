@@ -9,9 +9,9 @@ import numpy as np
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.encode_device import EncodeDevice
-from vllm_tts_cache.model_executor.encode_jobs import EncodeJob
+from vllm_tts_cache.model_executor.encode_line import EncodeJob
 from vllm_tts_cache.model_executor.encode_queue import MissingAudioError, Turn
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 from vllm_tts_cache.store.cache import EncodingCache
 from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.store.locks import Turns

@@ -16,16 +16,12 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.distributed import parallel_state
 
 from vllm_tts_cache.errors import ServerFaultError, log_text_of
-from vllm_tts_cache.model_executor import worker_methods
-from vllm_tts_cache.model_executor.agreement import (
-    ALONE,
-    Ranks,
-    tensor_parallel_ranks,
-)
-from vllm_tts_cache.model_executor.scheduler import REASON
-from vllm_tts_cache.model_executor.speaker_side import SpeakerSide
-from vllm_tts_cache.speaker.ref import REQUEST_FIELD
-from vllm_tts_cache.throttled_log import ThrottledLog
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.model_executor import rpc_methods
+from vllm_tts_cache.model_executor.failed_requests import REASON
+from vllm_tts_cache.model_executor.loading import SpeakerSide
+from vllm_tts_cache.model_executor.ranks import ALONE, Ranks, tensor_parallel_ranks
+from vllm_tts_cache.speaker.reference import REQUEST_FIELD
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -51,7 +47,7 @@ class CachedPipeline(SpeakerSide):
 
     def __init__(self, *, od_config: Any, prefix: str = ""):
         super().__init__(od_config=od_config, prefix=prefix)  # type: ignore[call-arg]
-        worker_methods.install_on_diffusion()
+        rpc_methods.install_on_diffusion()
 
     def _load_speakers_of(
         self, model_dir: str, device: torch.device, dtype: torch.dtype
@@ -88,7 +84,7 @@ class CachedPipeline(SpeakerSide):
         if not (is_missing and isinstance(prompt, Mapping)):
             return DiffusionOutput(error=str(cause) or repr(cause))
         request_id = str(prompt.get(REQUEST_FIELD, "of a batch job"))
-        message = "No speaker prompt for request %s: %s"
+        message = "No prompt for request %s: %s"
         throttled.warn_of("no speaker prompt", message, request_id, log_text_of(cause))
         if speakers is not None:
             speakers.remember_failed_prompt(request_id, str(cause))

@@ -2,22 +2,23 @@
 
 import logging
 import re
+import threading
+import time
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from vllm_tts_cache.catalogue.record import Segment
+from cachetools import LRUCache
+
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor.agreement import ALONE, Ranks
-from vllm_tts_cache.model_executor.deleted_copies import DeletedCopies
-from vllm_tts_cache.model_executor.encode_jobs import EncodeJob, Report
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
-from vllm_tts_cache.model_executor.pins import Pins
-from vllm_tts_cache.model_executor.recency import Recency
-from vllm_tts_cache.speaker.lanes import Lane
-from vllm_tts_cache.speaker.ref import SpeakerRef
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
+from vllm_tts_cache.speaker.reference import Lane, ReferenceEncoder, SpeakerRef
 from vllm_tts_cache.speaker.wire import (
     Deleted,
     EncodeTimes,
@@ -28,10 +29,24 @@ from vllm_tts_cache.speaker.wire import (
     WantAnswer,
     WantCall,
 )
-from vllm_tts_cache.store import serde
+from vllm_tts_cache.store.binding import StoreHome
 from vllm_tts_cache.store.cache import EncodingCache
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey, is_address
-from vllm_tts_cache.store.home import StoreHome
+from vllm_tts_cache.store.encoding import (
+    Encoding,
+    EncodingKey,
+    encoding_to_bytes,
+    is_address,
+)
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+FLUSH_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+# More audios than a worker speaks within a flush; the rest is noted the next time.
+MAX_NOTED = 65_536
+
+# Whoever asked for a removal asks again within a second or two.
+_ASKED_AGAIN_SECONDS = 5.0
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -44,6 +59,158 @@ _READY = Report(JobState.READY)
 _TOO_MANY = Report(JobState.REFUSED, f"more than {MAX_WANTS} wants in one call")
 # What the host appends to the id that the API process gave a request.
 _HOSTS_SUFFIX = re.compile(r"-[0-9a-z]{8}$")
+
+
+class Recency:
+    """Collects audios that were used, and hands them on in batches.
+
+    A voice that is hot in memory is never read from the disk, so it would be the
+    first to leave a full one. Noting a use is a set's ``add``: it may happen on the
+    engine's thread. The thread that hands them on starts with the first use.
+
+    Args:
+        hand_on: Takes the audios that were used since the last batch.
+        flush_seconds: How long uses are collected.
+    """
+
+    def __init__(
+        self,
+        hand_on: Callable[[Sequence[str]], None],
+        *,
+        flush_seconds: float = FLUSH_SECONDS,
+    ):
+        self._hand_on = hand_on
+        self._flush_seconds = flush_seconds
+        self._noted: set[str] = set()
+        self._closing = threading.Event()
+        self._has_some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def note(self, audio_sha256: str) -> None:
+        """Note a use."""
+        noted = self._noted
+        if audio_sha256 in noted or len(noted) >= MAX_NOTED:
+            return
+        noted.add(audio_sha256)
+        if not self._has_some.is_set():
+            self._has_some.set()
+            self._start_thread()
+
+    def close(self) -> None:
+        """Hand on what was noted, and let the thread end."""
+        self._closing.set()
+        self.flush()
+        self._has_some.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def flush(self) -> None:
+        """Hand on what was noted."""
+        self._has_some.clear()
+        noted, self._noted = self._noted, set()
+        used = sorted(noted)  # a copy: the engine's thread may still add to the set
+        if not used:
+            return
+        try:
+            self._hand_on(used)
+        except Exception as exc:  # noqa: BLE001  a dead thread would note no use again
+            message = "The use of %d speakers was not noted: %s"
+            throttled.warn_of("noting uses", message, len(used), exc)
+
+    def _start_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._run, name="tts-cache-recency", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._has_some.wait()
+            if self._closing.wait(self._flush_seconds):
+                return
+            self.flush()
+
+
+class DeletedCopies:
+    """Has what this machine's disk has of deleted audio removed, on its own thread.
+
+    An RPC holds up every stream for as long as a disk takes to list and to unlink, so
+    it looks whether something is there, and is asked again until nothing is. The
+    encode thread may be at another voice for as long as a minute.
+
+    Args:
+        has_copies: Whether there is something of an audio; a look or two.
+        delete_copies: Removes all of it; raises for what is still there.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        has_copies: Callable[[str], bool],
+        delete_copies: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._has_copies = has_copies
+        self._delete_copies = delete_copies
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tts-cache-copies")
+        self._lock = threading.Lock()  # never held over a file
+        self._underway: set[str] = set()
+        self._removed_at: dict[str, float] = {}
+        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+    def remaining(self, audio_sha256s: Collection[str]) -> list[str]:
+        """Return the audios of which there are copies; they are removed soon.
+
+        Raises: StorageError: Nobody can tell.
+        """
+        just_removed = self._take_removed(audio_sha256s)
+        # What is there again belongs to a voice that exists: requests for it write
+        # copies as fast as they are removed, and the caller would never be done.
+        remaining = [
+            sha
+            for sha in audio_sha256s
+            if sha not in just_removed and self._has_copies(sha)
+        ]
+        for sha in remaining:
+            self._remove_soon(sha)
+        return remaining
+
+    def close(self) -> None:
+        """End the thread after the audio in hand."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _take_removed(self, audio_sha256s: Collection[str]) -> set[str]:
+        with self._lock:
+            since = self._clock() - _ASKED_AGAIN_SECONDS
+            recent = {sha: at for sha, at in self._removed_at.items() if at >= since}
+            taken = recent.keys() & set(audio_sha256s)
+            self._removed_at = {s: at for s, at in recent.items() if s not in taken}
+            return taken
+
+    def _remove_soon(self, sha: str) -> None:
+        with self._lock:
+            if sha in self._underway:
+                return
+            self._underway.add(sha)
+        self._pool.submit(self._remove, sha)
+
+    def _remove(self, sha: str) -> None:
+        try:
+            self._delete_copies(sha)
+        except Exception as exc:  # noqa: BLE001  nobody looks at what it returns
+            self._log.warn_of(
+                "copies of deleted audio",
+                "Copies of deleted audio are still on this machine's disk: %s",
+                exc,
+            )
+            with self._lock:
+                self._underway.discard(sha)
+            return
+        with self._lock:
+            self._underway.discard(sha)
+            self._removed_at[sha] = self._clock()
 
 
 class WorkerSpeakers:
@@ -91,11 +258,10 @@ class WorkerSpeakers:
         self.worker_id = uuid.uuid4().hex
         self.ranks = ranks
         self.fingerprints = dict(fingerprints)
-        self._failed_prompts: OrderedDict[str, str] = OrderedDict()
+        self._failed_prompts = LRUCache[str, str](MAX_FAILED_PROMPTS)
         self._num_prompts = 0
         self._num_failed_prompts = 0
         self._num_calls: Counter[str] = Counter()
-        self._pins: Pins | None = None
 
     # -------- for whoever loads the model
 
@@ -116,11 +282,6 @@ class WorkerSpeakers:
         Raises: EncodeError, TimeoutError.
         """
         self._queue.call(self._work.warm_up, timeout_seconds)
-
-    def keep_pinned(self, pinned: Callable[[], frozenset[str]]) -> None:
-        """Keep pinned voices in memory from now on; a thread asks which they are."""
-        self._pins = Pins(self._cache, pinned, lambda: self.fingerprints)
-        self._pins.start()
 
     # -------- for the worker's sleep
 
@@ -168,8 +329,6 @@ class WorkerSpeakers:
         """Count a request that failed for want of its prompt, and remember why."""
         self._num_failed_prompts += 1
         self._failed_prompts[request_id] = cause[:_MAX_CAUSE_CHARACTERS]
-        while len(self._failed_prompts) > MAX_FAILED_PROMPTS:
-            self._failed_prompts.popitem(last=False)
 
     # -------- for the RPC
 
@@ -187,10 +346,7 @@ class WorkerSpeakers:
         ]
         reports += [_told(want, _TOO_MANY) for want in call.wants[MAX_WANTS:]]
         return WantAnswer(
-            rank=rank,
-            reports=reports,
-            num_finished=self._queue.num_finished,
-            is_resting=self._queue.is_resting,
+            rank=rank, reports=reports, num_finished=self._queue.num_finished
         )
 
     def failed(self, request_ids: Iterable[str]) -> dict[str, str]:
@@ -212,7 +368,7 @@ class WorkerSpeakers:
             return None
         # Whose it is does not matter here, and an inline one pushes nobody out.
         found = self._cache.get(key, Segment.INLINE)
-        return None if found is None else serde.encode(key, found)
+        return None if found is None else encoding_to_bytes(key, found)
 
     def delete(self, audio_sha256s: Collection[str]) -> Deleted:
         """Delete the audios from memory, from copies on disk and from the queue.
@@ -254,7 +410,6 @@ class WorkerSpeakers:
             waiting=queue.waiting,
             dropped=queue.dropped,
             refused=queue.refused,
-            rested_seconds=queue.rested_seconds,
             encodes={name: self._work.num_encodes[name] for name in self.fingerprints},
             failed_encodes={name: failed(name) for name in self.fingerprints},
             disk_evictions=dict(self._work.disk_evictions.snapshot()),
@@ -270,8 +425,6 @@ class WorkerSpeakers:
 
     def close(self) -> None:
         """End the threads, the encode thread after the job in hand, and the store."""
-        if self._pins is not None:
-            self._pins.close()
         self._queue.close()
         self._recency.close()
         self._copies.close()

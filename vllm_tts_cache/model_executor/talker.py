@@ -1,7 +1,8 @@
 """What every talker of ours shares, whatever its family; mixed in before the host's."""
 
+import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -13,11 +14,41 @@ from vllm_tts_cache.model_executor.failed_requests import (
     SuspectPrefixes,
     request_id_of,
 )
-from vllm_tts_cache.model_executor.speaker_side import SpeakerSide
+from vllm_tts_cache.model_executor.loading import SpeakerSide
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.store.encoding import Array
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# Of a span: its ids, its rows, and what the runner keeps of the request.
+Built = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
+
+
+def failing_alone(build: Callable[..., Built]) -> Callable[..., Built]:
+    """Wrap a talker's ``preprocess``: a span that cannot be built fails its request.
+
+    The runner builds the spans of all requests in a step, and what is raised there
+    ends the engine. The request need not come from a route of ours: the host's own
+    routes hand on whatever their clients say.
+
+    Args:
+        build: The talker's, which may raise anything. Until the request has ended, the
+            talker's ``_passed_over(input_ids, info)`` stands in for it.
+    """
+
+    @functools.wraps(build)
+    def preprocess(
+        self: Any, input_ids: torch.Tensor, input_embeds: Any = None, **info: Any
+    ) -> Built:
+        if not self._has_failed(info):
+            try:
+                return build(self, input_ids, input_embeds, **info)
+            except Exception as exc:  # noqa: BLE001  raising here would end the engine
+                self._fail(info, exc)
+        passed_over: Built = self._passed_over(input_ids, info)
+        return passed_over
+
+    return preprocess
 
 
 class CachedTalker(SpeakerSide):
@@ -141,3 +172,28 @@ def _refused_runner(family: Family) -> ConfigError:
     # In a line of its own: the host puts pages around what is raised.
     logger.error(problem)
     return ConfigError(problem)
+
+
+class SamplingTalker(CachedTalker):
+    """Ends a failed request behind the host's sampler, and not in its logits.
+
+    Such a sampler draws from the ids that the model speaks with. Where none of them is
+    left, it would fail, and every request of the step with it.
+    """
+
+    def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
+        """As the host; how a failed request ends is for `sample` to say."""
+        self._suspect_prefixes.end_step()  # all of its prefills were built
+        host: Any = super(CachedTalker, self)
+        return host.compute_logits(hidden_states, sampling_metadata)
+
+    def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """Sample as the host does, but for the id that ends a failed request."""
+        host: Any = super()
+        output = host.sample(logits, sampling_metadata)
+        if output is not None:
+            sampled = output.sampled_token_ids
+            self._failed_requests.force(sampled, self._requests_of_rows)
+        elif logits is not None:  # vLLM samples next, by the logits
+            self._failed_requests.end(logits, self._requests_of_rows)
+        return output

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.speaker.rpc_client import DELETE
 
 _MARK = "_vllm_tts_cache_deletes"

@@ -4,7 +4,10 @@ The worker encodes in the background, on the same storage as a server; what a se
 has encoded is not encoded again, nor the other way round.
 """
 
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
-from vllm_tts_cache.offline.speakers import OfflineEngine, OfflineSpeakers
+from vllm_tts_cache.offline.speakers import (
+    OfflineEngine,
+    OfflineSpeakers,
+    PreparedSpeaker,
+)
 
 __all__ = ["OfflineEngine", "OfflineSpeakers", "PreparedSpeaker"]

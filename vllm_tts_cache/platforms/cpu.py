@@ -55,7 +55,7 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     @classmethod
     def get_diffusion_worker_cls(cls) -> str:
         """Return the worker of diffusion stages."""
-        return "vllm_tts_cache.platforms.cpu_diffusion.CPUDiffusionWorker"
+        return "vllm_tts_cache.platforms.cpu_kernels.CPUDiffusionWorker"
 
     @classmethod
     def get_default_stage_config_path(cls) -> str:
@@ -70,7 +70,7 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         allow_trtllm_default: bool = False,  # noqa: ARG003
     ) -> str:
         """Return torch's own attention: the only one that runs here."""
-        return "vllm_tts_cache.platforms.cpu_diffusion_attention.CPUDiffusionBackend"
+        return "vllm_tts_cache.platforms.cpu_kernels.CPUDiffusionBackend"
 
     @classmethod
     def supports_torch_inductor(cls) -> bool:

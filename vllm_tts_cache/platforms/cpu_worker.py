@@ -18,15 +18,15 @@ from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
+from vllm_tts_cache.platforms import ask_for_tiles, leave_out_matrices
 from vllm_tts_cache.platforms.cpu import (
     forgive_emptying_no_cache,
     say_that_nothing_is_captured,
 )
-from vllm_tts_cache.platforms.cpu_isa import ask_for_tiles, leave_out_matrices
-from vllm_tts_cache.platforms.cpu_rows import separate_rows
+from vllm_tts_cache.platforms.cpu_kernels import separate_rows
 
 INVARIANT_ATTENTION = (
-    "vllm_tts_cache.platforms.cpu_attention.InvariantCPUAttentionBackend"
+    "vllm_tts_cache.platforms.cpu_kernels.InvariantCPUAttentionBackend"
 )
 
 

@@ -1,4 +1,4 @@
-"""What a model family is, and which are installed.
+"""What a model family is, the ways it clones, and which are installed.
 
 A family is plain data, which every generic part is driven by. Its folder has one
 `Family`, in a module that imports neither torch nor the host. Whatever needs them is a
@@ -8,25 +8,126 @@ an entry-point group, ours and third parties' alike.
 
 import logging
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vllm_tts_cache.errors import CheckpointError, ConfigError
-from vllm_tts_cache.speaker.modes import CloneFacts, Mode, mode_of, possible_modes
+from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidSpeakerError
+
+# Where a request says which way it wants, in the host's `extra_params`.
+CLONE_MODE = "clone_mode"
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # A file of a checkpoint, or the names that it may have.
 SideFile = str | tuple[str, ...]
 
-_NO_PARTS: Mapping[str, str] = MappingProxyType({})
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 GROUP = "vllm_tts_cache.families"
+
+
+class Transcript(str, Enum):
+    """What a mode does with the transcript of the reference audio."""
+
+    REQUIRED = "required"
+    USED = "used"  # if there is one
+    UNUSED = "unused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mode:
+    """A way to clone.
+
+    Attributes:
+        name: As requests, docs and metrics spell it.
+        encoders: Names of the reference encoders whose encodings it needs.
+        transcript: What it does with one.
+        takes_embedding: Whether a raw speaker embedding can stand for the encodings.
+        stand_in: Fields of the request by which the host's own adapter knows it.
+        example: Fields that a request of it needs beside the voice, with values.
+    """
+
+    name: str
+    encoders: tuple[str, ...]
+    transcript: Transcript
+    takes_embedding: bool = False
+    stand_in: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    example: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloneFacts:
+    """What decides how a request clones.
+
+    Attributes:
+        given_transcript: Whether the request has one.
+        stored_transcript: Whether the voice was registered with one.
+        is_inline: Whether the reference audio came with the request.
+        named: The mode that the request names.
+        x_vector_only: The host's field of that name; None if it was left out.
+    """
+
+    given_transcript: bool = False
+    stored_transcript: bool = False
+    is_inline: bool = False
+    named: str | None = None
+    x_vector_only: bool | None = None
+
+
+def possible_modes(family: "Family", *, has_transcript: bool) -> Sequence[Mode]:
+    """Return the modes that a voice registered so needs nothing more for."""
+    return [
+        mode
+        for mode in family.modes
+        if has_transcript or mode.transcript is not Transcript.REQUIRED
+    ]
+
+
+def _named(family: "Family", facts: CloneFacts) -> Mode:
+    if facts.named is not None:
+        for mode in family.modes:
+            if mode.name == facts.named:
+                return mode
+        known = ", ".join(mode.name for mode in family.modes)
+        reason = f"{family.title} has no mode {facts.named!r:.60}; it has {known}"
+        raise InvalidSpeakerError(f"extra_params.{CLONE_MODE}", reason)
+    if family.embedding_mode is None:
+        reason = f"{family.title} has no x-vectors to clone from; leave it out"
+        raise InvalidSpeakerError("x_vector_only_mode", reason)
+    return family.embedding_mode
+
+
+def _by_transcript(family: "Family", facts: CloneFacts) -> Mode:
+    counts = facts.stored_transcript and family.stored_transcript_selects
+    modes = family.modes
+    if facts.x_vector_only is False:  # said, and not left out
+        modes = tuple(mode for mode in modes if not mode.takes_embedding)
+    wanted = [mode for mode in modes if mode.transcript is not Transcript.UNUSED]
+    if facts.given_transcript or counts:
+        return (wanted or list(modes))[0]
+    plain = [mode for mode in modes if mode.transcript is not Transcript.REQUIRED]
+    if not plain or (facts.is_inline and family.asks_inline_transcript):
+        return wanted[0]
+    return plain[0]
+
+
+def _no_transcript(family: "Family", mode: Mode) -> str:
+    reason = (
+        f"{family.title} needs the transcript of the reference audio for a clone "
+        f"of mode {mode.name!r}. Give ref_text, or register the voice with it"
+    )
+    others = possible_modes(family, has_transcript=False)
+    if others:
+        reason += f"; {others[0].name!r} needs none"
+        if others[0].takes_embedding:
+            reason += " (set x_vector_only_mode)"
+    return reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +184,7 @@ class Family:
             Of a revision beside main nobody else fetches them.
         sample_rate_hz: Of what it speaks.
         failure_id: A token id that the model never samples; it ends a request whose
-            speaker prompt is missing. A diffusion pipeline returns an error instead.
-        needs_voice: Whether a request that names nobody fails as well: the model has no
-            voice of its own. Elsewhere the failure id may be an id like any other.
+            prompt cannot be built. A diffusion pipeline returns an error instead.
         needs_first_runner: Whether the host's second model runner is refused at start:
             it calls less of a talker than this one is made of.
         resumes: Whether a preempted request goes on as it would have. Without, room
@@ -111,10 +210,10 @@ class Family:
     modes: tuple[Mode, ...]
     recognises: Callable[[Path], bool]
     clones: Callable[[Path], str | None] = lambda _model_dir: None
-    models: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
-    decoders: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
+    models: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    decoders: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     host_is_multimodal: bool = False
-    pipelines: Mapping[str, str] = field(default_factory=lambda: _NO_PARTS)
+    pipelines: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     waits_for_outputs_of: str = ""
     adapter: str
     encoders_part: str = ""
@@ -125,7 +224,6 @@ class Family:
     side_files: tuple[SideFile, ...] = ()
     sample_rate_hz: int
     failure_id: int | None = None
-    needs_voice: bool = False
     needs_first_runner: bool = False
     resumes: bool = False
     plausible_tokens: Callable[[str], int] | None = None
@@ -154,12 +252,17 @@ class Family:
         return next((mode for mode in self.modes if mode.takes_embedding), None)
 
     def mode(self, facts: CloneFacts) -> Mode:
-        """Choose how to clone.
+        """Choose how to clone: what the request names, else what the transcript allows.
 
         Raises: InvalidSpeakerError if the family has no such way, or one needs a
             transcript that is not there.
         """
-        return mode_of(self, facts)
+        is_named = facts.named is not None or facts.x_vector_only
+        mode = (_named if is_named else _by_transcript)(self, facts)
+        has_transcript = facts.given_transcript or facts.stored_transcript
+        if mode.transcript is Transcript.REQUIRED and not has_transcript:
+            raise InvalidSpeakerError("ref_text", _no_transcript(self, mode))
+        return mode
 
     def precomputed(self, *, has_transcript: bool) -> tuple[str, ...]:
         """Encoders of every mode that a voice so registered can be asked for in.

@@ -1,20 +1,54 @@
-"""Float32 that is float32, in a process that may have asked for less."""
+"""Float32 that is float32, in a process that may have asked for less.
+
+And what of this machine computes encodings, by its name, on threads that let those go
+first that somebody listens to.
+"""
 
 import logging
+import os
+import platform
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
 
 from vllm_tts_cache.errors import EncodeError
+from vllm_tts_cache.store.encoding import Origin
+
+# Takes what decoding leaves over, and a tenth of a core against a thread that wants
+# all of it. At 19 that would be a seventieth: a reference would outlive its request's
+# patience. Nobody needs a privilege to be nicer; only the way back needs one.
+NICE = 10
 
 REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
 
 Undo = Callable[[], None]
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def give_way() -> None:
+    """Make the calling thread, and the threads it will start, nicer than decoding.
+
+    Called before the thread's first tensor operation, because the threads that compute
+    for it inherit its value at their start.
+    """
+    if sys.platform != "linux":  # elsewhere the value is the whole process's
+        return
+    thread_id = threading.get_native_id()
+    try:
+        nice = max(NICE, os.getpriority(os.PRIO_PROCESS, thread_id))
+        os.setpriority(os.PRIO_PROCESS, thread_id, nice)
+    except OSError as exc:  # a sandbox may refuse any call
+        logger.info("A thread for references keeps its priority: %s", exc)
 
 
 @contextmanager
@@ -194,3 +228,28 @@ def hold_exact_matmuls(model_dtype: torch.dtype) -> None:
             precision,
         )
         torch.set_float32_matmul_precision("highest")
+
+
+@cache
+def origin_of(device: torch.device) -> Origin:
+    """Name a device that encoders compute on; of a CUDA device its context is made."""
+    if device.type == "cpu":
+        name = cpu_name()
+    elif device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = str(device)
+    return Origin(
+        device=device.type, device_name=name, torch_version=str(torch.__version__)
+    )
+
+
+def cpu_name() -> str:
+    """The CPU as its maker calls it, or else its architecture."""
+    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if _names_it(line))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _names_it(line: str) -> bool:
+    return line.startswith("model name") and ":" in line

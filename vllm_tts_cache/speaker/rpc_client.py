@@ -12,16 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from vllm_tts_cache.errors import EncodeError, EncodingCorruptError, WorkerRPCError
+from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.home import StoreHome
-from vllm_tts_cache.throttled_log import ThrottledLog
+from vllm_tts_cache.store.binding import StoreHome
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -42,6 +42,8 @@ class UnsupportedModelError(WorkerRPCError):
 
 class WorkerBusyError(WorkerRPCError):
     """No answer came in time: a batch of a diffusion model may take longer."""
+
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
     retry_after_seconds = 2
 
@@ -289,7 +291,7 @@ def encoding_of(answers: Sequence[wire.EncodingAnswer], key: EncodingKey) -> Enc
     for answer in answers:
         if answer.encoding is not None:
             try:
-                return serde.decode(answer.encoding, key)
+                return encoding_from_bytes(answer.encoding, key)
             except EncodingCorruptError as exc:
                 raise EncodeError(str(exc)) from exc
     raise EncodeError(f"Encoding {key.digest} is not there any more. Try again.")

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from vllm_tts_cache.errors import WorkerRPCError
-from vllm_tts_cache.store.stats import TierStats
+from vllm_tts_cache.store.memory import TierStats
 
 S = TypeVar("S", bound=Struct)
 
@@ -107,14 +107,11 @@ class WantAnswer(_Message, frozen=True):
         reports: One per want, in their order.
         num_finished: Jobs that ended since the worker's start; it only grows, so who
             waits sees by it that the queue moves.
-        is_resting: Whether what waits does so for the end of a rest, so that streams
-            get on; that is no standstill.
     """
 
     rank: int
     reports: list[JobReport]
     num_finished: int
-    is_resting: bool = False
 
 
 class Described(_Message, frozen=True):
@@ -173,7 +170,7 @@ class EncodingCall(_Message, frozen=True):
 
 
 class EncodingAnswer(_Message, frozen=True):
-    """The encoding as `store.serde` writes it; None if the worker does not have it."""
+    """The encoding as `store.encoding` writes it; None if the worker has it not."""
 
     encoding: bytes | None
 
@@ -234,7 +231,6 @@ class SpeakerStats(_Part, frozen=True, kw_only=True):
     waiting: dict[str, int]
     dropped: int
     refused: int
-    rested_seconds: float
     encodes: dict[str, int]
     failed_encodes: dict[str, int]
     disk_evictions: dict[str, int]

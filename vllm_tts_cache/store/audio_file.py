@@ -1,7 +1,14 @@
 """The stored file of reference audio: one clip or several, as named arrays.
 
-Both carry ``sample_rate_hz``, ``(1,)`` int64. A clip is one array, called after its
-form (see `audio_forms`). Several clips of a voice are stored in the shorter way of two:
+A clip is stored in one of three forms, each of them exact. What came as whole numbers
+goes back to FLAC; what a lossy decoder made has no shorter exact form than the upload.
+
+- ``flac``: ``(num_bytes,)`` uint8, a mono FLAC file of 16 or 24 bits,
+- ``samples``: ``(num_samples,)`` float32,
+- ``upload``: ``(num_bytes,)`` uint8, the file that the client sent.
+
+All carry ``sample_rate_hz``, ``(1,)`` int64. A clip is one array, called after its
+form. Several clips of a voice are stored in the shorter way of two:
 
 - behind each other, as ``flac`` or ``samples``, with ``clip_starts``, ``(num_clips,)``
   int64: at which samples they begin,
@@ -10,53 +17,138 @@ form (see `audio_forms`). Several clips of a voice are stored in the shorter way
 
 import dataclasses
 import io
-import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
-import safetensors.numpy
+import numpy.typing as npt
 import soundfile
-from safetensors import SafetensorError
 
-from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.audio.containers import ClipFile
+from vllm_tts_cache.audio.decode import DecodedAudio, blocks, downmix
+from vllm_tts_cache.audio.limits import AudioLimits
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.record import AUDIO_KIND
+from vllm_tts_cache.catalogue.records import AUDIO_KIND
 from vllm_tts_cache.errors import (
     EncodingCorruptError,
     InvalidAudioError,
     SourceCorruptError,
     StorageError,
 )
-from vllm_tts_cache.store import serde
-from vllm_tts_cache.store.audio_forms import (
-    FLAC,
-    FORMS,
-    MAX_OVERHEAD,
-    UPLOAD,
-    StoredClip,
-    read,
-    shortest,
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.store.encoding import (
+    Array,
+    Encoding,
+    EncodingKey,
+    encoding_from_bytes,
+    encoding_to_bytes,
 )
-from vllm_tts_cache.store.encoding import Array, Encoding, EncodingKey
-from vllm_tts_cache.throttled_log import ThrottledLog
+
+FLAC, SAMPLES, UPLOAD = "flac", "samples", "upload"
+FORMS = (FLAC, SAMPLES, UPLOAD)
+
+# Our own form may be this much larger than the upload and is taken still: it decodes
+# to the same samples with every version of every library, and holds no name, picture
+# or place that the client's recorder wrote into the file.
+MAX_OVERHEAD = 1.05
+# What is stored has passed the limits of its day, whatever today's are.
+_NO_LIMITS = AudioLimits(
+    min_seconds=0.0,
+    max_seconds=math.inf,
+    min_rate_hz=1,
+    max_rate_hz=1 << 31,
+    max_channels=1 << 16,
+)
+# Bits -> what numbers libsndfile is given, and how far they are shifted up in them.
+_GRIDS = {16: (np.int16, 0), 24: (np.int32, 8)}
 
 # After the id, the size and the version of libsndfile's chunk of peaks: Unix seconds.
 _PEAK_WRITTEN_AT = 12
 
 RATE, STARTS = "sample_rate_hz", "clip_starts"
 
-_NOT_AUDIO = (
-    SafetensorError,
-    ArithmeticError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
 _log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredClip:
+    """A clip, or several behind each other, in one of the forms."""
+
+    form: str
+    array: Array
+
+
+def shortest(audio: ReferenceAudio, source: bytes | None) -> StoredClip:
+    """Choose the form that is no larger than need be.
+
+    It is about as large as the upload at most (5 % more). It takes some tens of
+    milliseconds.
+
+    Args:
+        audio: What is stored.
+        source: The one file that ``audio`` was decoded from; None if there is none.
+    """
+    stored = StoredClip(SAMPLES, audio.samples)
+    if (flac := _exact_flac(audio)) is not None and len(flac) < stored.array.nbytes:
+        stored = StoredClip(FLAC, np.frombuffer(flac, np.uint8))
+    if source is not None and len(source) * MAX_OVERHEAD < stored.array.nbytes:
+        stored = StoredClip(UPLOAD, np.frombuffer(source, np.uint8))
+    return stored
+
+
+def read(
+    stored: StoredClip, sample_rate_hz: int, clip_starts: Sequence[int] = (0,)
+) -> ReferenceAudio:
+    """Read it back, under the address of what it holds.
+
+    Args:
+        stored: What was stored.
+        sample_rate_hz: Of samples; a file says its own.
+        clip_starts: Where the clips begin in it.
+
+    Raises: InvalidAudioError, ValueError.
+    """
+    if stored.form == SAMPLES:
+        samples = cast("npt.NDArray[np.float32]", stored.array)
+        return ReferenceAudio.of(samples, sample_rate_hz, clip_starts)
+    return _decoded(stored.array.tobytes(), clip_starts)
+
+
+def _exact_flac(audio: ReferenceAudio) -> bytes | None:
+    """Return a FLAC file that decodes to the same samples, None if there is none."""
+    for bits in _GRIDS:
+        numbers = _on_grid(audio.samples, bits)
+        if numbers is None:
+            continue
+        file, subtype = io.BytesIO(), f"PCM_{bits}"
+        try:
+            soundfile.write(file, numbers, audio.sample_rate_hz, subtype, format="FLAC")
+            # Believed when seen: this is the only copy of somebody's voice.
+            again = _decoded(file.getvalue(), audio.clip_starts)
+        except (soundfile.SoundFileError, InvalidAudioError, OverflowError, ValueError):
+            return None  # a rate that FLAC does not have
+        return file.getvalue() if again.audio_sha256 == audio.audio_sha256 else None
+    return None
+
+
+def _on_grid(samples: npt.NDArray[np.float32], bits: int) -> npt.NDArray[Any] | None:
+    """Return the whole numbers that the samples are, None if one is between two."""
+    full_scale = 2.0 ** (bits - 1)
+    scaled = samples.astype(np.float64) * full_scale
+    if scaled.min() < -full_scale or scaled.max() > full_scale - 1:
+        return None
+    if not np.array_equal(scaled, np.rint(scaled)):
+        return None
+    kind, shift = _GRIDS[bits]
+    return scaled.astype(kind) << shift
+
+
+def _decoded(data: bytes, clip_starts: Sequence[int]) -> ReferenceAudio:
+    mixed = downmix(blocks(ClipFile(data).frames()), _NO_LIMITS)
+    return ReferenceAudio.of(mixed.samples, mixed.sample_rate_hz, clip_starts)
 
 
 def to_encoding(audio: ReferenceAudio, sources: Sequence[bytes] = ()) -> Encoding:
@@ -70,7 +162,7 @@ def to_encoding(audio: ReferenceAudio, sources: Sequence[bytes] = ()) -> Encodin
         sources: The file that each clip was decoded from; none if one never was one.
     """
     rate = {RATE: np.array([audio.sample_rate_hz], np.int64)}
-    if audio.num_clips == 1:
+    if len(audio.clip_starts) == 1:
         stored = shortest(audio, sources[0] if sources else None)
         return Encoding({stored.form: stored.array, **rate})
     joined, apart = shortest(audio, None), _apart(audio, sources)
@@ -105,26 +197,6 @@ def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
         raise SourceCorruptError(audio_sha256, f"cannot be read: {exc}") from exc
     if any(clip.form == UPLOAD for clip in clips):
         return _as_it_decodes_now(audio, audio_sha256)
-    return _of_address(audio, audio_sha256)
-
-
-def from_v1_bytes(data: bytes, audio_sha256: str) -> ReferenceAudio:
-    """Parse a file of the first format and recompute its address.
-
-    One tensor ``audio``, ``(num_samples,)`` float32, with the metadata ``sample_rate``
-    (Hz, in decimal) and ``audio_sha256``.
-
-    Raises:
-        SourceCorruptError: Not such a file, or of another audio.
-    """
-    try:
-        metadata = _v1_metadata(data)
-        samples = safetensors.numpy.load(data)["audio"]
-        audio = ReferenceAudio.of(samples, int(metadata["sample_rate"]))
-    except _NOT_AUDIO as exc:
-        raise SourceCorruptError(audio_sha256, f"cannot be parsed: {exc!r}") from exc
-    if metadata.get("audio_sha256") != audio_sha256:
-        raise SourceCorruptError(audio_sha256, "its header names another audio")
     return _of_address(audio, audio_sha256)
 
 
@@ -170,7 +242,7 @@ def _read(
             raise
         raise StorageError(
             f"The stored audio {audio_sha256} is whole, but cannot be decoded here, "
-            f"with this version of libsndfile or FFmpeg: {exc!r}"
+            f"with this version of FFmpeg: {exc!r}"
         ) from exc
 
 
@@ -194,29 +266,20 @@ def _of_address(audio: ReferenceAudio, audio_sha256: str) -> ReferenceAudio:
     return audio
 
 
-def _v1_metadata(data: bytes) -> dict[str, Any]:
-    # safetensors gives metadata only through safe_open, which wants a path and reports
-    # every failure to open one, too many open files included, as a missing file.
-    num_header_bytes = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + num_header_bytes])["__metadata__"]
-
-
 def to_bytes(decoded: DecodedAudio) -> bytes:
     """The whole file; it takes up to a second of CPU."""
     key = _key(decoded.audio.audio_sha256)
-    return serde.encode(key, to_encoding(decoded.audio, decoded.sources))
+    return encoding_to_bytes(key, to_encoding(decoded.audio, decoded.sources))
 
 
 def from_bytes(blob: bytes, audio_sha256: str) -> ReferenceAudio:
-    """Verify and decode a file of either form.
+    """Verify and decode a stored file.
 
     Raises:
         SourceCorruptError: Not such a file, or of another audio.
     """
-    if not serde.is_encoding(blob):
-        return from_v1_bytes(blob, audio_sha256)
     try:
-        encoding = serde.decode(blob, _key(audio_sha256))
+        encoding = encoding_from_bytes(blob, _key(audio_sha256))
     except EncodingCorruptError as exc:
         raise SourceCorruptError(audio_sha256, exc.reason) from exc
     return from_encoding(encoding, audio_sha256)
@@ -231,10 +294,9 @@ def to_client(blob: bytes, audio_sha256: str) -> tuple[bytes, str]:
         SourceCorruptError: Not a stored file, or of another audio.
     """
     audio = from_bytes(blob, audio_sha256)
-    if serde.is_encoding(blob):
-        encoding = serde.decode(blob, _key(audio_sha256))
-        if FLAC in encoding.arrays:
-            return encoding[FLAC].tobytes(), "audio/flac"
+    encoding = encoding_from_bytes(blob, _key(audio_sha256))
+    if FLAC in encoding.arrays:
+        return encoding[FLAC].tobytes(), "audio/flac"
     file = io.BytesIO()
     soundfile.write(file, audio.samples, audio.sample_rate_hz, "FLOAT", format="WAV")
     return _undated(file.getvalue()), "audio/wav"
@@ -251,3 +313,20 @@ def _undated(wav: bytes) -> bytes:
 
 def _key(audio_sha256: str) -> EncodingKey:
     return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=AUDIO_KIND)
+
+
+def check(data: bytes, audio_sha256: str, kind: str) -> None:
+    """See that bytes are the file of this address and kind.
+
+    Raises: SourceCorruptError, EncodingCorruptError.
+    """
+    if kind == AUDIO_KIND:
+        from_bytes(data, audio_sha256)
+    else:
+        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=kind)
+        encoding_from_bytes(data, key)
+
+
+def named(kind: str) -> str:
+    """What a file of this kind is called in a message."""
+    return "audio" if kind == AUDIO_KIND else f"encoding by {kind[:16]}"

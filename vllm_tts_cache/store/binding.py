@@ -3,24 +3,32 @@
 Going through a directory removes what the catalogue has no row of, and rows without a
 file. With another catalogue, or another directory, that would be all of them: so each
 of the two knows the other, and is used with no other.
+
+A worker may run on another machine than the API process, where a path says nothing. So
+the directory holds a file with an id of its own, and processes compare that.
 """
 
 import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, select
 
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.catalogue import FILE_NAME
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.errors import ConfigError, NoCatalogueError, StorageError
 from vllm_tts_cache.files import publish_once, read_whole, storage_errors
-from vllm_tts_cache.store import home
+from vllm_tts_cache.store.catalogue import FILE_NAME
 
 CATALOGUE_ID = "catalogue-id"
 # What a catalogue of a bucket has in the place of a directory's id.
 OBJECT_STORE = "object store"
 _NUM_BYTES = 16
+
+ID_FILE_NAME = "directory-id"
+_ID_BYTES = 16
 
 
 def check_file(root: Path) -> None:
@@ -45,7 +53,7 @@ def check_server(root: Path) -> None:
             f"SPEAKER_SAMPLES_DIR={str(root)!r} has a catalogue of its own, "
             f"{FILE_NAME}, of whose voices that of SPEAKER_CATALOGUE_URL knows "
             "nothing. Set SPEAKER_SAMPLES_DIR to another directory, and take its "
-            "voices along with `vllm-tts-cache migrate`."
+            "voices along with `vllm-tts-cache voices export` and `import`."
         )
 
 
@@ -56,9 +64,9 @@ def bind(root: Path, database: Database) -> None:
         ConfigError: One of them belongs to another.
         StorageError: It could not be written.
     """
-    here = home.home_of(root)
+    here = home_of(root)
     if not here.id:
-        raise StorageError(f"{root / home.FILE_NAME} cannot be written or read.")
+        raise StorageError(f"{root / ID_FILE_NAME} cannot be written or read.")
     with database.write() as db:
         if bound_to(db) is None:
             if _catalogue_of(root):
@@ -91,13 +99,13 @@ def check(root: Path, database: Database) -> str:
             f"The voice catalogue {database.where} is of the objects in {place}: set "
             "SPEAKER_STORE_URL as the servers do that stored them."
         )
-    here = home.home_of(root)
+    here = home_of(root)
     if directory_id != here.id:
         raise ConfigError(
             f"The voice catalogue {database.where} is of the files in {place}, and "
             f"SPEAKER_SAMPLES_DIR is {here.place}, another directory. Servers that "
             "share a catalogue share one directory. If it is the same one, moved or "
-            f"restored, write {directory_id} into its file {home.FILE_NAME}."
+            f"restored, write {directory_id} into its file {ID_FILE_NAME}."
         )
     if _catalogue_of(root) not in ("", catalogue_id):
         raise _foreign(root, database)
@@ -146,3 +154,37 @@ def write_home(db: Connection, directory_id: str, place: str) -> None:
 def _catalogue_of(root: Path) -> str:
     blob = read_whole(str(root / CATALOGUE_ID))
     return "" if blob is None else blob.decode("ascii", "replace").strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreHome:
+    """A process's ``SPEAKER_SAMPLES_DIR``.
+
+    Attributes:
+        id: What its marker file holds; empty if there is none.
+        place: Host and path, for people.
+    """
+
+    id: str = ""
+    place: str = ""
+
+    def is_elsewhere(self, other: "StoreHome") -> bool:
+        """Tell whether these are two directories; False where nobody can know."""
+        return bool(self.id and other.id) and self.id != other.id
+
+
+def mark(root: Path) -> None:
+    """Give the directory its id, unless it has one.
+
+    It serves a diagnosis only: a disk that does not take it is no error.
+    """
+    with suppress(OSError):
+        publish_once(root / ID_FILE_NAME, secrets.token_hex(_ID_BYTES).encode())
+
+
+def home_of(root: Path) -> StoreHome:
+    """Return a directory as this process sees it; nothing is written."""
+    found = ""
+    with suppress(OSError, UnicodeDecodeError):
+        found = (root / ID_FILE_NAME).read_text(encoding="ascii").strip()
+    return StoreHome(id=found, place=f"{socket.gethostname()}:{root}")

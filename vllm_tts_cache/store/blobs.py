@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from vllm_tts_cache.catalogue.catalogue import Catalogue
 from vllm_tts_cache.catalogue.stored_files import StoredFile
-from vllm_tts_cache.store.home import StoreHome
+from vllm_tts_cache.store.binding import StoreHome
+from vllm_tts_cache.store.catalogue import Catalogue
 
 T = TypeVar("T")
 
@@ -104,13 +104,6 @@ class Blobs(Protocol):
         self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
     ) -> T | None:
         """As `read`, of the directory alone: no query, no lock, no network."""
-        ...
-
-    def stored_bytes(self, file: StoredFile) -> bytes | None:
-        """A row's bytes, unverified, from where the truth is; changes nothing.
-
-        None if they are not there.
-        """
         ...
 
     def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:

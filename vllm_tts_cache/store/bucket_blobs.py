@@ -7,30 +7,40 @@ copies: any of them may be missing, and none outlives its row here for long.
 """
 
 import logging
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Connection
 
-from vllm_tts_cache.catalogue import objects, stored_files
-from vllm_tts_cache.catalogue.catalogue import Catalogue
+from vllm_tts_cache.catalogue import deletions, objects, owners, stored_files
 from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import (
+    ConfigError,
     EncodingCorruptError,
     ObjectStoreError,
     SourceCorruptError,
     StorageError,
     StorageUnavailableError,
 )
-from vllm_tts_cache.store import bucket_binding, bucket_verification
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.store import audio_file
+from vllm_tts_cache.store.audio_file import named
+from vllm_tts_cache.store.binding import (
+    CATALOGUE_ID,
+    OBJECT_STORE,
+    StoreHome,
+    bound_to,
+    write_home,
+)
 from vllm_tts_cache.store.blobs import Staged, TakenAwayError
-from vllm_tts_cache.store.copies import Copies
+from vllm_tts_cache.store.bucket import Copies
+from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.home import StoreHome
-from vllm_tts_cache.store.stats import Counters
-from vllm_tts_cache.throttled_log import ThrottledLog
+from vllm_tts_cache.store.memory import Counters
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.bucket import Bucket
@@ -39,6 +49,11 @@ T = TypeVar("T")
 
 _SWEPT_AT_ONCE = 200
 _CORRUPT = (EncodingCorruptError, SourceCorruptError)
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# What differs is looked at again so much later: somebody may be about to commit.
+_SETTLE_SECONDS = 0.3
 
 
 class BucketBlobs:
@@ -158,10 +173,6 @@ class BucketBlobs:
                 self.copies.remove(audio_sha256, [kind])
             raise
 
-    def stored_bytes(self, file: StoredFile) -> bytes | None:
-        """Read the object, and keep no copy."""
-        return self._bucket.get(str(file.object_name))
-
     def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
         """Remove copies; the objects are let go with their rows."""
         del db
@@ -199,11 +210,11 @@ class BucketBlobs:
 
     def check_still(self) -> None:
         """See that the bucket is the catalogue's."""
-        bucket_binding.check_still(self._bucket, self._database)
+        check_still(self._bucket, self._database)
 
     def problems(self, catalogue: Catalogue) -> list[str]:
         """Compare objects, copies and rows."""
-        return bucket_verification.problems(self._bucket, self._files, catalogue)
+        return bucket_problems(self._bucket, self._files, catalogue)
 
     def remove_strays(self) -> list[str]:
         """Remove objects without a row, as there are beside an older catalogue.
@@ -306,3 +317,187 @@ class BucketBlobs:
     def _let_go(self, name: str, audio_sha256: str) -> None:
         with suppress(StorageError), self._database.alone() as db:
             objects.let_go(db, name, audio_sha256, is_late=True)
+
+
+def bind(bucket: "Bucket", database: Database) -> str:
+    """Make catalogue and bucket known to each other, once; return the catalogue's id.
+
+    A bucket that is down now is looked at later, if it was bound before: what is on
+    this machine speaks.
+
+    Raises:
+        ConfigError: One of them belongs to another.
+        StorageError: It could not be read or written.
+    """
+    with database.read() as db:
+        bound = bound_to(db)
+    if bound is not None:
+        try:
+            return check(bucket, database)
+        except ObjectStoreError as exc:
+            logger.warning("%s It is looked at again.", exc.log_text)
+            return bound[0]
+    if bucket.get(CATALOGUE_ID) is not None:
+        raise _foreign(bucket, database)
+    with database.write() as db:
+        if bound_to(db) is None:
+            write_home(db, OBJECT_STORE, bucket.where)
+    return check(bucket, database)
+
+
+def check(bucket: "Bucket", database: Database) -> str:
+    """Refuse a catalogue and a bucket that do not belong together.
+
+    Returns:
+        The catalogue's id.
+
+    Raises: ConfigError, StorageError.
+    """
+    with database.read() as db:
+        row, is_empty = bound_to(db), stored_files.last_id(db) == 0
+    if row is None or row[1] != OBJECT_STORE:
+        raise ConfigError(
+            f"The voice catalogue {database.where} is of the files in "
+            f"{'a directory' if row is None else row[2]}, not of {bucket.where}. Take "
+            "its voices along with `vllm-tts-cache voices export` and `import`, or "
+            "unset SPEAKER_STORE_URL."
+        )
+    catalogue_id = row[0]
+    marker = bucket.get(CATALOGUE_ID)
+    if marker is None and is_empty:
+        bucket.put(CATALOGUE_ID, catalogue_id.encode())
+    elif marker is None:
+        raise ObjectStoreError(
+            bucket.where,
+            f"it has lost its object {CATALOGUE_ID}: is it the right bucket?",
+        )
+    elif marker.decode("ascii", "replace").strip() != catalogue_id:
+        raise _foreign(bucket, database)
+    return catalogue_id
+
+
+def check_still(bucket: "Bucket", database: Database) -> None:
+    """See that the bucket has not become another since it was bound.
+
+    Raises: StorageError.
+    """
+    try:
+        check(bucket, database)
+    except ConfigError as exc:
+        raise StorageError(str(exc)) from exc
+
+
+def _foreign(bucket: "Bucket", database: Database) -> ConfigError:
+    return ConfigError(
+        f"The objects in {bucket.where} are of another voice catalogue than "
+        f"{database.where}, which knows none of them. Correct SPEAKER_STORE_URL or "
+        "SPEAKER_CATALOGUE_URL, or restore the database from its backup."
+    )
+
+
+def bucket_problems(
+    bucket: "Bucket", directory: StoreDirectory, catalogue: Catalogue
+) -> list[str]:
+    """Read every object, copy and row; one line for each thing that is wrong.
+
+    Others may go on using them.
+
+    Raises:
+        StorageError: The catalogue or the bucket could not be read.
+        ConfigError: They do not belong together.
+    """
+    check(bucket, catalogue.database)
+    found = [*catalogue.verify(), *_deletion_problems(catalogue)]
+    found += [f"left behind: {path}" for path in directory.leftovers()]
+    for prefix in sorted(_prefixes(bucket, directory, catalogue)):
+        if set(_differences(bucket, catalogue, prefix)):
+            time.sleep(_SETTLE_SECONDS)
+            found += _differences(bucket, catalogue, prefix)
+        for row in _rows(catalogue, prefix):
+            found += _corrupt(bucket, row)
+        found += _copy_problems(directory, catalogue, prefix)
+    return found
+
+
+def _deletion_problems(catalogue: Catalogue) -> list[str]:
+    with catalogue.database.read() as db:
+        unfinished = deletions.unfinished(db)
+        due = objects.overdue(db)
+    return [
+        *(f"deletion {deletion.id}: not finished" for deletion in unfinished),
+        *(f"left behind in the bucket: {name}" for name in due),
+    ]
+
+
+def _prefixes(
+    bucket: "Bucket", directory: StoreDirectory, catalogue: Catalogue
+) -> set[str]:
+    with catalogue.database.read() as db:
+        known = stored_files.prefixes(db) | owners.audio_prefixes(db)
+    return known | {*directory.prefixes(), *bucket.folders(objects.FOLDER)}
+
+
+def _rows(catalogue: Catalogue, prefix: str) -> list[StoredFile]:
+    with catalogue.database.read() as db:
+        return stored_files.between(db, prefix, prefix + "g")
+
+
+def _differences(bucket: "Bucket", catalogue: Catalogue, prefix: str) -> Iterator[str]:
+    # The rows before and after: what was stored or removed meanwhile is in one of them.
+    before = _rows(catalogue, prefix)
+    sizes = dict(bucket.sizes(f"{objects.FOLDER}/{prefix}"))
+    after = {row.object_name: row for row in _rows(catalogue, prefix)}
+    with catalogue.database.read() as db:
+        loose = objects.names(db)
+        referenced = owners.audio_between(db, prefix, prefix + "g")
+    for row in before:
+        if row.object_name in after and row.object_name not in sizes:
+            yield f"audio {row.audio_sha256}: its {named(row.kind)} is not there"
+        elif sizes.get(str(row.object_name), row.num_bytes) != row.num_bytes:
+            name = named(row.kind)
+            yield f"audio {row.audio_sha256}: its {name} has not {row.num_bytes} bytes"
+    known = {row.object_name for row in before} | after.keys() | loose
+    for name in sorted(sizes.keys() - known):
+        yield f"nobody has the object {name}"
+    yield from _segment_problems(list(after.values()), referenced)
+
+
+def _segment_problems(rows: list[StoredFile], referenced: set[str]) -> Iterator[str]:
+    stored = {row.audio_sha256 for row in rows if row.kind == AUDIO_KIND}
+    for sha in sorted(referenced - stored):
+        yield f"audio {sha}: not stored"
+    for row in rows:
+        is_owned = row.audio_sha256 in referenced
+        if row.segment is not (Segment.REGISTERED if is_owned else Segment.INLINE):
+            name = named(row.kind)
+            yield f"audio {row.audio_sha256}: its {name} counts as {row.segment.value}"
+
+
+def _corrupt(bucket: "Bucket", row: StoredFile) -> Iterator[str]:
+    try:
+        if (blob := bucket.get(str(row.object_name))) is not None:
+            audio_file.check(blob, row.audio_sha256, row.kind)
+    except (EncodingCorruptError, SourceCorruptError) as exc:
+        yield f"corrupt: {row.object_name}: {exc.reason}"
+    except StorageError as exc:
+        yield f"unreadable: {exc.log_text}"
+
+
+def _copy_problems(
+    directory: StoreDirectory, catalogue: Catalogue, prefix: str
+) -> Iterator[str]:
+    for path in directory.misplaced(prefix):
+        yield f"misnamed: {path}"
+    kinds = {sha: directory.kinds(sha) for sha in directory.addresses(prefix)}
+    stored = {(row.audio_sha256, row.kind) for row in _rows(catalogue, prefix)}
+    for sha, kind in sorted(
+        (sha, kind) for sha, some in kinds.items() for kind in some
+    ):
+        if (sha, kind) not in stored:
+            yield f"audio {sha}: nobody has the copy of its {named(kind)}"
+            continue
+        try:
+            if (blob := directory.read(sha, kind)) is not None:
+                audio_file.check(blob, sha, kind)
+        except (EncodingCorruptError, SourceCorruptError) as exc:
+            yield f"corrupt: {directory.file_name(sha, kind)}: {exc.reason}"

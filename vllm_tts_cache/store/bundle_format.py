@@ -1,10 +1,12 @@
 """One file that holds a voice: what is in it, and how it is read without trust.
 
 A ZIP archive whose entries are not compressed, so that nothing in it is larger than
-it: ``voice.json`` first, ``audio.flac`` or ``audio.wav``, ``consent.flac`` or
+it: ``voice.json`` first, ``audio.flac`` or ``audio.wav`` (or ``embedding.f32``, float32
+in little-endian order, of a voice that was registered as one), ``consent.flac`` or
 ``consent.wav`` if the voice stands on a recording, and
 ``encodings/FINGERPRINT.safetensors``. ``voice.json`` names the others with their sizes
 and SHA-256; ``signature`` is the HMAC-SHA256 of ``voice.json`` by the server's key.
+Ids, dates and encodings are taken of signed bundles alone.
 """
 
 import hashlib
@@ -21,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from vllm_tts_cache.audio.reference import MAX_CLIPS
+from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, VOICE_PREFIX
 from vllm_tts_cache.errors import InvalidBundleError
 
 # A voice of one clip is written as ever; of several a reader must know of the cuts.
@@ -30,7 +33,10 @@ MAX_ENTRIES = 64
 
 _VOICE, _SIGNATURE = "voice.json", "signature"
 _MAX_VOICE_BYTES = 256 * 1024
-_NAME = re.compile(r"(audio|consent)\.(flac|wav)|encodings/[0-9a-f]{64}\.safetensors")
+EMBEDDING = "embedding.f32"
+_NAME = re.compile(
+    r"(audio|consent)\.(flac|wav)|embedding\.f32|encodings/[0-9a-f]{64}\.safetensors"
+)
 _ENCODING = re.compile(r"encodings/([0-9a-f]{64})\.safetensors")
 _MAX_DIRECTORY_BYTES = 64 * 1024
 # The record that ends an archive without a comment: signature and numbers of disks,
@@ -55,6 +61,9 @@ _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
 _Start = Annotated[int, Meta(ge=0, le=2**40)]
 _Starts = Annotated[tuple[_Start, ...], Meta(min_length=2, max_length=MAX_CLIPS)]
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Size = Annotated[int, Meta(ge=0, le=2**53)]
+_VoiceId = Annotated[str, Meta(pattern=f"^{VOICE_PREFIX}[0-9a-f]{{32}}$")]
+_ConsentId = Annotated[str, Meta(pattern=f"^{CONSENT_PREFIX}[0-9a-f]{{32}}$")]
 
 
 class File(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,27 +78,34 @@ class BundledConsent(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     language: str
+    id: _ConsentId | None = None
+    created_at: float | None = None
 
 
 class BundledVoice(msgspec.Struct, forbid_unknown_fields=True):
     """What ``voice.json`` holds; times are Unix seconds.
 
     Attributes:
+        audio_sha256: None of a voice that is an embedding.
+        file_size: Bytes of the file that was uploaded.
         clip_starts: The first sample of each clip; not there of one.
     """
 
     format: int
     name: str
     consent: str
-    audio_sha256: _Sha256
+    audio_sha256: _Sha256 | None
     files: dict[str, File]
+    id: _VoiceId | None = None
     ref_text: str | None = None
     description: str | None = None
     language: str | None = None
     labels: dict[str, str] = {}
+    file_size: _Size | None = None
+    mime_type: str | None = None
     created_at: float | None = None
+    updated_at: float | None = None
     expires_at: float | None = None
-    pinned: bool = False
     consent_recording: BundledConsent | None = None
     clip_starts: _Starts | msgspec.UnsetType = msgspec.UNSET
 
@@ -100,8 +116,9 @@ class Bundle:
 
     Attributes:
         files: Name -> bytes, of all that ``voice`` names.
-        is_ours: Whether the signature is by our key: then its encodings are what our
-            own workers, or those of a server that has the key, computed.
+        is_ours: Whether the signature is by our key: then its ids are what our own
+            server, or one that has the key, gave, and its encodings what the workers
+            of such a server computed.
     """
 
     voice: BundledVoice

@@ -4,17 +4,22 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from vllm_tts_cache.audio.clips import cut
-from vllm_tts_cache.audio.decode import DecodedAudio, decode
+from vllm_tts_cache.audio.decode import DecodedAudio, cut, decode
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.names import MAX_NAME_CHARS
-from vllm_tts_cache.catalogue.record import NewSpeaker, SpeakerRecord
+from vllm_tts_cache.catalogue.records import (
+    Identity,
+    NewSpeaker,
+    SpeakerRecord,
+    pack_embedding,
+    unpack_embedding,
+)
 from vllm_tts_cache.errors import (
     ConsentInUseError,
     ConsentNotFoundError,
@@ -25,16 +30,20 @@ from vllm_tts_cache.errors import (
     StorageError,
 )
 from vllm_tts_cache.files import publish_once, storage_errors
-from vllm_tts_cache.store import bundle_format, serde
+from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import Bundle, BundledConsent, BundledVoice
-from vllm_tts_cache.store.encoding import EncodingKey
-from vllm_tts_cache.store.registrations import Registered
-from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.store.encoding import (
+    EncodingKey,
+    encoding_from_bytes,
+    encoding_to_bytes,
+)
+from vllm_tts_cache.store.registering import Registered
+from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import ALONE, DEFAULT_TENANT, Limits, Tenant
 
-Find = Callable[[str, str], Found | None]
 Check = Callable[[str, str | None], None]
 CheckAudio = Callable[[ReferenceAudio, str | None], object]
+CheckEmbedding = Callable[[tuple[float, ...]], object]
 OnConflict = Literal["fail", "replace", "rename"]
 
 KEY_FILE = "bundle.key"
@@ -67,13 +76,11 @@ class Bundles:
     Args:
         key: Signs what is exported; encodings are taken of bundles that it signed.
             Empty for a key of this directory's own.
-        find: Looks a voice up for a tenant, if otherwise than the store does.
     """
 
-    def __init__(self, store: SpeakerStore, key: str, find: Find | None = None):
+    def __init__(self, store: SpeakerStore, key: str):
         self._store = store
         self._given_key = key.encode()
-        self._find = find or store.find
 
     def export(
         self, name: str, tenant: str = DEFAULT_TENANT
@@ -81,22 +88,24 @@ class Bundles:
         """Return a tenant's voice and its bundle.
 
         Raises:
-            SpeakerNotFoundError: There is none, or it is an embedding.
+            SpeakerNotFoundError: There is none.
             StorageError: Its audio cannot be read, or it is too large.
         """
-        found = self._find(name, tenant)
-        sha = None if found is None else found.record.audio_sha256
-        if found is None or sha is None:
+        found = self._store.find(name, tenant)
+        if found is None:
             raise SpeakerNotFoundError(name)
-        record = found.record
-        files = self._audio("audio", sha, record)
+        record, sha = found.record, found.record.audio_sha256
+        if sha is None:
+            files = {bundle_format.EMBEDDING: self._embedding(record)}
+        else:
+            files = self._audio("audio", sha, record)
         consent = self._consent(record)
         if consent is not None:
             files |= self._audio("consent", consent.audio_sha256, record)
         # What does not fit is encoded again where it arrives.
         room = bundle_format.MAX_BYTES - _RESERVED - sum(map(len, files.values()))
         for fingerprint in sorted(found.fingerprints)[:_MAX_ENCODINGS]:
-            blob = self._encoding(sha, fingerprint)
+            blob = None if sha is None else self._encoding(sha, fingerprint)
             if blob is not None and len(blob) <= room:
                 files[bundle_format.encoding_name(fingerprint)] = blob
                 room -= len(blob)
@@ -108,16 +117,21 @@ class Bundles:
         *,
         check: Check = lambda _name, _ref_text: None,
         check_audio: CheckAudio = lambda _audio, _ref_text: None,
+        check_embedding: CheckEmbedding = lambda _embedding: None,
         name: str | None = None,
         on_conflict: OnConflict = "fail",
         tenant: Tenant = ALONE,
     ) -> Imported:
         """Register the voice of a bundle, whole or not at all.
 
+        Of a bundle that the key signed, the voice and its consent recording keep their
+        ids and dates, where no other has those ids.
+
         Args:
             data: The bundle.
             check: Refuses a name and a transcript that the model cannot have.
             check_audio: Refuses a clip that may not be registered.
+            check_embedding: Refuses an embedding that the model cannot have.
             name: What it is to be called; None for what it is called in the bundle.
             on_conflict: What to do where the name is taken.
             tenant: Whose voice it becomes.
@@ -128,13 +142,16 @@ class Bundles:
             StorageError: The disk or the catalogue failed.
         """
         bundle = bundle_format.read(data, self._key())
-        audio = _audio_of(bundle)
-        if audio is None or audio.audio.audio_sha256 != bundle.voice.audio_sha256:
+        audio, sha = _audio_of(bundle), bundle.voice.audio_sha256
+        if sha != (None if audio is None else audio.audio.audio_sha256):
             raise InvalidBundleError("its audio is not the one that it names")
         # First all that may be wrong with it: then nothing has to be deleted again.
         new = _new(bundle, audio, name or bundle.voice.name, tenant.name)
         check(new.name, new.ref_text)
-        check_audio(audio.audio, new.ref_text)
+        if audio is not None:
+            check_audio(audio.audio, new.ref_text)
+        if new.embedding is not None:
+            check_embedding(new.embedding)
         consent, delete = self._kept_consent(bundle, tenant)
         if consent is not None:
             new = replace(new, consent=consent.consent_id)
@@ -143,13 +160,13 @@ class Bundles:
         except Exception:
             delete()
             raise
-        kept, left = self._take_encodings(bundle, audio.audio.audio_sha256)
+        kept, left = self._take_encodings(bundle, sha)
         return Imported(done=done, num_kept=kept, num_left=left)
 
     def _register(
         self,
         new: NewSpeaker,
-        audio: DecodedAudio,
+        audio: DecodedAudio | None,
         on_conflict: OnConflict,
         limits: Limits,
     ) -> Registered:
@@ -168,17 +185,17 @@ class Bundles:
                     )
         raise SpeakerExistsError(new.name)
 
-    def _take_encodings(self, bundle: Bundle, sha: str) -> tuple[int, int]:
+    def _take_encodings(self, bundle: Bundle, sha: str | None) -> tuple[int, int]:
         """Take those that are missing here, if somebody vouches for them."""
         found = bundle.encodings()
-        if not bundle.is_ours:
+        if not bundle.is_ours or sha is None:
             return 0, len(found)
         num_kept = 0
         for fingerprint, blob in found.items():
             key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
             # The voice is registered; what fails here is encoded again.
             with suppress(EncodingCorruptError, StorageError):
-                encoding = serde.decode(blob, key)
+                encoding = encoding_from_bytes(blob, key)
                 if self._store.is_stored(key) or self._store.publish(key, encoding):
                     num_kept += 1
         return num_kept, len(found) - num_kept
@@ -194,7 +211,10 @@ class Bundles:
         known = consents.of_audio(audio.audio.audio_sha256, whose)
         if known is not None:
             return known, lambda: None
-        kept = consents.add(told.name, told.language, audio, whose, tenant.limits)
+        identity = _identity(bundle, told.id, told.created_at)
+        kept = consents.add(
+            told.name, told.language, audio, whose, tenant.limits, identity
+        )
 
         def delete() -> None:
             # Another import may have found it, and stand on it.
@@ -220,11 +240,17 @@ class Bundles:
         data, media_type = file
         return {f"{what}.{media_type.removeprefix('audio/')}": data}
 
+    def _embedding(self, record: SpeakerRecord) -> bytes:
+        embedding = self._store.catalogue.speaker_embedding(record)
+        if embedding is None:  # deleted or replaced a moment ago
+            raise SpeakerNotFoundError(record.name)
+        return pack_embedding(embedding)
+
     def _encoding(self, sha: str, fingerprint: str) -> bytes | None:
         key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
         with suppress(EncodingCorruptError):  # it is encoded again, here and there
             encoding = self._store.read(key)
-            return None if encoding is None else serde.encode(key, encoding)
+            return None if encoding is None else encoding_to_bytes(key, encoding)
         return None
 
     def _key(self) -> bytes:
@@ -240,44 +266,78 @@ class Bundles:
 def _told(record: SpeakerRecord, consent: ConsentRecord | None) -> BundledVoice:
     recording = None
     if consent is not None:
-        recording = BundledConsent(name=consent.name, language=consent.language)
+        recording = BundledConsent(
+            name=consent.name,
+            language=consent.language,
+            id=consent.consent_id,
+            created_at=consent.created_at,
+        )
     several = record.num_clips > 1
     return BundledVoice(
         format=bundle_format.CLIPS_VERSION if several else bundle_format.FORMAT_VERSION,
+        id=record.speaker_id,
         name=record.name,
         consent=record.consent,
-        audio_sha256=record.audio_sha256 or "",
+        audio_sha256=record.audio_sha256,
         files={},
         ref_text=record.ref_text,
         description=record.description,
         language=record.language,
         labels=record.labels,
+        file_size=record.file_size,
+        mime_type=record.mime_type,
         created_at=record.created_at,
+        updated_at=record.updated_at,
         expires_at=record.expires_at,
-        pinned=record.is_pinned,
         consent_recording=recording,
         clip_starts=record.clip_starts if several else msgspec.UNSET,
     )
 
 
-def _new(bundle: Bundle, audio: DecodedAudio, name: str, tenant: str) -> NewSpeaker:
-    told = bundle.voice
+def _new(
+    bundle: Bundle, audio: DecodedAudio | None, name: str, tenant: str
+) -> NewSpeaker:
+    """Return what is to be registered.
+
+    Raises: InvalidBundleError, InvalidSpeakerError; there is no sample, or two.
+    """
+    told, embedding = bundle.voice, bundle.files.get(bundle_format.EMBEDDING)
+    if embedding is not None and len(embedding) % 4:
+        raise InvalidBundleError("its embedding is cut off")
+    sample: dict[str, Any] = {}
+    if audio is not None:
+        sample = {
+            "audio_sha256": audio.audio.audio_sha256,
+            "num_samples": audio.audio.num_samples,
+            "sample_rate_hz": audio.audio.sample_rate_hz,
+            "clip_starts": audio.audio.clip_starts,
+        }
     return NewSpeaker(
+        **sample,
+        embedding=None if embedding is None else unpack_embedding(embedding),
         tenant=tenant,
         name=name,
         consent=told.consent,
-        audio_sha256=audio.audio.audio_sha256,
-        num_samples=audio.audio.num_samples,
-        sample_rate_hz=audio.audio.sample_rate_hz,
-        clip_starts=audio.audio.clip_starts,
         ref_text=told.ref_text,
         description=told.description,
-        file_size=len(bundle.audio("audio") or b""),
+        mime_type=told.mime_type,
+        file_size=told.file_size,
+        identity=_identity(bundle, told.id, told.created_at, told.updated_at),
         language=told.language,
         labels=told.labels,
-        is_pinned=told.pinned,
         expires_at=told.expires_at,
     )
+
+
+def _identity(
+    bundle: Bundle,
+    public_id: str | None,
+    created_at: float | None,
+    updated_at: float | None = None,
+) -> Identity | None:
+    if not bundle.is_ours or public_id is None or created_at is None:
+        return None
+    return Identity(public_id, created_at, updated_at)
 
 
 def _audio_of(bundle: Bundle) -> DecodedAudio | None:

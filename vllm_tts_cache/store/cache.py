@@ -4,13 +4,12 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar
 
-from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodingCorruptError, StorageError
+from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.memory import MemoryTier
-from vllm_tts_cache.store.stats import Budget, CacheStats, Counters
-from vllm_tts_cache.throttled_log import ThrottledLog
+from vllm_tts_cache.store.memory import Budget, CacheStats, Counters, MemoryTier
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,11 +76,7 @@ class EncodingCache:
         if published is not False:
             self._memory.put(key, encoding, segment, since=since)
 
-    def pin(self, audio_sha256s: frozenset[str]) -> None:
-        """Keep these audios' encodings in memory whatever comes, and no others so."""
-        self._memory.pin(audio_sha256s)
-
-    def load(self, key: EncodingKey, segment: Segment = Segment.REGISTERED) -> bool:
+    def load(self, key: EncodingKey, segment: Segment) -> bool:
         """Have a stored encoding in memory before it is asked for; no hit, no miss.
 
         It may take as long as an object store does. False if it is not stored.

@@ -7,19 +7,31 @@
     trash/<deletion>/       deleted, not yet removed
 
 Files appear in and go from ``store`` within write transactions of the catalogue only
-(`place`, `remove`, `discard`), so that no two processes do it at once.
+(`place`, `remove`, `discard`), so that no two processes do it at once. All who use the
+directory have it: files are the truth.
 """
 
 import os
 import secrets
 import shutil
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-from vllm_tts_cache.catalogue.record import AUDIO_KIND, PREVIEW_PREFIX
-from vllm_tts_cache.errors import StorageError
+from sqlalchemy import Connection
+
+from vllm_tts_cache.catalogue import deletions, owners, schema, stored_files
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.stored_files import StoredFile
+from vllm_tts_cache.errors import (
+    EncodingCorruptError,
+    SourceCorruptError,
+    StorageError,
+)
 from vllm_tts_cache.files import (
     make_directory,
     read_whole,
@@ -28,12 +40,21 @@ from vllm_tts_cache.files import (
     sync_directory,
     write_private,
 )
-from vllm_tts_cache.store import locks
-from vllm_tts_cache.store.encoding import checked_address, is_address
+from vllm_tts_cache.store import audio_file, binding, locks
+from vllm_tts_cache.store.audio_file import named
+from vllm_tts_cache.store.binding import StoreHome, home_of
+from vllm_tts_cache.store.blobs import Staged
+from vllm_tts_cache.store.catalogue import Catalogue
+from vllm_tts_cache.store.encoding import ADDRESS, is_address
 from vllm_tts_cache.store.locks import Presence
 
 SUFFIX = ".safetensors"
 _NUM_ATTEMPTS = 5
+
+T = TypeVar("T")
+
+# What differs is looked at again so much later: somebody may be about to commit.
+_SETTLE_SECONDS = 0.3
 
 
 class StoreDirectory:
@@ -55,7 +76,7 @@ class StoreDirectory:
         Raises:
             StorageError: Not 64 lower-case hex digits.
         """
-        sha = checked_address(audio_sha256)
+        sha = _checked(audio_sha256)
         return self.store / sha[:2] / sha
 
     def file_name(self, audio_sha256: str, kind: str) -> str:
@@ -66,9 +87,9 @@ class StoreDirectory:
         Raises:
             StorageError: A part is not 64 lower-case hex digits.
         """
-        sha = checked_address(audio_sha256)
+        sha = _checked(audio_sha256)
         if kind != AUDIO_KIND:
-            checked_address(kind.removeprefix(PREVIEW_PREFIX))
+            _checked(kind)
         return f"{self._store}/{sha[:2]}/{sha}/{kind}{SUFFIX}"
 
     def exists(self, audio_sha256: str, kind: str) -> bool:
@@ -198,7 +219,7 @@ class StoreDirectory:
 
         Raises: StorageError.
         """
-        remove_tree(self.quarantine / checked_address(audio_sha256))
+        remove_tree(self.quarantine / _checked(audio_sha256))
 
     def quarantined(self) -> list[str]:
         """The audio of which something was set aside, newest first.
@@ -239,11 +260,7 @@ class StoreDirectory:
         """
         names = _names(self.audio_directory(audio_sha256))
         kinds = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
-        return {
-            kind
-            for kind in kinds
-            if kind == AUDIO_KIND or is_address(kind.removeprefix(PREVIEW_PREFIX))
-        }
+        return {kind for kind in kinds if kind == AUDIO_KIND or is_address(kind)}
 
     def misplaced(self, prefix: str) -> list[Path]:
         """What is in one part and should not be, by its name.
@@ -374,3 +391,235 @@ def _mtime_ns(path: Path) -> int:
     with storage_errors(path), suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
     return 0
+
+
+class DirectoryBlobs:
+    """Files of a `StoreDirectory`; see `Blobs`."""
+
+    is_remote = False
+
+    def __init__(self, directory: StoreDirectory, database: Database):
+        self._files = directory
+        self._database = database
+
+    def counts(self) -> dict[str, int]:
+        """Nothing: all files are here."""
+        return {}
+
+    def has(self, file: StoredFile | None) -> bool:
+        """Whether the row's file is there."""
+        return file is not None and self._files.exists(file.audio_sha256, file.kind)
+
+    def stage(self, data: bytes, audio_sha256: str) -> Staged:  # noqa: ARG002
+        """Write a private file."""
+        return Staged(data=data, path=self._files.stage(data))
+
+    def place(
+        self, db: Connection, staged: Staged, audio_sha256: str, kind: str
+    ) -> None:
+        """Move it to its name: in the transaction, so that nobody else does."""
+        del db
+        if staged.path is None:
+            raise StorageError("staged in a bucket, placed in a directory")
+        self._files.place(staged.path, audio_sha256, kind)
+
+    def remove_strays(self) -> list[str]:
+        """Nothing: a recovery goes through all files."""
+        return []
+
+    def unstage(self, staged: Staged) -> None:
+        """Unlink it, if it was not moved; what stays is swept with the process."""
+        if staged.path is not None:
+            with suppress(OSError):
+                staged.path.unlink(missing_ok=True)
+
+    def unplace(self, audio_sha256: str, kind: str, db: Connection) -> None:
+        """Remove the file again."""
+        self.remove(db, audio_sha256, [kind])
+
+    def cache(self, staged: Staged, audio_sha256: str, kind: str) -> None:
+        """Nothing: it is here."""
+
+    def read(
+        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
+    ) -> T | None:
+        """Read the file."""
+        try:
+            return self._parsed(audio_sha256, kind, parse)
+        except SourceCorruptError:
+            # It must not hide that the bytes are wrong.
+            with suppress(StorageError):
+                self._set_aside_audio(audio_sha256, parse)
+            raise
+        except EncodingCorruptError:
+            with suppress(StorageError):
+                self._files.set_aside(audio_sha256, kind)
+            raise
+
+    def read_here(
+        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
+    ) -> T | None:
+        """Read the file."""
+        return self.read(audio_sha256, kind, parse)
+
+    def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
+        """Unlink files."""
+        schema.check_turn(db)
+        self._files.remove(audio_sha256, kinds)
+
+    def discard(
+        self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
+    ) -> None:
+        """Move the audio's directory into the trash, or unlink a part of it."""
+        if not keep:
+            schema.check_turn(db)
+            self._files.discard(audio_sha256, deletion_id)
+            return
+        self.remove(db, audio_sha256, self._files.kinds(audio_sha256) - set(keep))
+        self._files.delete_quarantine(audio_sha256)
+
+    def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
+        """Empty the trash."""
+        del audio_sha256
+        self._files.empty_trash(deletion_id)
+
+    def has_copies(self, audio_sha256: str) -> bool:
+        """Never: files here are no copies."""
+        del audio_sha256
+        return False
+
+    def delete_copies(self, audio_sha256: str) -> None:
+        """Nothing: whoever deletes removes the files for all."""
+
+    delete_unstored = delete_copies
+
+    @property
+    def home(self) -> StoreHome:
+        """The directory."""
+        return home_of(self._files.root)
+
+    def check_still(self) -> None:
+        """See that the directory is the catalogue's, where it may be unmounted."""
+        if self._database.backend.has_leases:
+            binding.check_still(self._files.root, self._database)
+
+    def problems(self, catalogue: Catalogue) -> list[str]:
+        """Compare files and rows."""
+        return directory_problems(self._files, catalogue)
+
+    def sweep(self) -> int:
+        """Nothing: files without a row are found by who goes through the directory."""
+        return 0
+
+    def _parsed(
+        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
+    ) -> T | None:
+        blob = self._files.read(audio_sha256, kind)
+        return None if blob is None else parse(blob)
+
+    def _set_aside_audio(self, sha: str, parse: Callable[[bytes], object]) -> None:
+        """Move audio whose bytes are wrong into the quarantine, its row with it."""
+        with self._database.write() as db:
+            # A registration may have put it right since it was read.
+            try:
+                if self._parsed(sha, AUDIO_KIND, parse) is not None:
+                    return
+            except SourceCorruptError:
+                schema.check_turn(db)
+                self._files.set_aside(sha, AUDIO_KIND)
+            stored_files.remove(db, sha, [AUDIO_KIND])
+
+
+def directory_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[str]:
+    """Read every file and row; one line for each thing that is wrong, in no order.
+
+    Others may go on using the directory.
+
+    Raises:
+        StorageError: The catalogue or a directory could not be read.
+    """
+    found = [*catalogue.verify(), *_deletion_problems(directory, catalogue)]
+    found += [f"left behind: {path}" for path in directory.leftovers()]
+    differing: list[str] = []
+    for prefix in sorted({*directory.prefixes(), *_prefixes(catalogue)}):
+        found += [f"misnamed: {path}" for path in directory.misplaced(prefix)]
+        for sha in _addresses(directory, catalogue, prefix):
+            if any(_differences(directory, catalogue, sha)):
+                differing.append(sha)
+            found += _corrupt(directory, sha)
+    if differing:
+        time.sleep(_SETTLE_SECONDS)
+    for sha in differing:
+        found += _differences(directory, catalogue, sha)
+    return found
+
+
+def _deletion_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[str]:
+    with catalogue.database.read() as db:
+        unfinished = deletions.unfinished(db)
+        addresses = directory.quarantined()
+        stored = stored_files.kinds(db, addresses)
+        owned = owners.owned(db, addresses)
+    return [
+        *(f"deletion {deletion.id}: not finished" for deletion in unfinished),
+        *(
+            f"audio {sha}: nobody has it, and some of it was set aside"
+            for sha in addresses
+            if not stored[sha] and sha not in owned
+        ),
+    ]
+
+
+def _prefixes(catalogue: Catalogue) -> set[str]:
+    with catalogue.database.read() as db:
+        return stored_files.prefixes(db) | owners.audio_prefixes(db)
+
+
+def _addresses(
+    directory: StoreDirectory, catalogue: Catalogue, prefix: str
+) -> list[str]:
+    with catalogue.database.read() as db:
+        rows = stored_files.between(db, prefix, prefix + "g")
+        referenced = owners.audio_between(db, prefix, prefix + "g")
+    found = set(directory.addresses(prefix))
+    return sorted(found | referenced | {row.audio_sha256 for row in rows})
+
+
+def _differences(
+    directory: StoreDirectory, catalogue: Catalogue, sha: str
+) -> Iterator[str]:
+    with catalogue.database.snapshot() as db:
+        rows = {row.kind: row for row in stored_files.of_audio(db, sha)}
+        is_owned = owners.is_owned(db, sha)
+        files = directory.kinds(sha)
+    for kind in sorted(files - rows.keys()):
+        yield f"audio {sha}: nobody has its {named(kind)}"
+    for kind in sorted(rows.keys() - files):
+        yield f"audio {sha}: its {named(kind)} is not there"
+    if is_owned and AUDIO_KIND not in rows:
+        yield f"audio {sha}: not stored"
+    expected = Segment.REGISTERED if is_owned else Segment.INLINE
+    for kind, row in sorted(rows.items()):
+        if row.segment is not expected:
+            yield f"audio {sha}: its {named(kind)} counts as {row.segment.value}"
+        elif kind in files and directory.num_bytes(sha, kind) != row.num_bytes:
+            yield f"audio {sha}: its {named(kind)} has not {row.num_bytes} bytes"
+
+
+def _corrupt(directory: StoreDirectory, sha: str) -> Iterator[str]:
+    for kind in sorted(directory.kinds(sha)):
+        try:
+            if (blob := directory.read(sha, kind)) is None:
+                continue
+            audio_file.check(blob, sha, kind)
+        except (EncodingCorruptError, SourceCorruptError) as exc:
+            yield f"corrupt: {directory.file_name(sha, kind)}: {exc.reason}"
+        except StorageError as exc:
+            yield f"unreadable: {exc}"
+
+
+def _checked(text: str) -> str:
+    """Return an address; keys arrive over RPC, and none may name a path of its own."""
+    if ADDRESS.fullmatch(text) is None:
+        raise StorageError(f"Not a content address: {text[:80]!r}")
+    return text

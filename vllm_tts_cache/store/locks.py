@@ -1,25 +1,31 @@
-"""Locks among processes: that one lives, and whose turn a key is. They end with it."""
+"""Locks among processes: that one lives, and whose turn a key is. They end with it.
+
+Among the machines of a fleet a turn is a lease in the catalogue.
+"""
 
 import fcntl
+import logging
 import os
 import secrets
 import struct
 import threading
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
+from vllm_tts_cache.catalogue import leases
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.files import (
     DIRECTORY_MODE,
     FILE_MODE,
     make_directory,
     storage_errors,
 )
-from vllm_tts_cache.store.encode_turns import LeasedTurns
+from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store.encoding import EncodingKey
 
 # struct flock: l_type, l_whence, l_start, l_len, l_pid; a lock of the open file, not
@@ -36,28 +42,27 @@ class Presence:
         directory: Made if missing.
         suffix: Of the name; the path is a file with one, a directory without.
 
+    Attributes:
+        is_here: Whether this process holds it; a forked child does not.
+
     Raises:
         StorageError: It cannot be made.
     """
 
     def __init__(self, directory: Path, suffix: str = ""):
         self._handle = -1
+        self.is_here = False
         with storage_errors(directory):
             make_directory(directory)
             while not self._taken(directory / f"{secrets.token_hex(8)}{suffix}"):
                 pass
         _presences.add(self)
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this process holds it; a forked child does not."""
-        return self._handle >= 0
-
     def end(self) -> None:
         """Let go of the lock; what is at the path is for others to sweep."""
-        if self._handle >= 0:
+        if self.is_here:
+            self.is_here = False
             os.close(self._handle)
-            self._handle = -1
 
     def _taken(self, path: Path) -> bool:
         if path.suffix:
@@ -67,7 +72,7 @@ class Presence:
         handle = _locked(path)
         if handle is None:  # swept before it was locked
             return False
-        self.path, self._handle = path, handle
+        self.path, self._handle, self.is_here = path, handle, True
         return True
 
 
@@ -222,3 +227,48 @@ def _let_go_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class LeasedTurns:
+    """As `locks.KeyTurns`, in a catalogue that several machines reach."""
+
+    # Each look is two questions to a server, which a fleet asks.
+    look_again_seconds = 0.5
+
+    def __init__(self, database: Database):
+        self._database = database
+        self._holder = secrets.token_hex(8)
+        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+    def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
+        """The key's turn, until the context ends; None if another has it now.
+
+        Raises:
+            StorageError: The catalogue cannot be asked.
+        """
+        with self._database.alone() as db:
+            if not leases.take_turn(db, key.digest, self._holder):
+                return None
+        return self._kept(key.digest)
+
+    @contextmanager
+    def _kept(self, key_digest: str) -> Generator[None, None, None]:
+        done = threading.Event()
+        keeper = threading.Thread(
+            target=self._keep, args=(done,), name="tts-cache-turn", daemon=True
+        )
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            with suppress(StorageError), self._database.alone() as db:
+                leases.give_turn_back(db, key_digest, self._holder)
+
+    def _keep(self, done: threading.Event) -> None:
+        while not done.wait(leases.TURN_SECONDS):
+            try:
+                with self._database.alone() as db:
+                    leases.renew_turns(db, self._holder)
+            except StorageError as exc:
+                self._log.warn_of("a turn", "A turn to encode: %s", exc.log_text)

@@ -1,14 +1,199 @@
 """Encodings in this process's memory, bounded in bytes and in entries."""
 
-import sys
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.shelf import Shelf
-from vllm_tts_cache.store.stats import Budget, Held, TierStats
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one segment of a tier may hold; ``max_entries=None`` means bytes only."""
+
+    max_bytes: int
+    max_entries: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0 or (self.max_entries or 0) < 0:
+            raise ValueError(f"a budget must not be negative: {self}")
+
+    def allows(self, num_bytes: int, num_entries: int) -> bool:
+        """Whether this much stays within both limits."""
+        if self.max_entries is not None and num_entries > self.max_entries:
+            return False
+        return num_bytes <= self.max_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStats:
+    """What one segment holds and how it was used.
+
+    Hits and misses count under the segment asked for, evictions under the segment
+    that lost the entry.
+    """
+
+    entries: int
+    bytes: int
+    max_bytes: int
+    max_entries: int | None
+    hits: int
+    misses: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats(SegmentStats):
+    """A snapshot of one tier: the sums of its segments, and each of them.
+
+    ``max_entries`` is None if a segment has no such limit.
+    """
+
+    segments: dict[Segment, SegmentStats]
+
+    @classmethod
+    def of(cls, segments: dict[Segment, SegmentStats]) -> "TierStats":
+        """Sum the segments."""
+        all_ = segments.values()
+        limits = [s.max_entries for s in all_]
+        known = [limit for limit in limits if limit is not None]
+        return cls(
+            entries=sum(s.entries for s in all_),
+            bytes=sum(s.bytes for s in all_),
+            max_bytes=sum(s.max_bytes for s in all_),
+            max_entries=sum(known) if len(known) == len(limits) else None,
+            hits=sum(s.hits for s in all_),
+            misses=sum(s.misses for s in all_),
+            evictions=sum(s.evictions for s in all_),
+            segments=segments,
+        )
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts of one segment; its owner's lock guards it."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """A snapshot of one process's cache; taking it looks at no disk.
+
+    Attributes:
+        hits: Callers answered, from ``memory`` and from ``disk``.
+        misses: Callers for whom neither had it.
+        corrupt: Encodings that did not match their key; each counts as a miss.
+        tier_errors: Calls that the disk could not answer.
+        memory: The memory's own view. Its hits and misses count every look, so they
+            exceed the callers.
+    """
+
+    hits: dict[str, int]
+    misses: int
+    corrupt: int
+    tier_errors: int
+    memory: TierStats
+
+
+class Counters:
+    """Named counts that threads may add to."""
+
+    def __init__(self) -> None:
+        # A plain one: Counter looks a missing name up in Python, and every hit counts.
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._lock = threading.Lock()
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Count so many more."""
+        with self._lock:
+            self._counts[name] += number
+
+    def snapshot(self) -> Counter[str]:
+        """Return a copy; a name never counted is 0."""
+        with self._lock:
+            return Counter(self._counts)
+
+
+class Sized(Protocol):
+    """What knows the memory that it takes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes, near enough."""
+        ...
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Sized)
+
+
+class Shelf(Generic[K, V]):
+    """Values by key. Its owner says when one was used, and guards it.
+
+    Attributes:
+        budget: What it may hold.
+        entries: The values, least recently used first.
+        num_bytes: Of all of them.
+        traffic: What its owner counts, but for evictions.
+    """
+
+    __slots__ = ("budget", "entries", "num_bytes", "traffic")
+
+    def __init__(self, budget: Budget):
+        self.budget = budget
+        self.entries: OrderedDict[K, V] = OrderedDict()
+        self.num_bytes = 0
+        self.traffic = Traffic()
+
+    def fits(self, value: V) -> bool:
+        """Whether it could be held alone."""
+        return self.budget.allows(value.num_bytes, 1)
+
+    def add(self, key: K, value: V) -> list[K]:
+        """Hold a value that `fits` and whose key is not here.
+
+        Returns the keys that had to go for it.
+        """
+        self.entries[key] = value
+        self.num_bytes += value.num_bytes
+        evicted = list[K]()
+        while not self.budget.allows(self.num_bytes, len(self.entries)):
+            evicted.append(oldest := next(iter(self.entries)))
+            self.remove(oldest)
+        self.traffic.evictions += len(evicted)
+        return evicted
+
+    def remove(self, key: K) -> V:
+        """Hold it no longer. Raises: KeyError."""
+        value = self.entries.pop(key)
+        self.num_bytes -= value.num_bytes
+        return value
+
+    def clear(self) -> int:
+        """Hold nothing; returns how many there were."""
+        num_entries = len(self.entries)
+        self.entries.clear()
+        self.num_bytes = 0
+        return num_entries
+
+    def stats(self) -> SegmentStats:
+        """Freeze the counts beside what is held."""
+        return SegmentStats(
+            entries=len(self.entries),
+            bytes=self.num_bytes,
+            max_bytes=self.budget.max_bytes,
+            max_entries=self.budget.max_entries,
+            hits=self.traffic.hits,
+            misses=self.traffic.misses,
+            evictions=self.traffic.evictions,
+        )
+
 
 # Python 3.11 looks a member of an enum up in Python, which a hit can feel.
 _REGISTERED = Segment.REGISTERED
@@ -30,9 +215,6 @@ class MemoryTier:
     def __init__(self, budgets: Mapping[Segment, Budget]):
         self._registered = _Shelf(budgets[Segment.REGISTERED])
         self._inline = _Shelf(budgets[Segment.INLINE])
-        # As many as the catalogue lets be pinned; see `pin`.
-        self._pinned = _Shelf(Budget(sys.maxsize, None))
-        self._pinned_audios: frozenset[str] = frozenset()
         self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
         self._deleted: OrderedDict[str, int] = OrderedDict()
         self._num_deletes = 0
@@ -56,8 +238,6 @@ class MemoryTier:
             encoding = self._registered.entries.get(key)
             if encoding is not None:
                 self._registered.entries.move_to_end(key)
-            elif (encoding := self._pinned.entries.get(key)) is not None:
-                pass  # nothing is evicted there, so the order says nothing
             elif (encoding := self._inline.entries.get(key)) is not None:
                 self._inline.entries.move_to_end(key)
                 if segment is _REGISTERED:
@@ -85,23 +265,12 @@ class MemoryTier:
             if self._was_deleted(key.audio_sha256, since):
                 return
             if (shelf := self._holder(key)) is None:
-                self._add(self._shelf_of(key, segment), key, encoding)
+                self._add(self._shelf(segment), key, encoding)
                 return
             # One key, one value: what is there already is what was given.
             shelf.entries.move_to_end(key)
             if segment is Segment.REGISTERED and shelf is self._inline:
                 self._promote(key)
-
-    def pin(self, audio_sha256s: frozenset[str]) -> None:
-        """Evict nothing of these audios from now on, and of others again.
-
-        They count against no budget: who pins says how many there may be.
-        """
-        with self._lock:
-            before, self._pinned_audios = self._pinned_audios, audio_sha256s
-            for sha in before ^ audio_sha256s:
-                for key in list(self._by_audio.get(sha, ())):
-                    self._move(key)
 
     def contains(self, key: EncodingKey) -> bool:
         """Whether the encoding is here; it does not count as a use."""
@@ -125,15 +294,14 @@ class MemoryTier:
             self._oldest_known = self._num_deletes
             self._deleted.clear()
             self._by_audio.clear()
-            shelves = self._registered, self._inline, self._pinned
+            shelves = self._registered, self._inline
             return sum(shelf.clear() for shelf in shelves)
 
     def stats(self) -> TierStats:
         """Return what is held now and how it was used since the start."""
         with self._lock:
             segments = {segment: self._shelf(segment).stats() for segment in Segment}
-            pinned = Held(len(self._pinned.entries), self._pinned.num_bytes)
-        return TierStats.of(segments, pinned)
+        return TierStats.of(segments)
 
     def _was_deleted(self, audio_sha256: str, since: int) -> bool:
         known = self._deleted.get(audio_sha256, 0)
@@ -150,25 +318,9 @@ class MemoryTier:
     def _shelf(self, segment: Segment) -> _Shelf:
         return self._registered if segment is _REGISTERED else self._inline
 
-    def _shelf_of(self, key: EncodingKey, segment: Segment) -> _Shelf:
-        if key.audio_sha256 in self._pinned_audios:
-            return self._pinned
-        return self._shelf(segment)
-
     def _holder(self, key: EncodingKey) -> _Shelf | None:
-        shelves = self._registered, self._inline, self._pinned
+        shelves = self._registered, self._inline
         return next((shelf for shelf in shelves if key in shelf.entries), None)
-
-    def _move(self, key: EncodingKey) -> None:
-        """Put what is here where it belongs now."""
-        holder = self._holder(key)
-        target = self._shelf_of(key, Segment.REGISTERED)
-        if holder is not None and holder is not target:
-            encoding = holder.remove(key)
-            self._by_audio[key.audio_sha256].discard(key)
-            self._add(target, key, encoding)
-            if not self._by_audio[key.audio_sha256]:  # it does not fit there
-                del self._by_audio[key.audio_sha256]
 
     def _add(self, shelf: _Shelf, key: EncodingKey, encoding: Encoding) -> None:
         if not shelf.fits(encoding):

@@ -3,41 +3,30 @@
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue import moves
-from vllm_tts_cache.catalogue.catalogue import (
+from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
+from vllm_tts_cache.config import Settings, allows_plain_http
+from vllm_tts_cache.errors import ConfigError, NoCatalogueError
+from vllm_tts_cache.files import make_directory, storage_errors
+from vllm_tts_cache.logs import encodable
+from vllm_tts_cache.store import binding, bucket_blobs
+from vllm_tts_cache.store.blobs import Blobs
+from vllm_tts_cache.store.bucket_blobs import BucketBlobs
+from vllm_tts_cache.store.catalogue import (
     FILE_NAME,
     Catalogue,
     open_catalogue,
     open_existing_catalogue,
 )
-from vllm_tts_cache.catalogue.imports import ImportedFile
-from vllm_tts_cache.catalogue.record import NewSpeaker, Segment
-from vllm_tts_cache.catalogue.stock_import import (
-    ImportReport,
-    import_stock_directory,
-)
-from vllm_tts_cache.config import Settings, allows_plain_http
-from vllm_tts_cache.errors import ConfigError, NoCatalogueError
-from vllm_tts_cache.files import make_directory, storage_errors
-from vllm_tts_cache.store import (
-    binding,
-    bucket_binding,
-    home,
-    participation,
-    takeover,
-)
-from vllm_tts_cache.store.blobs import Blobs
-from vllm_tts_cache.store.bucket_blobs import BucketBlobs
-from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.directory_blobs import DirectoryBlobs
-from vllm_tts_cache.store.eviction import DiskBudgets
+from vllm_tts_cache.store.directory import DirectoryBlobs, StoreDirectory
 from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.store.stock_files import ImportedFile
+from vllm_tts_cache.store.stock_import import ImportReport, import_stock_directory
+from vllm_tts_cache.store.writer import DiskBudgets
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.bucket import Bucket
@@ -45,21 +34,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 
-def open_store(
-    settings: Settings, *, import_stock: bool = True, is_filled: bool = False
-) -> SpeakerStore:
-    """Open ``SPEAKER_SAMPLES_DIR``, made, migrated and taken over if need be.
+def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore:
+    """Open ``SPEAKER_SAMPLES_DIR``, and make it if it is not there.
 
     Args:
         settings: Where, and how much.
         import_stock: Whether to register the voices of stock vLLM-Omni that are new
             there. A worker leaves that to the API process.
-        is_filled: Whether a migration opens it, which fills it.
 
     Raises:
-        ConfigError: A migration has not filled it yet.
-        StorageError: Some of it failed. What was imported or taken over stays; the
-            next opening goes on from there.
+        StorageError: It cannot be opened, or is of another version. What was imported
+            stays; the next opening goes on from there.
     """
     directory = settings.samples_dir
     with storage_errors(directory):
@@ -67,11 +52,7 @@ def open_store(
     catalogue = _open_catalogue(directory, settings.catalogue_url)
     files = StoreDirectory(directory)
     with _closed_on_error(catalogue):
-        if not is_filled:
-            moves.check_whole(catalogue.database)
         blobs = _blobs(settings, files, catalogue, binds=True)
-        if not blobs.is_remote:
-            takeover.take_over(files, catalogue.database)
     store = SpeakerStore(
         files,
         catalogue,
@@ -81,7 +62,6 @@ def open_store(
         max_speakers=settings.max_uploaded,
         policy=settings.registration_policy,
         needs_recording=settings.consent == "recording",
-        max_pinned=settings.max_pinned,
     )
     if import_stock and not blobs.is_remote:
         with _closed_on_error(catalogue):
@@ -110,7 +90,6 @@ def open_existing(settings: Settings) -> SpeakerStore:
     files = StoreDirectory(directory)
     catalogue = open_existing_catalogue(directory, url)
     with _closed_on_error(catalogue):
-        moves.check_whole(catalogue.database)
         blobs = _blobs(settings, files, catalogue, binds=False)
     return SpeakerStore(
         files,
@@ -121,22 +100,19 @@ def open_existing(settings: Settings) -> SpeakerStore:
         max_speakers=settings.max_uploaded,
         policy=settings.registration_policy,
         needs_recording=settings.consent == "recording",
-        max_pinned=settings.max_pinned,
     )
 
 
 def _open_catalogue(directory: Path, url: str) -> Catalogue:
     if not url:
         binding.check_file(directory)
-        catalogue = open_catalogue(
-            directory, is_in_use=partial(participation.is_in_use, directory)
-        )
-        home.mark(directory)
+        catalogue = open_catalogue(directory)
+        binding.mark(directory)
         return catalogue
     binding.check_server(directory)
     catalogue = open_catalogue(directory, url)
     with _closed_on_error(catalogue):
-        home.mark(directory)
+        binding.mark(directory)
     return catalogue
 
 
@@ -147,7 +123,7 @@ def _blobs(
     database = catalogue.database
     if settings.store_url:
         bucket = _bucket(settings.store_url)
-        bind = bucket_binding.bind if binds else bucket_binding.check
+        bind = bucket_blobs.bind if binds else bucket_blobs.check
         return BucketBlobs(
             files,
             database,
@@ -206,7 +182,7 @@ def import_stock_voices(store: SpeakerStore) -> ImportReport:
         )
         logger.warning(message, len(report.skipped))
     for file, reason in report.skipped:
-        logger.debug("Not imported: %s: %s", _printable(file), _printable(reason))
+        logger.debug("Not imported: %s: %s", encodable(file), encodable(reason))
     return report
 
 
@@ -222,8 +198,3 @@ def _budgets(settings: Settings) -> DiskBudgets:
             Segment.INLINE: inline_bytes,
         },
     )
-
-
-def _printable(text: str) -> str:
-    """Spell out what is no character: a file's name may be any bytes, a log may not."""
-    return text.encode(errors="backslashreplace").decode()

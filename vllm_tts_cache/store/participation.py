@@ -1,18 +1,32 @@
-"""An API process's part in deletions: who still remembers what."""
+"""An API process's part in deletions: who still remembers what.
 
+Locks of files tell who lives where all are on one machine, else leases do.
+"""
+
+import logging
 import os
-from dataclasses import dataclass
+import secrets
+import threading
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from vllm_tts_cache.catalogue import deletions
+from vllm_tts_cache.catalogue import deletions, leases
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
+from vllm_tts_cache.catalogue.leases import Standing
+from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.files import storage_errors
+from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import locks
 from vllm_tts_cache.store.locks import Presence
 
 _FOLDER, _SUFFIX = "participants", ".lock"
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+DELETE_LOST_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +34,6 @@ class Participant:
     """A process that is asked about every deletion until it leaves or dies."""
 
     id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """Which of the rows that a process remembers are not true any more.
-
-    Attributes:
-        change: The last one that it tells of; `Participation.hear` is called with it.
-        speaker_ids: Whose rows changed; None: delete all.
-        seconds: How long the others are good for, from before it was asked for: no row
-            changes in that time without waiting for this process.
-        is_asked: Whether there may be deletions to confirm.
-        is_left: Whether there may be deletions whose files are not all removed.
-        has_expired: Whether the end of some speaker may have come.
-    """
-
-    change: int
-    speaker_ids: list[str] | None
-    seconds: float
-    is_asked: bool = True
-    is_left: bool = True
-    has_expired: bool = True
 
 
 class Participation(Protocol):
@@ -101,29 +93,12 @@ class Participation(Protocol):
         """How many other processes take part."""
         ...
 
-    def news(self) -> News:
-        """Which speakers changed since what `hear` was called with last.
+    def standing(self) -> Standing:
+        """How long deletions wait for us, and what there is to be done of them.
 
         Raises: StorageError.
         """
         ...
-
-    def hear(self, change: int) -> None:
-        """Nothing is remembered here of rows that changed, up to this change."""
-        ...
-
-    def num_unheard(self, change: int) -> int:
-        """How many that are waited for have not heard of a change yet."""
-        ...
-
-
-def is_in_use(root: Path) -> bool:
-    """Whether a server of this machine is at work on the directory.
-
-    Raises: StorageError.
-    """
-    with storage_errors(root):
-        return any(map(locks.is_alive, (root / _FOLDER).glob(f"*{_SUFFIX}")))
 
 
 class LockedParticipation:
@@ -222,16 +197,9 @@ class LockedParticipation:
                 if id_ != mine
             )
 
-    def news(self) -> News:
-        """Nothing, and no row is to be remembered: reading one costs microseconds."""
-        return News(change=0, speaker_ids=[], seconds=0.0)
-
-    def hear(self, change: int) -> None:
-        """Nothing."""
-
-    def num_unheard(self, change: int) -> int:  # noqa: ARG002
-        """Nobody."""
-        return 0
+    def standing(self) -> Standing:
+        """There is no lease: this process is waited for while it lives."""
+        return Standing(seconds=0.0)
 
     def _delete_dead_among(self, ids: list[str]) -> None:
         with storage_errors(self._directory):
@@ -251,3 +219,154 @@ class LockedParticipation:
         if present is None or not present.is_here:
             return None
         return present.path.stem
+
+
+class LeasedParticipation:
+    """A process of any machine, which is waited for while it renews its lease.
+
+    On a thread of its own: a process that is busy, and confirms late, is alive.
+
+    One that was away for so long that it was deleted joins anew by itself, and then
+    has everything deleted that it remembers: what it missed, nobody knows. Until then
+    it may speak what it finds by rows that it reads in the catalogue, which knows of no
+    deleted voice. What it may not do is to say that a deletion is finished.
+
+    Args:
+        seconds: For how long it is waited for without a word of it.
+    """
+
+    def __init__(self, database: Database, seconds: float):
+        self._database = database
+        self._seconds = seconds
+        self._mine: str | None = None
+        self._process = 0
+        self._left = threading.Event()
+        self._is_lost = False
+        self._num_returns = 0
+        self._num_deleted = 0  # of returns, those after which all was deleted
+        self._next_delete_lost = 0.0
+        self._log = ThrottledLog(logger)
+
+    def join(self) -> Participant:
+        """Take part from now on."""
+        if self._is_here():
+            return Participant(str(self._mine))
+        mine = secrets.token_hex(8)
+        with self._database.write() as db:
+            deletions.join(db, mine)
+            leases.take(db, mine, self._seconds)
+        self._mine, self._process = mine, os.getpid()
+        self._left, self._is_lost = threading.Event(), False
+        threading.Thread(
+            target=self._keep,
+            args=(mine, self._left),
+            name="tts-cache-lease",
+            daemon=True,
+        ).start()
+        return Participant(mine)
+
+    def leave(self) -> None:
+        """Take part no longer; nothing waits for us any more."""
+        if not self._is_here():
+            return
+        mine, self._mine = str(self._mine), None
+        self._left.set()
+        with self._database.write() as db:
+            leases.end(db, mine)
+            deletions.leave(db, mine)
+
+    def deletions_to_confirm(self) -> list[Deletion]:
+        """Deletions that wait for us, oldest first."""
+        if not self._is_here():
+            return []
+        with self._database.read() as db:
+            return deletions.to_confirm(db, str(self._mine))
+
+    def confirm(self, deletion_id: int) -> None:
+        """Neither this process nor its workers remember anything of it."""
+        if not self._is_here():
+            return
+        with self._database.write() as db:
+            deletions.confirm(db, deletion_id, str(self._mine))
+
+    def is_asked(self) -> bool:
+        """Whether no deletion was missed of which something may be remembered."""
+        if not self._is_here():
+            return True
+        # In this order: if it is known because it has joined anew, that shows below.
+        with self._database.read() as db:
+            is_known = leases.is_known(db, str(self._mine))
+        return is_known and not self._is_lost and self.missed() is None
+
+    def missed(self) -> int | None:
+        """A number, if all that is remembered is to be deleted."""
+        num = self._num_returns
+        return None if num == self._num_deleted else num
+
+    def has_deleted_all(self, number: int) -> None:
+        """All was deleted since `missed` answered this number."""
+        self._num_deleted = number
+
+    def delete_dead(self, deletion_id: int) -> None:
+        """Nothing: those whose lease is over are not counted."""
+
+    def delete_lost(self) -> None:
+        """Delete who was away for too long, and what nobody needs, now and then."""
+        if (now := time.monotonic()) < self._next_delete_lost:
+            return
+        self._next_delete_lost = now + DELETE_LOST_SECONDS
+        with self._database.alone() as db:
+            leases.delete_dead_turns(db)
+            if not leases.lost(db):
+                return
+        with self._database.write() as db:
+            for participant_id in leases.end_lost(db):
+                deletions.leave(db, participant_id)
+
+    def delete_all_dead(self) -> None:
+        """Nothing: who was away for too long is deleted in time."""
+
+    def num_alive(self) -> int:
+        """How many other processes take part."""
+        with self._database.read() as db:
+            return len(leases.alive(db) - {self._mine})
+
+    def standing(self) -> Standing:
+        """How long deletions wait for us, and what there is to be done of them."""
+        if not self._is_here():
+            return Standing(seconds=0.0)
+        found = leases.standing(self._database, str(self._mine))
+        if found is None:  # lost: we join anew, and delete all
+            return Standing(seconds=0.0)
+        is_away = self._is_lost or self.missed() is not None
+        return replace(found, seconds=0.0) if is_away else found
+
+    def _keep(self, mine: str, left: threading.Event) -> None:
+        """Renew the lease until we leave; a failure is tried again."""
+        while not left.wait(leases.RENEW_SECONDS):
+            try:
+                with self._database.renewing() as db:
+                    self._is_lost |= not leases.renew(db, mine)
+                if self._is_lost:
+                    self._return(mine, left)
+            except StorageError as exc:
+                self._log.warn_of("a lease", "A lease: %s", exc.log_text)
+
+    def _return(self, mine: str, left: threading.Event) -> None:
+        """Join anew; what others deleted before goes with all that is remembered."""
+        with self._database.write() as db:
+            if left.is_set():  # whose row goes, or went, in another transaction
+                return
+            if not leases.is_known(db, mine):  # or nobody told us of the last commit
+                deletions.join(db, mine)
+                deletions.ask_of_unfinished(db, mine)
+                leases.take(db, mine, self._seconds)
+        self._num_returns += 1
+        self._is_lost = False
+        logger.warning(
+            "This API server was away for too long to know what was deleted meanwhile. "
+            "It deletes all that it and its workers have in memory, and goes on."
+        )
+
+    def _is_here(self) -> bool:
+        return self._mine is not None and self._process == os.getpid()

@@ -6,30 +6,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 
 from sqlalchemy import Connection
 
-from vllm_tts_cache.catalogue import (
-    deletions,
-    dialect,
-    imports,
-    owners,
-    stored_files,
-    tenant_usage,
-)
+from vllm_tts_cache.catalogue import deletions, owners, schema, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.imports import ImportedFile
-from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.schema import slices
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import SourceCorruptError, StorageError, TTSCacheError
-from vllm_tts_cache.files import storage_errors, sync_directory
 from vllm_tts_cache.store import audio_file
 from vllm_tts_cache.store.blobs import Blobs
 from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.registering import remove_files
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -164,12 +155,12 @@ def _put_rows_right(database: Database) -> list[str]:
     with database.write_long() as db:
         wrong = _wrong_sums(db)
         stored_files.repair_usage(db)
-        tenant_usage.recount(db)
+        owners.recount(db)
     return wrong
 
 
 def _wrong_sums(db: Connection) -> list[str]:
-    return stored_files.usage_problems(db) + tenant_usage.problems(db)
+    return stored_files.usage_problems(db) + owners.problems(db)
 
 
 def _reconcile(
@@ -236,7 +227,7 @@ def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str
             orphans.discard(AUDIO_KIND)
         if orphans:
             lines.append(f"{sha}: removed {len(orphans)} files that nobody has")
-        dialect.check_turn(db)
+        schema.check_turn(db)
         directory.remove(sha, orphans)
     return lines
 
@@ -300,52 +291,3 @@ def trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]:
             directory.delete_quarantine(sha)
             lines.append(f"{sha}: removed what was set aside")
     return lines
-
-
-def remove_files(
-    directory: StoreDirectory, blobs: Blobs, database: Database, deletion: Deletion
-) -> None:
-    """Remove all of a deletion from disk, and write down that it is gone.
-
-    Killed at any point it can be called again: until the last transaction the
-    deletion says that there may be something.
-
-    Raises:
-        StorageError: Something is left.
-    """
-    with database.write() as db:
-        found = deletions.get(db, deletion.id)
-        if found is None or found.files_removed:
-            return
-        if (sha := found.deletion.audio_sha256) is not None:
-            _discard(db, blobs, sha, deletion.id)
-        stock_files = imports.to_remove(db, deletion.id)
-    blobs.finish_discard(sha, deletion.id)
-    for file in stock_files:
-        _remove_stock_file(directory, file)
-    with database.write() as db:
-        for file in stock_files:
-            imports.delete_file_name(db, file.file_name)
-        deletions.files_are_removed(db, deletion.id)
-    database.wipe_log()
-
-
-def _discard(db: Connection, blobs: Blobs, audio_sha256: str, deletion_id: int) -> None:
-    stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
-    if owners.is_owned(db, audio_sha256):  # by somebody with the same clip
-        stored.add(AUDIO_KIND)
-    elif AUDIO_KIND not in stored:
-        stored_files.remove(db, audio_sha256)
-        stored.clear()
-    blobs.discard(db, audio_sha256, stored, deletion_id)
-
-
-def _remove_stock_file(directory: StoreDirectory, file: ImportedFile) -> None:
-    path = directory.root / file.file_name
-    # Of the directory: the file is called after a voice, and logs show these errors.
-    with storage_errors(directory.root), suppress(FileNotFoundError):
-        stat = path.stat()
-        # Another time or size: stock has written another voice there since.
-        if (stat.st_mtime_ns, stat.st_size) == (file.mtime_ns, file.size):
-            path.unlink()
-            sync_directory(directory.root)

@@ -20,16 +20,10 @@ from pathlib import Path
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue import (
-    deletions,
-    dialect,
-    speakers,
-    stored_files,
-    tenant_encodings,
-)
-from vllm_tts_cache.catalogue.catalogue import Catalogue
+from vllm_tts_cache.catalogue import deletions, schema, speakers, stored_files
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
-from vllm_tts_cache.catalogue.record import (
+from vllm_tts_cache.catalogue.names import is_storable
+from vllm_tts_cache.catalogue.records import (
     AUDIO_KIND,
     DEFAULT_TENANT,
     Segment,
@@ -37,18 +31,20 @@ from vllm_tts_cache.catalogue.record import (
 )
 from vllm_tts_cache.config import RegistrationPolicy
 from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.store import audio_file, recovery, serde
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.store import audio_file, recovery
+from vllm_tts_cache.store.binding import StoreHome
 from vllm_tts_cache.store.blobs import Blobs
-from vllm_tts_cache.store.consents import Consents
+from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.directory import StoreDirectory
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.eviction import DiskBudgets
-from vllm_tts_cache.store.home import StoreHome
-from vllm_tts_cache.store.leased_participation import LeasedParticipation
-from vllm_tts_cache.store.participation import LockedParticipation, Participation
-from vllm_tts_cache.store.registrations import Registrations, delete_previews
-from vllm_tts_cache.store.writing import Writer
-from vllm_tts_cache.throttled_log import ThrottledLog
+from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
+from vllm_tts_cache.store.participation import (
+    LeasedParticipation,
+    LockedParticipation,
+    Participation,
+)
+from vllm_tts_cache.store.registering import Consents, Registrations, remove_files
+from vllm_tts_cache.store.writer import DiskBudgets, Writer
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -57,8 +53,6 @@ _TOUCH_INTERVAL_SECONDS = 60.0
 _MAX_TOUCHED = 10_000
 _KEYS_PER_LOOK = 1000
 _MAX_NAMED = 100_000
-# Of one audio and tenant; those of other texts are made again.
-_MAX_PREVIEWS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +84,6 @@ class SpeakerStore:
         policy: Whether registering may take over a name (``overwrite``) or not
             (``immutable``).
         needs_recording: Whether a voice is registered with a consent recording only.
-        max_pinned: Pinned speakers at most.
 
     Attributes:
         consents: Consent recordings.
@@ -107,7 +100,6 @@ class SpeakerStore:
         max_speakers: int = 0,
         policy: RegistrationPolicy = "overwrite",
         needs_recording: bool = False,
-        max_pinned: int = 100,
     ):
         self.files = directory
         self.catalogue = catalogue
@@ -120,7 +112,6 @@ class SpeakerStore:
             max_speakers=max_speakers,
             policy=policy,
             needs_recording=needs_recording,
-            max_pinned=max_pinned,
         )
         self.consents = Consents(
             catalogue.database, self._writer, max_recordings=max_speakers
@@ -155,9 +146,7 @@ class SpeakerStore:
         self.has_deleted_all = self._participation.has_deleted_all
         self.delete_lost = self._participation.delete_lost
         self.num_alive = self._participation.num_alive
-        self.news = self._participation.news
-        self.hear = self._participation.hear
-        self.num_unheard = self._participation.num_unheard
+        self.standing = self._participation.standing
 
     @property
     def directory(self) -> Path:
@@ -183,57 +172,13 @@ class SpeakerStore:
         Raises:
             StorageBusyError: The catalogue is being opened or recovered just now.
         """
-        found = self.catalogue.find(name, tenant)
-        if found is None or found[0].has_expired(self.now()):
+        found = speakers.find_with_kinds(self._database, tenant, name)
+        if found is None:
             return None
-        return Found(record=found[0], fingerprints=found[1] - {AUDIO_KIND})
-
-    def find_told(self, name: str, tenant: str) -> Found | None:
-        """As `find`, with those fingerprints alone that the tenant was told of.
-
-        Also one indexed read. What is stored for others too says nothing to it.
-        """
-        found = self.catalogue.find(name, tenant, told_only=True)
-        if found is None or found[0].has_expired(self.now()):
+        record, kinds = found
+        if record.expires_at is not None and record.has_expired(self.now()):
             return None
-        return Found(record=found[0], fingerprints=found[1])
-
-    def told(self, tenant: str, audio_sha256: str) -> frozenset[str]:
-        """Which encodings are stored that the tenant was told of; reads an index."""
-        with self._database.read() as db:
-            return tenant_encodings.told(db, tenant, audio_sha256)
-
-    def asked(self, tenant: str, audio_sha256: str) -> frozenset[str]:
-        """Which encodings the tenant has asked for; reads an index."""
-        with self._database.read() as db:
-            return tenant_encodings.asked(db, tenant, audio_sha256)
-
-    def ask(
-        self,
-        tenant: str,
-        audio_sha256: str,
-        kinds: Iterable[str],
-        segment: Segment = Segment.INLINE,
-    ) -> None:
-        """Write down that the tenant asks for encodings."""
-        with self._database.write() as db:
-            tenant_encodings.ask(db, tenant, audio_sha256, kinds, segment)
-
-    def tell(
-        self,
-        tenant: str,
-        audio_sha256: str,
-        kinds: Iterable[str],
-        segment: Segment = Segment.INLINE,
-    ) -> None:
-        """Write down that the tenant is told that encodings are there."""
-        with self._database.write() as db:
-            tenant_encodings.tell(db, tenant, audio_sha256, kinds, segment)
-
-    def take_tenant_in(self, tenant: str) -> None:
-        """Tell a tenant of all that is stored of its voices, if it was told nothing."""
-        with self._database.write() as db:
-            tenant_encodings.take_in(db, tenant)
+        return Found(record=record, fingerprints=frozenset(kinds) - {AUDIO_KIND})
 
     def keep_inline(self, audio: DecodedAudio) -> None:
         """Store audio that came with a request, or count it as used.
@@ -294,7 +239,7 @@ class SpeakerStore:
         Raises:
             StorageError: Something is left; call it again.
         """
-        recovery.remove_files(self.files, self.blobs, self._database, deletion)
+        remove_files(self.files, self.blobs, self._database, deletion)
 
     def progress(
         self, name: str, tenant: str = DEFAULT_TENANT
@@ -304,10 +249,14 @@ class SpeakerStore:
         None if there is none, or if it was finished and acknowledged. Participants
         that died are not waited for; we are, if others do not know of us any more.
         """
-        found = self.catalogue.progress(name, tenant)
+        if not is_storable(name):
+            return None
+        with self._database.read() as db:
+            found = deletions.of_name(db, tenant, name)
         if found is not None and found.waiting_for:
             self._participation.delete_dead(found.deletion.id)
-            found = self.catalogue.progress(name, tenant)
+            with self._database.read() as db:
+                found = deletions.of_name(db, tenant, name)
         if found is not None and not self._participation.is_asked():
             return replace(found, waiting_for=max(found.waiting_for, 1))
         return found
@@ -315,12 +264,12 @@ class SpeakerStore:
     def has_expired(self) -> bool:
         """Whether the end of some speaker has come; one look into an index."""
         with self._database.read() as db:
-            return speakers.have_expired(db, dialect.now(db))
+            return speakers.have_expired(db, schema.now(db))
 
     def expired_names(self) -> list[str]:
         """The names of speakers whose end has come and that are still there."""
         with self._database.read() as db:
-            over = speakers.expired(db, dialect.now(db), _MAX_NAMED)
+            over = speakers.expired(db, schema.now(db), _MAX_NAMED)
         return [record.name for record in over]
 
     def unfinished_deletions(self) -> list[Deletion]:
@@ -365,7 +314,7 @@ class SpeakerStore:
             EncodingCorruptError: The bytes are wrong, and were set aside.
         """
         sha, kind = key.audio_sha256, key.encoder_fingerprint
-        return self.blobs.read(sha, kind, lambda blob: serde.decode(blob, key))
+        return self.blobs.read(sha, kind, lambda blob: encoding_from_bytes(blob, key))
 
     def read_here(self, key: EncodingKey) -> Encoding | None:
         """As `read`, of what this machine has on disk; None if it has not.
@@ -373,12 +322,9 @@ class SpeakerStore:
         No query and no lock: the engine's thread may call it.
         """
         sha, kind = key.audio_sha256, key.encoder_fingerprint
-        return self.blobs.read_here(sha, kind, lambda blob: serde.decode(blob, key))
-
-    def pinned_audio(self) -> frozenset[str]:
-        """The audio of pinned speakers; a read of an index, for a background thread."""
-        with self._database.read() as db:
-            return speakers.pinned_audio(db)
+        return self.blobs.read_here(
+            sha, kind, lambda blob: encoding_from_bytes(blob, key)
+        )
 
     def is_stored(self, key: EncodingKey) -> bool:
         """Whether the encoding's file is here; one look, no query and no lock."""
@@ -393,20 +339,6 @@ class SpeakerStore:
             StorageFullError: There is no space left; nothing was changed.
         """
         return self._writer.publish(key, encoding)
-
-    def publish_preview(
-        self, key: EncodingKey, encoding: Encoding, tenant: str
-    ) -> None:
-        """Store what a tenant's voice has said, and no more than its newest few.
-
-        Raises: StorageError.
-        """
-        sha = key.audio_sha256
-        if not self._writer.publish(key, encoding):
-            return
-        with self._database.write() as db:
-            old = delete_previews(db, sha, tenant, keep=_MAX_PREVIEWS)
-            self.blobs.remove(db, sha, old)
 
     def used(self, audio_sha256s: Iterable[str]) -> None:
         """Count all that is stored of these audios as used now.

@@ -1,5 +1,6 @@
-"""A real server in processes of its own: started, waited for, stopped or killed."""
+"""A real server in processes of its own, and a small client of its routes."""
 
+import base64
 import contextlib
 import os
 import signal
@@ -11,11 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 import psutil
 
 from vllm_tts_cache.errors import ServerFaultError
+
+TIMEOUT_SECONDS = 300.0
+HEADER = "X-Speaker-Cache"
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
@@ -35,6 +40,93 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """One answer of the speech route.
+
+    Attributes:
+        status: HTTP status.
+        audio: The body: samples, or an error as JSON.
+        cache: ``hit``, ``miss`` or ``none``; None with an error.
+        ttfa_seconds: Time to the first byte of audio.
+    """
+
+    status: int
+    audio: bytes
+    cache: str | None
+    ttfa_seconds: float
+
+
+class SpeechClient:
+    """Talks to one server."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS):
+        # Its servers are on this machine, and no proxy leads to them.
+        self.http = httpx.Client(base_url=url, timeout=timeout_seconds, trust_env=False)
+
+    def register(
+        self, name: str, sample: Path | bytes, **fields: str
+    ) -> httpx.Response:
+        """Register a voice by a clip; not precomputed unless asked for."""
+        data = sample.read_bytes() if isinstance(sample, Path) else sample
+        form = {"name": name, "consent": "consent-1", "precompute": "false", **fields}
+        return self.http.post(
+            "/v1/audio/voices", data=form, files={"audio_sample": ("clip", data)}
+        )
+
+    def precompute(self, name: str, *, force: bool = False) -> httpx.Response:
+        """Make the voice's encodings exist, and wait."""
+        query = {"force": "true"} if force else {}
+        return self.http.post(f"/v1/audio/voices/{name}/cache", params=query)
+
+    def speak(self, text: str = "Hello world.", **fields: Any) -> Speech:
+        """Speak as a raw PCM stream; a fixed seed unless one is given."""
+        body = {
+            "model": MODEL_NAME,
+            "input": text,
+            "seed": 7,
+            "response_format": "pcm",
+            "stream": True,
+            "stream_format": "audio",
+            **fields,
+        }
+        began = time.perf_counter()
+        first, audio = None, bytearray()
+        with self.http.stream("POST", "/v1/audio/speech", json=body) as response:
+            for chunk in response.iter_raw():
+                if first is None:
+                    first = time.perf_counter() - began
+                audio += chunk
+        return Speech(
+            status=response.status_code,
+            audio=bytes(audio),
+            cache=response.headers.get(HEADER),
+            ttfa_seconds=time.perf_counter() - began if first is None else first,
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the registry and of each worker."""
+        return self.http.get("/v1/audio/speaker_cache").raise_for_status().json()
+
+    def encodes(self) -> dict[str, int]:
+        """Encodes since the workers' start, by encoder, over all workers."""
+        total: dict[str, int] = {}
+        for worker in self.stats()["workers"]:
+            for name, count in worker["encodes"].items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+
+def data_url(sample: Path | bytes) -> str:
+    """The clip as an inline ``ref_audio``."""
+    data = sample.read_bytes() if isinstance(sample, Path) else sample
+    return f"data:audio/wav;base64,{base64.b64encode(data).decode()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +214,8 @@ class Server:
     def is_healthy(self) -> bool:
         """Whether it answers its health route with 200."""
         try:
-            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+            health = httpx.get(f"{self.url}/health", timeout=5, trust_env=False)
+            return health.status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 

@@ -23,6 +23,8 @@ from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.errors import SpeakerLimitError, SpeakerNotFoundError, TTSCacheError
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
+pytestmark = pytest.mark.every_backend
+
 NUM_PROCESSES = 8
 FORK = multiprocessing.get_context("fork")
 

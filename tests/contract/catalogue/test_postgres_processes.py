@@ -8,14 +8,13 @@ import pytest
 from tests.contract.catalogue.test_catalogue_processes import in_processes
 from tests.store_samples import (
     address,
-    clip,
     delete,
     opened,
     register,
     traces,
     voice,
 )
-from vllm_tts_cache.catalogue import migrations, schema
+from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.postgres import PostgresServer
@@ -54,7 +53,7 @@ def is_finished(store: SpeakerStore, name: str) -> bool:
     return progress.is_finished
 
 
-def migrate(index: int, url: str) -> str:
+def prepare(index: int, url: str) -> str:
     database = Database(PostgresServer(url))
     database.prepare()
     database.close()
@@ -62,15 +61,13 @@ def migrate(index: int, url: str) -> str:
 
 
 @pytest.mark.parametrize("attempt", (1, 2, 3))
-def test_processes_that_migrate_a_new_database_at_once_take_turns(postgres, attempt):
+def test_processes_that_prepare_a_new_database_at_once_take_turns(postgres, attempt):
     url = postgres.make(f"new_{attempt}")
-    assert in_processes(migrate, url, num_processes=4) == ["ok"] * 4
+    assert in_processes(prepare, url, num_processes=4) == ["ok"] * 4
     database = Database(PostgresServer(url))
     with database.read() as db:
-        assert migrations.stored_version(db) == migrations.VERSION
-        assert db.execute(schema.schema_version.select()).all() == [
-            (migrations.VERSION,)
-        ]
+        found = db.execute(schema.schema_version.select()).all()
+        assert found == [(schema.VERSION,)]
     database.close()
 
 
@@ -143,33 +140,4 @@ def test_hostile_names_are_names_like_others_in_the_order_of_code_points(tmp_pat
     for name in HOSTILE:
         delete(store, name)
     assert store.catalogue.count() == 0
-    store.close()
-
-
-def test_numbers_go_on_behind_those_of_rows_that_were_taken_over(tmp_path):
-    from vllm_tts_cache.catalogue import speakers
-
-    store = opened(tmp_path)
-    record = store.register(voice("Ann", None), None).record
-    row = {
-        "tenant": "default",
-        "name": "Old",
-        "name_key": "old",
-        "num_samples": 0,
-        "sample_rate_hz": 0,
-        "consent": "yes",
-        "created_at": 1.0,
-        "description": None,
-        "embedding": b"\0\0\0\x3f",
-    }
-    rows = [row | {"generation": 7}]
-    rows.append(row | {"name": "b", "name_key": "b", "generation": record.generation})
-    with store.catalogue.database.write() as db:
-        assert speakers.take_over(db, rows) == 2
-    generations = [
-        record.generation for record in store.catalogue.records(Page(limit=9))
-    ]
-    new = register(store, "Bob", 1).record
-    assert new.generation > max(generations)
-    assert clip(1).audio.audio_sha256 == new.audio_sha256
     store.close()

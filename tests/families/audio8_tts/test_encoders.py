@@ -66,16 +66,16 @@ def test_the_decode_half_may_have_other_sizes_and_is_compared(
         load_reference_encoders(tmp_path, CPU)
 
 
-def test_a_file_of_something_else_is_refused(audio8_checkpoint):
-    torch.save({"weight": torch.zeros(3)}, audio8_checkpoint / "codec.pth")
+def test_a_file_of_something_else_is_refused(own_checkpoint):
+    torch.save({"weight": torch.zeros(3)}, own_checkpoint / "codec.pth")
     with pytest.raises(CheckpointError, match="missing"):
-        load_reference_encoders(audio8_checkpoint, CPU)
+        load_reference_encoders(own_checkpoint, CPU)
 
 
 @pytest.mark.parametrize("size", [0, -1, "8", True])
-def test_sizes_that_are_none_are_refused(audio8_checkpoint, size):
+def test_sizes_that_are_none_are_refused(own_checkpoint, size):
     config = {"model_type": "arktts", "codec_post_n_head": size}
-    (audio8_checkpoint / "config.json").write_text(json.dumps(config))
-    torch.save({"weight": torch.zeros(3)}, audio8_checkpoint / "codec.pth")
+    (own_checkpoint / "config.json").write_text(json.dumps(config))
+    torch.save({"weight": torch.zeros(3)}, own_checkpoint / "codec.pth")
     with pytest.raises(CheckpointError, match="positive integers"):
-        load_reference_encoders(audio8_checkpoint, CPU)
+        load_reference_encoders(own_checkpoint, CPU)

@@ -6,13 +6,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from vllm_omni.model_executor.models.breeze_tts_2.reference_encoder import (
     BreezeReferenceEncoder,
 )
 
 from tests.audio_clips import voiced
-from tests.families.breeze_tts_2.host_codec import host_encoder
+from tests.families.breeze_tts_2.case import host_encoder
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.breeze_tts_2.encoders import load_reference_encoders
@@ -27,13 +26,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def encoder(breeze_checkpoint):
-    return load_reference_encoders(breeze_checkpoint, CPU)["codec"]
+def encoder(own_checkpoint):
+    return load_reference_encoders(own_checkpoint, CPU)["codec"]
 
 
 @pytest.fixture(scope="module")
-def hosts(breeze_checkpoint) -> BreezeReferenceEncoder:
-    return host_encoder(breeze_checkpoint)
+def hosts(own_checkpoint) -> BreezeReferenceEncoder:
+    return host_encoder(own_checkpoint)
 
 
 def noise(num_samples, rate_hz=24_000):
@@ -69,18 +68,11 @@ def test_a_long_clip_is_the_hosts_as_well(encoder, hosts):
     assert (codes == expected.numpy()).mean() > 0.99
 
 
-def test_another_codec_is_refused(breeze_checkpoint, tmp_path):
+def test_another_codec_is_refused(own_checkpoint, tmp_path):
     folder = tmp_path / "other"
-    shutil.copytree(breeze_checkpoint, folder)
+    shutil.copytree(own_checkpoint, folder)
     path = folder / "audio_tokenizer/config.json"
     config = json.loads(path.read_text()) | {"encode_downsample_rate": 960}
     path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="960 samples at 24000 Hz"):
         load_reference_encoders(folder, CPU)
-
-
-def test_the_hosts_is_a_module_that_takes_an_attribute(hosts):
-    """Where we put our own beside it."""
-    assert isinstance(hosts, nn.Module)
-    hosts.encode_batch = hosts.encode_batch
-    del hosts.__dict__["encode_batch"]

@@ -2,11 +2,11 @@
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import soundfile
 from vllm_omni.entrypoints.openai.tts_adapters.breeze_tts_2 import BreezeTTS2Adapter
@@ -14,43 +14,17 @@ from vllm_omni.model_executor.stage_input_processors.breeze_tts_2 import (
     expand_cfg_prompts,
 )
 
-from tests.contract.test_speech import data_url, lose_files, registered, wav
-from tests.families.encoded_once import check_encoded_once
-from tests.in_process_workers import SpectrumEncoder
-from tests.speech_server import Server, running
+from tests.families.breeze_tts_2.case import CASE, Tokenizer
+from tests.families.serving import message, served
+from tests.speaking import data_url, wav
 from tests.two_tenants import two_tenants
-from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.families.breeze_tts_2.family import FAMILY, IN_CONTEXT
+from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.families.breeze_tts_2.family import IN_CONTEXT
 from vllm_tts_cache.families.breeze_tts_2.offline import BreezePrompts
-from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
-from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 SPOKEN = "What is said in it."
-
-
-class CodesEncoder(SpectrumEncoder):
-    """``codes`` of the audio's length."""
-
-    def encode(self, audio):
-        super().encode(audio)
-        number = num_codec_frames(audio.num_samples, audio.sample_rate_hz)
-        return Encoding({"codes": np.zeros((number, 16), np.int16)})
-
-
-def make(*args):
-    server = Server(*args, encoders=[CodesEncoder("codec")], family=FAMILY)
-    config: Any = server.engine.model_config
-    config.max_model_len = 2048
-    return server
-
-
-@pytest.fixture
-async def server(breeze_checkpoint, tokenizer, tmp_path, monkeypatch):
-    async with running(make(breeze_checkpoint, tmp_path, monkeypatch)) as server:
-        server.handler._get_tts_adapter().tokenizer = tokenizer
-        yield server
 
 
 def hosts_prompt(server, audio=None, **fields):
@@ -68,11 +42,6 @@ def hosts_prompt(server, audio=None, **fields):
     reference = None if audio is None else soundfile.read(io.BytesIO(audio))
     hosts: Any = BreezeTTS2Adapter
     return hosts._build_prompt(adapter, SimpleNamespace(**request), sampling, reference)
-
-
-def message(answer):
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -105,21 +74,14 @@ async def test_a_prompt_is_the_hosts_without_the_audio(server, fields):
         assert FIELD in ours["additional_information"]
 
 
-async def test_a_label_is_still_one_and_an_unknown_voice_is_refused(server):
-    assert (await server.speak(voice="S1")).status_code == 200
-    (made,) = server.engine.prompts
-    assert FIELD not in made["additional_information"]
-    expected = hosts_prompt(server, voice="S1")
-    assert made["additional_information"] == expected["additional_information"]
-    assert "Nobody" in message(await server.speak(voice="Nobody"))
+async def test_a_label_is_still_one_in_letters_of_any_size(server):
+    for label in ("S1", "s1"):
+        assert (await server.speak(voice=label)).status_code == 200
+        made = server.engine.prompts[-1]
+        assert FIELD not in made["additional_information"]
+        expected = hosts_prompt(server, voice="S1")
+        assert made["additional_information"] == expected["additional_information"]
     assert "S1" in message(await server.register("S1", wav(), ref_text=SPOKEN))
-
-
-async def test_a_label_in_small_letters_is_told_to_the_model_as_it_knows_it(server):
-    assert (await server.speak(voice="s1")).status_code == 200
-    (made,) = server.engine.prompts
-    expected = hosts_prompt(server, voice="S1")
-    assert made["additional_information"] == expected["additional_information"]
 
 
 async def test_instructions_have_the_hosts_limit(server):
@@ -128,17 +90,8 @@ async def test_instructions_have_the_hosts_limit(server):
     for fields in ({}, {"voice": "Ann"}):
         longest = await server.speak(instructions="x" * limit, **fields)
         assert longest.status_code == 200, longest.text
-        for wrong in ("x" * (limit + 1), "Softly.<ins_eos>"):
-            refused = await server.speak(instructions=wrong, **fields)
-            assert "instructions" in message(refused)
-
-
-async def test_a_request_whose_encoding_is_lost_on_the_way_is_submitted_again(server):
-    sha = await registered(server)
-    server.engine.before_prefill = [lambda: lose_files(server, sha)]
-    answer = await server.speak(voice="Ann")
-    assert answer.status_code == 200, answer.text
-    assert len(server.engine.prompts) == 2
+        refused = await server.speak(instructions="x" * (limit + 1), **fields)
+        assert "instructions" in message(refused)
 
 
 async def test_text_without_a_voice_is_the_hosts(server):
@@ -150,37 +103,9 @@ async def test_text_without_a_voice_is_the_hosts(server):
         assert made["additional_information"] == expected["additional_information"]
 
 
-async def test_a_clone_without_a_transcript_is_a_400(server):
-    await server.register("mute", wav())
-    assert "ref_text" in message(await server.speak(voice="mute"))
-    given = await server.speak(voice="mute", ref_text=SPOKEN)
-    assert given.status_code == 200, given.text
-
-
-@pytest.mark.parametrize("bad", ["Hi <ins_bos>Shout<ins_eos>", "Hi<eos>"])
-async def test_control_tokens_are_refused(server, bad):
-    answers = [
-        await server.register("Ann", wav(), ref_text=bad),
-        await server.speak(ref_audio=data_url(), ref_text=bad),
-        await server.speak(ref_audio=data_url(), ref_text=SPOKEN, input=bad),
-    ]
-    for answer in answers:
-        assert "control token" in message(answer)
-    assert server.engine.prompts == []
-    lines = await server.speak(input="One.\n\nTwo.")
-    assert lines.status_code == 200, lines.text
-
-
-@pytest.mark.parametrize("wrong", [{"language": "en"}, {"speed": 2.0}])
-async def test_what_the_host_refuses_of_a_clone_is_refused(server, wrong):
-    await server.register("Ann", wav(), ref_text=SPOKEN)
-    (field,) = wrong
-    assert field in message(await server.speak(voice="Ann", **wrong))
-
-
-async def warmed_up(server, tokenizer):
+async def warmed_up(server):
     """The prompts that the host warms up with, and what is stored behind it."""
-    server.handler._get_tts_adapter().tokenizer = tokenizer
+    CASE.serve(server)
     await server.handler.warmup()
     made = [prompt["additional_information"] for prompt in server.engine.prompts]
     assert len(made) == 5
@@ -189,24 +114,23 @@ async def warmed_up(server, tokenizer):
     assert list(server.directory.glob("store/**/*.safetensors")) == []
 
 
-async def test_a_warm_up_clones_nobody(server, tokenizer):
+async def test_a_warm_up_clones_nobody(server):
     """The host clones its own speech, for a reference encoder that is not used here."""
-    await warmed_up(server, tokenizer)
+    await warmed_up(server)
     assert (await server.speak(ref_audio=data_url(), ref_text=SPOKEN)).is_success
     assert FIELD in server.engine.prompts[-1]["additional_information"]
 
 
-async def test_a_server_of_tenants_warms_up(
-    breeze_checkpoint, tokenizer, tmp_path, monkeypatch
-):
+async def test_a_server_of_tenants_warms_up(own_checkpoint, tmp_path, monkeypatch):
     """Nobody calls yet, so there is no tenant whose clone it could be."""
-    async with two_tenants(breeze_checkpoint, tmp_path, monkeypatch, make) as host:
-        await warmed_up(host.server, tokenizer)
+    make = partial(served, CASE)
+    async with two_tenants(own_checkpoint, tmp_path, monkeypatch, make) as host:
+        await warmed_up(host.server)
 
 
-def test_an_offline_prompt_is_the_hosts_too(tokenizer, monkeypatch):
+def test_an_offline_prompt_is_the_hosts_too(monkeypatch):
     prompts = BreezePrompts("nowhere", {}, None)
-    monkeypatch.setitem(prompts.__dict__, "_tokenizer", tokenizer)
+    monkeypatch.setitem(prompts.__dict__, "_tokenizer", Tokenizer())
     speaker = PreparedSpeaker(
         clip=Path("clip.wav"),
         ref=SpeakerRef(audio_sha256="0" * 64, segment=Segment.REGISTERED),
@@ -221,8 +145,3 @@ def test_an_offline_prompt_is_the_hosts_too(tokenizer, monkeypatch):
     length = len(conditioning["target_ids"]) + len(conditioning["reference_ids"])
     assert len(made["prompt_token_ids"]) == length + 26 + 1
     assert "reference_waveform" not in made["additional_information"]
-
-
-async def test_named_or_inline_a_clip_is_encoded_once(server):
-    """The host encodes for every request, in its worker."""
-    await check_encoded_once(server)

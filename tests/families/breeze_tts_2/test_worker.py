@@ -20,10 +20,9 @@ from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
     build_breeze_prompt,
 )
 
-from tests.families.breeze_tts_2.host_codec import host_encoder
-from tests.in_process_workers import prepare, store_clip, worker_speakers
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.config import Settings
+from tests.families.breeze_tts_2.case import Tokenizer, host_encoder
+from tests.families.runner import UNKNOWN, StoredVoice, remember
+from tests.in_process_workers import worker_speakers
 from vllm_tts_cache.families.breeze_tts_2.encoders import load_reference_encoders
 from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import by_address, silence
@@ -32,12 +31,10 @@ from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
     SuspectPrefixes,
 )
-from vllm_tts_cache.speaker.ref import FIELD
-from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.speaker.reference import FIELD
 
 CPU = torch.device("cpu")
 HIDDEN, VOCAB, NUM_CODEBOOKS = 8, 2051, 16
-ABSENT = "0" * 64
 TEXT, SPOKEN = "Hello.", "What is said."
 
 
@@ -52,12 +49,13 @@ class Texts:
 
 
 @pytest.fixture(scope="module")
-def codec(breeze_checkpoint):
-    return host_encoder(breeze_checkpoint)
+def codec(own_checkpoint):
+    return host_encoder(own_checkpoint)
 
 
 @pytest.fixture
-def talker(breeze_checkpoint, codec, tmp_path):
+def talker(own_checkpoint, codec, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path))
     talker: Any = CachedBreezeTalker.__new__(CachedBreezeTalker)
     nn.Module.__init__(talker)
     generator = torch.Generator().manual_seed(0)
@@ -76,7 +74,7 @@ def talker(breeze_checkpoint, codec, tmp_path):
     talker.reference_encoder = codec
     talker._failed_requests = FailedRequests(FAMILY.failure_id or 0)
     talker._suspect_prefixes = SuspectPrefixes()
-    encoders = load_reference_encoders(breeze_checkpoint, CPU)
+    encoders = load_reference_encoders(own_checkpoint, CPU)
     speakers = worker_speakers(tmp_path, encoders.values())
     talker.tts_cache_speakers = speakers
     talker._give_known_codes()
@@ -86,17 +84,19 @@ def talker(breeze_checkpoint, codec, tmp_path):
 
 
 @pytest.fixture
-def clips(talker, tmp_path):
+def tokenizer():
+    return Tokenizer()
+
+
+@pytest.fixture
+def clips(talker):
     """Registered and encoded, of different lengths; with what names each."""
-    store = open_store(Settings(samples_dir=tmp_path))
     clips = []
     for seed, num_samples in enumerate([24_000, 30_001]):
-        noise = np.random.default_rng(seed).standard_normal(num_samples)
-        audio = ReferenceAudio.of((0.1 * noise).astype(np.float32), 24_000)
-        ref = store_clip(store, audio)
-        prepare(talker.tts_cache_speakers, ref, FAMILY.encoders)
-        clips.append((audio, ref))
-    store.close()
+        noise = 0.1 * np.random.default_rng(seed).standard_normal(num_samples)
+        speakers = talker.tts_cache_speakers
+        voice = StoredVoice(speakers, noise, 24_000, FAMILY.encoders)
+        clips.append((voice.audio, voice.ref))
     return clips
 
 
@@ -150,9 +150,33 @@ def test_a_clip_of_ours_never_comes_to_the_hosts_encoder(
         raise AssertionError("the host encodes")
 
     monkeypatch.setattr(talker.reference_encoder, "_compiled_encode", refuse)
-    with pytest.raises(AssertionError, match="the host encodes"):
-        prepared(talker, {"r": hosts_info(tokenizer, "r", clips[0][0])})
     prepared(talker, {"r": our_info(tokenizer, "r", *clips[0])})
+    assert "r" not in talker._failed_requests
+    infos = {
+        "hosts": hosts_info(tokenizer, "hosts", clips[0][0]),
+        "ours": our_info(tokenizer, "ours", *clips[0]),
+    }
+    talker.preprocess_batch(
+        req_ids=list(infos), model_intermediate_buffer=infos, device=CPU
+    )
+    assert "hosts" in talker._failed_requests, "what the host raises fails it alone"
+    assert "ours" not in talker._failed_requests
+    assert "embeds" in infos["ours"]["breeze_prepared"]
+
+
+def test_a_request_that_no_adapter_built_fails_alone(talker, tokenizer, clips):
+    """As the host's own routes bring one: ids, and nothing to speak."""
+    infos = {"bare": {}, "ours": our_info(tokenizer, "ours", *clips[0])}
+    prepared(talker, infos)
+    talker.hidden_size = HIDDEN
+    talker.lm_head = SimpleNamespace(weight=torch.zeros(1, HIDDEN))
+    talker.model = SimpleNamespace(norm=talker.lm_head)
+    ids = torch.ones(60, dtype=torch.long)
+    bare = {**infos["bare"], "request_id": "bare", "_omni_is_prefill": True}
+    _, rows, update = talker.preprocess(ids, None, **bare)
+    assert rows.shape == (60, HIDDEN) and "breeze_state" in update
+    assert "bare" in talker._failed_requests
+    assert "ours" not in talker._failed_requests
 
 
 def test_a_waveform_is_still_the_hosts_to_encode(talker, tokenizer, clips):
@@ -203,7 +227,7 @@ def test_a_branch_fails_with_the_other_and_with_no_other(
         "3": our_info(tokenizer, "neighbour", other, other_ref),
     }
     infos["2"]["breeze_prompt"]["role"] = "uncond"
-    infos["1" if lost == "r" else "2"][FIELD] = [ABSENT, "registered"]
+    infos["1" if lost == "r" else "2"][FIELD] = UNKNOWN[FIELD]
     prepared(talker, infos)
     assert [each in talker._failed_requests for each in infos] == [True, True, False]
 
@@ -224,7 +248,7 @@ def test_nothing_is_heard_of_a_request_that_fails(talker, tokenizer, clips):
         "1": our_info(tokenizer, "one", audio, ref),
         "2": our_info(tokenizer, "two", audio, ref),
     }
-    infos["1"][FIELD] = [ABSENT, "registered"]
+    infos["1"][FIELD] = UNKNOWN[FIELD]
     prepared(talker, infos)
     greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
     for name, info in infos.items():
@@ -253,29 +277,21 @@ def test_nothing_is_heard_of_a_request_that_fails(talker, tokenizer, clips):
 
 
 @pytest.mark.parametrize("wrong", ["unknown", "of another length", "out of range"])
-def test_one_request_fails_alone(talker, tokenizer, clips, monkeypatch, wrong):
+def test_one_request_fails_alone(talker, tokenizer, clips, wrong):
     (audio, ref), (other, other_ref) = clips
     infos = {
         "r": our_info(tokenizer, "r", audio, ref),
         "neighbour": our_info(tokenizer, "neighbour", other, other_ref),
     }
+    speakers = talker.tts_cache_speakers
     if wrong == "unknown":
-        infos["r"][FIELD] = [ABSENT, "registered"]
+        infos["r"] |= UNKNOWN
     elif wrong == "of another length":
         infos["r"][FIELD] = other_ref.to_wire()
     else:
-        monkeypatch.setattr(talker, "codebook_size", 2048)
-        found = talker._encodings
-
-        def spoilt(named, names):
-            encodings = found(named, names)
-            if named.audio_sha256 != ref.audio_sha256:
-                return encodings
-            codes = encodings["codec"]["codes"].copy()
-            codes[3, 5] = 2048
-            return {"codec": {"codes": codes}}
-
-        monkeypatch.setattr(talker, "_encodings", spoilt)
+        codes = speakers.prompt(ref, FAMILY.encoders)["codec"]["codes"].copy()
+        codes[3, 5] = 2048
+        remember(speakers, ref, codec={"codes": codes})
     made = prepared(talker, infos)
     assert list(map(len, made)) == [
         len(i["breeze_prompt"]["reference_ids"])

@@ -1,8 +1,11 @@
 """CosyVoice3 in the shared tests."""
 
+import numpy as np
+
 from tests.families.cases import Case
-from vllm_tts_cache.families.cosyvoice3.family import FAMILY, MEL, TOKENS
+from vllm_tts_cache.families.cosyvoice3.family import FAMILY, MEL, SPEAKER, TOKENS
 from vllm_tts_cache.families.cosyvoice3.positions import num_mel_frames, num_tokens
+from vllm_tts_cache.families.cosyvoice3.prompt import mode_of_request
 from vllm_tts_cache.families.cosyvoice3.tiny.configs import host_overrides
 
 
@@ -16,37 +19,50 @@ def hf_config(_checkpoint):
     return config
 
 
-def mode_of(info):
-    from vllm_tts_cache.families.cosyvoice3.prompt import mode_of_request
-
-    return mode_of_request(info)
+def size_of(audio):
+    return audio.num_samples, audio.sample_rate_hz
 
 
-TALKER_STAGE = {
-    "model_stage": "cosyvoice3_talker",
+COMMON = {
     "model_arch": "CosyVoice3Model",
-    "worker_type": "ar",
     "dtype": "float32",
     "hf_overrides": host_overrides(),
 }
+TALKER_STAGE = {"model_stage": "cosyvoice3_talker", "worker_type": "ar", **COMMON}
 DECODER_STAGE = {
     "model_stage": "cosyvoice3_code2wav",
-    "model_arch": "CosyVoice3Model",
     "worker_type": "generation",
-    "dtype": "float32",
-    "hf_overrides": host_overrides(),
+    **COMMON,
 }
+INSTRUCT = {"extra_params": {"clone_mode": "instruct"}}
+MISSING = "instructions"  # said before a clip is looked at
+NAMED = {"voice": "Ann", "extra_params": {"clone_mode": "zero_shot"}}
 
 CASE = Case(
     family=FAMILY,
     stage=TALKER_STAGE,
     hf_config=hf_config,
-    mode_of=mode_of,
-    announced={TOKENS: num_tokens, MEL: num_mel_frames},
+    mode_of=mode_of_request,
+    loading={"enable_prefix_caching": False},
+    weights=("speech_tokenizer_v3.onnx", "campplus.onnx"),
+    arrays={
+        TOKENS: lambda audio: {TOKENS: np.zeros(num_tokens(*size_of(audio)), np.int16)},
+        MEL: lambda audio: {
+            MEL: np.zeros((num_mel_frames(*size_of(audio)), 80), np.float32)
+        },
+        SPEAKER: lambda _audio: {SPEAKER: np.zeros(192, np.float32)},
+    },
     message_bytes_per_second=25.0,  # a placeholder for each speech token
     short_of_kv={
         "enable_chunked_prefill": True,
         "max_num_batched_tokens": 128,
     },
-    does=frozenset({"instructions"}),
+    does=frozenset({"streams"}),
+    refused=(
+        (NAMED, "needs the transcript"),
+        ({"voice": "Ann", **INSTRUCT}, MISSING),
+        ({"ref_audio": "data:x", **INSTRUCT}, MISSING),
+        ({"voice": "Ann", "instructions": " ", **INSTRUCT}, MISSING),
+        ({"voice": "Ann", "max_new_tokens": 5_000}, "max_new_tokens"),
+    ),
 )

@@ -1,6 +1,6 @@
 """What the encodings of CosyVoice3 depend on."""
 
-from tests.families.identity import Identity
+from tests.families.cases import Identity
 from vllm_tts_cache.families.cosyvoice3 import encoders, features
 from vllm_tts_cache.families.networks import onnx
 

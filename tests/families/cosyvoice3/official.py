@@ -15,6 +15,29 @@ import torchaudio
 import whisper
 from torchaudio.compliance import kaldi
 
+from tests.families.clip import Clip
+
+# Lengths: the shortest allowed, primes, whole tokens, one sample more and one less, and
+# the longest allowed.
+CLIPS = (
+    Clip(16_000, 16_001, 1, "FLOAT"),
+    Clip(16_000, 17_920),
+    Clip(16_000, 20_479, 2, "PCM_24"),
+    Clip(16_000, 480_000),
+    Clip(22_050, 23_173, 2),
+    Clip(22_050, 231_529, 1, "FLOAT"),
+    Clip(24_000, 24_000),
+    Clip(24_000, 48_001, 2, "PCM_24"),
+    Clip(24_000, 26_880, 2, "FLOAT"),
+    Clip(32_000, 64_007),
+    Clip(44_100, 44_101),
+    Clip(44_100, 49_392, 2, "PCM_24"),
+    Clip(44_100, 463_050, 1, "FLOAT"),
+    Clip(48_000, 48_017, 1, "PCM_24"),
+    Clip(48_000, 96_001, 2),
+    Clip(96_000, 191_999, 1, "PCM_24"),
+)
+
 
 def load_wav(path, target_sr, min_sr=16_000):
     samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
@@ -83,7 +106,13 @@ def mel(_checkpoint, path):
     return spec.squeeze(dim=0).transpose(0, 1).numpy()
 
 
-ENCODINGS = {"speech_tokens": speech_tokens, "mel": mel, "speaker": speaker}
+def encodings(checkpoint, _folder, paths):
+    encode = {"speech_tokens": speech_tokens, "mel": mel, "speaker": speaker}
+    return {
+        (path.stem, name): encode[name](checkpoint, path)
+        for path in paths
+        for name in encode
+    }
 
 
 def used(tokens, frames):

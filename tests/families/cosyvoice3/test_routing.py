@@ -17,17 +17,15 @@ from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Mode
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 from vllm_omni.model_executor.stage_input_processors import cosyvoice3 as host
 from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
-from vllm_omni.utils.mm_outputs import build_mm_cpu, partition_payload_list
+from vllm_omni.utils.mm_outputs import partition_payload_list
 from vllm_omni.worker.gpu_ar_model_runner import _ensure_tensor_values
-from vllm_omni.worker.output.payload_build import build_omni_mm_payload
 
-from tests.families.cosyvoice3.case import CASE
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
-from tests.real_talker import loaded_talker
+from tests.families.runner import parts_of
 from vllm_tts_cache.families.cosyvoice3.conditioning import handed_on
 from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, INSTRUCT, ZERO_SHOT
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 CHUNK = 15
 SPOKEN_OF = ("speech_token", "speech_feat")
@@ -36,17 +34,9 @@ CONNECTOR = SimpleNamespace(
 )
 
 
-@pytest.fixture(scope="module")
-def talker(cosyvoice3_checkpoint, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("talker")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with loaded_talker(
-            CASE, cosyvoice3_checkpoint, directory, enable_prefix_caching=False
-        ) as model:
-            loaded: Any = model
-            loaded._tells_once = True  # as in a server, whose stage sends in chunks
-            yield loaded
+@pytest.fixture(scope="module", autouse=True)
+def tells_once(talker):
+    talker._tells_once = True  # as in a server, whose stage sends in chunks
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +49,9 @@ def voices(talker):
 
 
 @pytest.fixture(scope="module")
-def ours(cosyvoice3_checkpoint):
+def ours(own_checkpoint):
     config = CosyVoice3Config()
-    return Prompts(load_tokenizer(str(cosyvoice3_checkpoint), None, config))
+    return Prompts(load_tokenizer(str(own_checkpoint), None, config))
 
 
 def outputs_of(talker, requests):
@@ -78,24 +68,8 @@ def outputs_of(talker, requests):
 
 def as_sent(multimodal_outputs, num_requests):
     """What the runner makes of it for each request, and the scheduler hands on."""
-    whole = build_mm_cpu(flatten_payload(multimodal_outputs))
-    payloads: list[Any] = [
-        flatten_payload(
-            build_omni_mm_payload(
-                combined_multimodal_outputs=None,
-                mm_cpu=whole,
-                rid=f"{index}",
-                idx=index,
-                start=index,
-                end=index + 1,
-                audio_sparse_output=False,
-                sparse_mm_index={},
-                hidden_seq_len=num_requests,
-                scheduled_seq_len=num_requests,
-            )
-        )
-        for index in range(num_requests)
-    ]
+    parts = parts_of(multimodal_outputs, [1] * num_requests)
+    payloads: list[Any] = [flatten_payload(part) for part in parts]
     between, to_clients = partition_payload_list(payloads)
     assert to_clients is None
     return [_ensure_tensor_values(payload or {}) for payload in between or payloads]

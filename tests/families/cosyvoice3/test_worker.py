@@ -4,27 +4,20 @@ Both sides run on the real talker of a tiny checkpoint. The host's side is what 
 of a batch of one; the other modes, which it lacks, are compared with the official code.
 """
 
+from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from vllm.model_executor.models import interfaces
-from vllm.model_executor.models.interfaces_base import is_text_generation_model
-from vllm.v1.sample.logits_processor import LogitsProcessors
-from vllm.v1.sample.metadata import SamplingMetadata
-from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
 from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 
 from tests.families.cosyvoice3 import official
-from tests.families.cosyvoice3.case import CASE
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
-from tests.real_talker import loaded_talker
-from vllm_tts_cache.errors import ConfigError
+from tests.families.runner import ABSENT, UNKNOWN, UNNAMED, forced, num_failed
+from tests.sampling import drawing
 from vllm_tts_cache.families.cosyvoice3 import prompt as prompts
-from vllm_tts_cache.families.cosyvoice3 import worker
 from vllm_tts_cache.families.cosyvoice3.family import (
     CROSS_LINGUAL,
     FAMILY,
@@ -32,23 +25,10 @@ from vllm_tts_cache.families.cosyvoice3.family import (
     ZERO_SHOT,
 )
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
-from vllm_tts_cache.families.cosyvoice3.worker import CachedCosyVoice3Model
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 CHUNKS = (1, 7, 16, 64)
-ABSENT = "0" * 64
 MODES = pytest.mark.parametrize("mode", FAMILY.modes, ids=lambda mode: mode.name)
-
-
-@pytest.fixture(scope="module")
-def talker(cosyvoice3_checkpoint, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("talker")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with loaded_talker(
-            CASE, cosyvoice3_checkpoint, directory, enable_prefix_caching=False
-        ) as model:
-            yield model
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +37,9 @@ def nothing_happened_before(talker):
 
 
 @pytest.fixture(scope="module")
-def ours(cosyvoice3_checkpoint):
+def ours(own_checkpoint):
     config = CosyVoice3Config()
-    return Prompts(load_tokenizer(str(cosyvoice3_checkpoint), None, config))
+    return Prompts(load_tokenizer(str(own_checkpoint), None, config))
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +56,6 @@ def prefill(talker, prompt, *, chunk=None, name="request", **spoil: Any):
         left = request.num_tokens - request.num_computed
         parts.append(request.step(talker, min(chunk or left, left)))
     return torch.cat(parts), request
-
-
-def num_failed(talker):
-    return talker.tts_cache_speakers.stats().failed_prompts
-
-
-def test_the_registered_model_is_ours(talker):
-    assert type(talker) is CachedCosyVoice3Model
-    assert talker.has_preprocess
-    # By their signatures the host tells a model that generates text.
-    assert is_text_generation_model(CachedCosyVoice3Model)
-
-
-def test_it_takes_no_audio_so_the_api_process_makes_no_processor():
-    assert interfaces.supports_multimodal(CosyVoice3Model)
-    assert not interfaces.supports_multimodal(CachedCosyVoice3Model)
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.02, 3.3, 9.99])
@@ -167,27 +131,6 @@ def test_so_it_is_in_chunks(talker, voice, ours, mode, chunk):
         assert torch.equal(request.info["embed"][name], tensor)
 
 
-@MODES
-def test_the_decoder_is_told_the_voice_in_every_mode(talker, voice, ours, mode):
-    """Also where the talker is told nothing of it."""
-    _, request = prefill(talker, ours(voice, mode))
-    told = request.info["embed"]
-    assert told.keys() == voice.used().keys()
-    for name, tensor in voice.used().items():
-        assert torch.equal(told[name], tensor)
-        assert told[name].device.type == "cpu"
-
-
-def test_voices_and_modes_are_told_apart(talker, voice, ours):
-    other = Voice(talker, pitch_hz=440.0)
-    rows = {mode: prefill(talker, ours(voice, mode))[0] for mode in FAMILY.modes}
-    again, _ = prefill(talker, ours(voice, ZERO_SHOT), name="again")
-    others, _ = prefill(talker, ours(other, ZERO_SHOT), name="other")
-    assert torch.equal(rows[ZERO_SHOT], again)
-    assert others.shape == again.shape and not torch.equal(others, again)
-    assert len({len(each) for each in rows.values()}) == len(rows)
-
-
 def test_a_decode_step_is_the_hosts(talker, voice, ours):
     _, request = prefill(talker, ours(voice, ZERO_SHOT))
     for code in (0, 17, 6_560):
@@ -199,9 +142,10 @@ def test_a_decode_step_is_the_hosts(talker, voice, ours):
 @torch.inference_mode()
 def test_requests_that_decode_side_by_side_are_asked_for_at_once(talker, voice, ours):
     """A failed one among them: what it computes is thrown away."""
-    lost: Any = {FIELD: [ABSENT, "registered"]}
     requests = [
-        prefill(talker, ours(voice, ZERO_SHOT), name=f"{n}", **(lost if n == 1 else {}))
+        prefill(
+            talker, ours(voice, ZERO_SHOT), name=f"{n}", **(UNKNOWN if n == 1 else {})
+        )
         for n in range(3)
     ]
     ids = torch.tensor([17, FAMILY.failure_id, 6_560], dtype=torch.int32)
@@ -237,36 +181,16 @@ def test_a_preempted_request_goes_on_though_its_voice_was_deleted(talker, ours):
     assert torch.equal(request.step(talker), rows)
 
 
-def test_a_message_is_short(voice, ours):
-    def num_bytes(num_tokens):
-        prompt = ours(voice, ZERO_SHOT, num_tokens=num_tokens)
-        return len(repr(prompt["additional_information"]))
-
-    assert num_bytes(20) == num_bytes(750)
-    assert num_bytes(20) < 1_000
-
-
 # Requests that fail alone
 
 
-@torch.inference_mode()
-def forced(talker, *request_ids):
-    """Which of these requests can sample only the id that ends them as an error."""
-    talker.set_batch_req_ids(request_ids)
+def failing(talker, *names):
     dtype = talker.talker.llm_decoder.weight.dtype
-    hidden = torch.randn(len(request_ids), 128).to(dtype)
-    logits = talker.compute_logits(hidden, sampling_metadata=None)
-    return [rid for rid, row in zip(request_ids, logits, strict=True) if ended(row)]
-
-
-def ended(row):
-    return row.isfinite().nonzero().flatten().tolist() == [FAMILY.failure_id]
+    return forced(talker, FAMILY.failure_id, 128, names, dtype)
 
 
 SPOILED = {
-    "no-encoding": {FIELD: [ABSENT, "registered"]},
-    "no-address": {FIELD: ["no address", "registered"]},
-    "no-speaker": {FIELD: None},
+    **UNNAMED,
     "no-mode": {prompts.MODE: None},
     "other-mode": {prompts.MODE: "x_vector"},
     "the-mode-of-another-length": {prompts.MODE: CROSS_LINGUAL.name},
@@ -293,46 +217,34 @@ def test_a_request_that_cannot_be_prefilled_fails_alone(
     neighbours, _ = prefill(talker, prompt, chunk=chunk, name="neighbour")
     assert torch.equal(neighbours, expected)
     assert num_failed(talker) == before + 1
-    assert forced(talker, "neighbour", "request", "other") == ["request"]
+    assert failing(talker, "neighbour", "request", "other") == ["request"]
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        lambda v: {"speech_tokens": v.tokens[:-9]},
-        lambda v: {"speech_tokens": v.tokens[None]},
-        lambda v: {"speech_tokens": np.full_like(v.tokens, 6_561)},
-        lambda v: {"speech_tokens": np.full_like(v.tokens, -1)},
-        lambda v: {"mel": v.mel[:20]},
-        lambda v: {"mel": v.mel[:, :79]},
-        lambda v: {"mel": v.mel[0]},
-        lambda v: {"speaker": v.vector[:191]},
-        lambda v: {"speaker": v.vector[None]},
-    ],
-    ids=[
-        "fewer-tokens",
-        "a-row-of-tokens",
-        "no-codes",
-        "negative-codes",
-        "fewer-frames",
-        "narrower-frames",
-        "one-frame",
-        "a-shorter-vector",
-        "a-row-of-vectors",
-    ],
-)
+MISFITS = {
+    "fewer-tokens": lambda v: {"speech_tokens": v.tokens[:-9]},
+    "a-row-of-tokens": lambda v: {"speech_tokens": v.tokens[None]},
+    "no-codes": lambda v: {"speech_tokens": np.full_like(v.tokens, 6_561)},
+    "negative-codes": lambda v: {"speech_tokens": np.full_like(v.tokens, -1)},
+    "fewer-frames": lambda v: {"mel": v.mel[:20]},
+    "narrower-frames": lambda v: {"mel": v.mel[:, :79]},
+    "one-frame": lambda v: {"mel": v.mel[0]},
+    "a-shorter-vector": lambda v: {"speaker": v.vector[:191]},
+    "a-row-of-vectors": lambda v: {"speaker": v.vector[None]},
+}
+
+
+@pytest.mark.parametrize("arrays", MISFITS.values(), ids=MISFITS)
 def test_encodings_that_do_not_fit_fail_their_request(talker, ours, arrays):
     voice = Voice(talker, pitch_hz=777.0)
     voice.remember(**arrays(voice))
     prefill(talker, ours(voice, ZERO_SHOT))
     voice.remember()  # of the same clip the next case makes its voice
-    assert forced(talker, "neighbour", "request") == ["request"]
+    assert failing(talker, "neighbour", "request") == ["request"]
 
 
 def test_a_failed_request_is_computed_on_and_nothing_is_made_of_it(talker, voice, ours):
     """Also in the step that asynchronous scheduling has planned already."""
-    lost: Any = {FIELD: [ABSENT, "registered"]}
-    _, request = prefill(talker, ours(voice, ZERO_SHOT), chunk=32, **lost)
+    _, request = prefill(talker, ours(voice, ZERO_SHOT), chunk=32, **UNKNOWN)
     last = torch.tensor([FAMILY.failure_id], dtype=torch.int32)
     assert not request.step(talker, ids=last).any()
     output = talker.make_omni_output(
@@ -344,38 +256,16 @@ def test_a_failed_request_is_computed_on_and_nothing_is_made_of_it(talker, voice
 @torch.inference_mode()
 def test_the_hosts_own_sampler_samples_the_failure_id(talker, voice, ours):
     """It is not vLLM's: it looks back, and takes the likeliest few."""
-    lost: Any = {FIELD: [ABSENT, "registered"]}
-    prefill(talker, ours(voice, ZERO_SHOT), **lost)
+    prefill(talker, ours(voice, ZERO_SHOT), **UNKNOWN)
     talker.set_batch_req_ids(["neighbour", "request"])
     dtype = talker.talker.llm_decoder.weight.dtype
     hidden = torch.randn(2, 128).to(dtype)
     logits = talker.compute_logits(hidden)
-    output = talker.sample(logits, sampling(2))
+    sampling = replace(drawing(2, {}), top_p=torch.full((2,), 0.8))
+    output = talker.sample(logits, replace(sampling, top_k=torch.full((2,), 25)))
     neighbours, failed = output.sampled_token_ids.flatten().tolist()
     assert failed == FAMILY.failure_id
     assert 0 <= neighbours < 6_561 or neighbours == 6_562
-
-
-def sampling(num_rows):
-    none = torch.zeros(num_rows)
-    return SamplingMetadata(
-        temperature=torch.ones(num_rows),
-        all_greedy=False,
-        all_random=True,
-        top_p=torch.full((num_rows,), 0.8),
-        top_k=torch.full((num_rows,), 25),
-        generators={},
-        max_num_logprobs=None,
-        no_penalties=True,
-        prompt_token_ids=None,
-        frequency_penalties=none,
-        presence_penalties=none,
-        repetition_penalties=torch.ones(num_rows),
-        output_token_ids=[[] for _ in range(num_rows)],
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=LogitsProcessors(),
-    )
 
 
 @torch.inference_mode()
@@ -390,15 +280,3 @@ def test_nothing_samples_the_failure_id_by_chance(talker):
 
 
 # What is said at the start
-
-
-def test_prefix_caching_is_refused_for_it_would_mix_up_voices(plugin_log):
-    def started(is_on):
-        cache = SimpleNamespace(enable_prefix_caching=is_on)
-        worker._check(SimpleNamespace(cache_config=cache))
-
-    with pytest.raises(ConfigError, match="enable_prefix_caching: false"):
-        started(True)
-    started(False)
-    (line,) = plugin_log.messages
-    assert "enable_prefix_caching" in line and "\n" not in line

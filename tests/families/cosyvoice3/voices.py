@@ -1,18 +1,23 @@
 """Clips whose encodings are in a worker's memory, and what the API process sends."""
 
-import numpy as np
 import torch
+from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 
 from tests.audio_clips import voiced
-from tests.in_process_workers import prepare, ref_of, store_clip
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.families.cosyvoice3.family import FAMILY, MEL, SPEAKER, TOKENS
+from tests.families.runner import StoredVoice, as_the_runner_says, merge
+from tests.real_scheduler import STOP
+from vllm_tts_cache.families.cosyvoice3.conditioning import handed_on
+from vllm_tts_cache.families.cosyvoice3.family import (
+    CROSS_LINGUAL,
+    FAMILY,
+    MEL,
+    SPEAKER,
+    TOKENS,
+    ZERO_SHOT,
+)
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens, used_tokens
 from vllm_tts_cache.families.cosyvoice3.prompt import PromptBuilder, texts_of
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
 
 RATE_HZ = 24_000
 TEXT = "The keeper counts the ships, and then counts them again."
@@ -20,22 +25,16 @@ TRANSCRIPT = "What is said in the reference. 你好"
 INSTRUCTIONS = "Please speak as softly as you can."
 
 
-class Voice:
-    """A clip whose encodings are in the worker's memory."""
+class Voice(StoredVoice):
+    """A clip, and what of its encodings is used."""
 
     def __init__(self, talker, seconds=3.3, pitch_hz=220.0):
         samples = voiced(RATE_HZ, seconds, pitch_hz=pitch_hz)[:, 0]
-        self.audio = ReferenceAudio.of(samples, RATE_HZ)
-        self.ref = ref_of(self.audio)
-        self.speakers = talker.tts_cache_speakers
+        speakers = talker.tts_cache_speakers
+        super().__init__(speakers, samples, RATE_HZ, FAMILY.encoders)
         self.num_tokens = num_used_tokens(self.audio.num_samples, RATE_HZ)
-        store = open_store(load_settings())
-        store_clip(store, self.audio)
-        store.close()
-        prepare(self.speakers, self.ref, FAMILY.encoders)
-        found = self.speakers.prompt(self.ref, FAMILY.encoders)
         self.tokens, self.mel, self.vector = (
-            found[name][name] for name in (TOKENS, MEL, SPEAKER)
+            self.encodings[name][name] for name in (TOKENS, MEL, SPEAKER)
         )
         assert self.num_tokens == used_tokens(len(self.tokens), len(self.mel))
 
@@ -49,17 +48,8 @@ class Voice:
         }
 
     def remember(self, **arrays):
-        """Have the worker's memory hold these arrays instead, by encoder."""
         kept = {TOKENS: self.tokens, MEL: self.mel, SPEAKER: self.vector, **arrays}
-        self.speakers.delete([self.ref.audio_sha256])
-        memory = self.speakers._cache._memory
-        for name, array in kept.items():
-            key = EncodingKey(
-                audio_sha256=self.ref.audio_sha256,
-                encoder_fingerprint=self.speakers.fingerprints[name],
-            )
-            encoding = Encoding({name: np.ascontiguousarray(array)})
-            memory.put(key, encoding, Segment.REGISTERED, since=memory.num_deletes)
+        super().remember(**{name: {name: array} for name, array in kept.items()})
 
 
 class Prompts:
@@ -79,15 +69,6 @@ class Prompts:
         )
 
 
-def merge(buffer, update):
-    """As the runner keeps what a request's `preprocess` gives it."""
-    for name, value in update.items():
-        if isinstance(value, dict):
-            merge(buffer.setdefault(name, {}), value)
-        else:
-            buffer[name] = value
-
-
 class Request:
     """What the v1 runner keeps of a request, and how it asks for its rows."""
 
@@ -104,14 +85,74 @@ class Request:
             num_tokens = self.num_tokens
         if ids is None:
             ids = torch.ones(num_tokens, dtype=torch.int32)
-        self.info |= {
-            "request_id": self.name,
-            "_omni_prompt_len": self.num_tokens,
-            "_omni_num_computed_tokens": self.num_computed,
-            "_omni_is_prefill": self.num_computed < self.num_tokens,
-        }
+        said = as_the_runner_says(self.name, self.num_computed, self.num_tokens)
+        self.info |= said
         found, rows, update = talker.preprocess(ids, None, **self.info)
         assert torch.equal(found, ids) and len(rows) == len(ids)
         merge(self.info, update)
         self.num_computed += len(ids)
         return rows
+
+
+class Speech:
+    """Of a talker, in the shared tests of preemption."""
+
+    processor = "talker2code2wav_async_chunk"
+    num_blocks = 18  # one of them is the null block
+
+    def __init__(self, talker, checkpoint):
+        self.talker = talker
+        self.connector = {"codec_chunk_frames": 15, "codec_vocab_size": 6_561}
+        ours = Prompts(load_tokenizer(str(checkpoint), None, CosyVoice3Config()))
+        voices = [Voice(talker, 1.5 + 0.6 * n, 200.0 + 70 * n) for n in range(3)]
+        self.voices = [voices[number % 3] for number in range(5)]
+        prompts = [
+            ours(
+                voice, (ZERO_SHOT, CROSS_LINGUAL)[number % 2], f"Text number {number}."
+            )
+            for number, voice in enumerate(self.voices)
+        ]
+        self.prompts = [
+            (made["prompt_token_ids"], made["additional_information"], {})
+            for made in prompts
+        ]
+
+    def decoded(self, _ids, rows, _update, _generator):
+        return rows
+
+    def sample(self, drawn, _info, _num_spoken):
+        return STOP + 1 + drawn % (6_561 - STOP - 1)
+
+    def outputs(self, infos):
+        told = handed_on(infos, once=True).get("embed", {})
+        return [
+            {"hidden": torch.zeros(1)}
+            | {f"embed.{name}": each[index] for name, each in told.items()}
+            for index in range(len(infos))
+        ]
+
+    def ended(self, _request_ids):
+        pass
+
+    def received(self, data):
+        """Codes, and once what the voice is."""
+        parts = []
+        if data.codes is not None:
+            parts.append(data.codes.audio.tolist())
+        if (told := data.embed) is not None:
+            names = ("speech_token", "speech_feat", "embedding")
+            parts.append({name: getattr(told, name).tolist() for name in names})
+        return parts
+
+    def check_sent(self, number, spoken, parts):
+        # Each chunk has all codes from the first one on.
+        *chunks, whole = [part for part in parts if isinstance(part, list)]
+        assert whole == spoken
+        assert all(whole[: len(chunk)] == chunk for chunk in chunks)
+        assert len({len(chunk) for chunk in (*chunks, whole)}) == len(chunks) + 1
+        (told,) = [part for part in parts if isinstance(part, dict)]
+        for name, tensor in self.voices[number].used().items():
+            assert told[name] == tensor.tolist()
+
+    def num_kept(self):
+        return 0

@@ -1,27 +1,26 @@
 """Fish Speech in the shared tests."""
 
-from tests.families.cases import Case
-from vllm_tts_cache.families.fish_speech.family import FAMILY, IN_CONTEXT
+import math
+
+from tests.families.cases import Case, codes, read_by, talker
+from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY, IN_CONTEXT
 
 
-def hf_config(checkpoint):
-    from vllm_omni.model_executor.models.fish_speech.configuration_fish_speech import (
-        FishSpeechConfig,
-    )
-
-    return FishSpeechConfig.from_pretrained(checkpoint)
+def num_frames(num_samples, rate_hz):
+    return math.ceil(math.ceil(num_samples * 44_100 / rate_hz) / 2_048)
 
 
 CASE = Case(
     family=FAMILY,
-    stage={
-        "model_stage": "fish_speech_slow_ar",
-        "model_arch": "FishSpeechSlowARForConditionalGeneration",
-        "worker_type": "ar",
-    },
-    hf_config=hf_config,
+    stage=talker("fish_speech_slow_ar", "FishSpeechSlowARForConditionalGeneration"),
+    hf_config=read_by(
+        "vllm_omni.model_executor.models.fish_speech"
+        ".configuration_fish_speech:FishSpeechConfig"
+    ),
     mode_of=lambda _info: IN_CONTEXT,
-    official_test="test_encoders.py",
+    weights=("codec.pth",),
+    arrays={CODEC: codes(num_frames, 10)},
+    control_tokens=("<|im_end|>", "<|audio_start|>"),
     message_max_bytes=8192,
     message_bytes_per_second=5 * 21.6,  # a real token id for each frame
     short_of_kv={

@@ -1,6 +1,6 @@
 """What the encodings of Fish Speech depend on."""
 
-from tests.families.identity import Identity, Section
+from tests.families.cases import Identity, Section
 from vllm_tts_cache.families.fish_speech import codec_encoder
 from vllm_tts_cache.families.fish_speech.codec import RELEASED
 

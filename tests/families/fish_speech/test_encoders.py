@@ -3,11 +3,9 @@
 import dataclasses
 import io
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from vllm_omni.model_executor.models.fish_speech import dac_encoder as host
 from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import (
@@ -15,8 +13,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
 )
 
 from tests.codec_names import old_names
-from tests.families.fish_speech.written import write_fish_speech_checkpoint
-from vllm_tts_cache.audio.decode import decode_path
+from tests.families.clip import noisy_tone
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.families.fish_speech.codec import (
@@ -27,21 +24,13 @@ from vllm_tts_cache.families.fish_speech.codec import (
 from vllm_tts_cache.families.fish_speech.codec_encoder import CodecEncoder
 from vllm_tts_cache.families.fish_speech.encoders import load_reference_encoders
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
-from vllm_tts_cache.families.fish_speech.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.families.networks import sinc_filter, sinc_resample
+from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 CPU = torch.device("cpu")
 
 
-def noisy_tone(num_samples, rate_hz, seed=0):
-    rng = np.random.default_rng(seed)
-    tone = np.sin(2 * np.pi * (150 + 40 * seed) * np.arange(num_samples) / rate_hz)
-    samples = 0.2 * tone + 0.05 * rng.standard_normal(num_samples)
-    return samples.astype(np.float32)
-
-
 def audio(num_samples, rate_hz=44_100, seed=0):
-    return ReferenceAudio.of(noisy_tone(num_samples, rate_hz, seed), rate_hz)
+    return noisy_tone(num_samples, rate_hz, seed)
 
 
 def load(directory) -> CodecEncoder:
@@ -55,19 +44,19 @@ def codes_of(encoder, given):
 
 
 @pytest.fixture(scope="module")
-def encoder(fish_speech_checkpoint):
-    return load(fish_speech_checkpoint)
+def encoder(own_checkpoint):
+    return load(own_checkpoint)
 
 
 @pytest.fixture
-def host_codes(fish_speech_checkpoint, monkeypatch):
+def host_codes(own_checkpoint, monkeypatch):
     """The host's own encoder; it reads no codec.json, so it is given its sizes."""
-    sizes = read_sizes(fish_speech_checkpoint)
+    sizes = read_sizes(own_checkpoint)
     monkeypatch.setattr(host, "build_dac_codec", lambda: build_sized_codec(sizes))
 
     def encode(samples, rate_hz):
         return host.encode_reference_audio_codes(
-            str(fish_speech_checkpoint), samples, rate_hz, device="cpu"
+            str(own_checkpoint), samples, rate_hz, device="cpu"
         ).numpy()
 
     yield encode
@@ -75,11 +64,12 @@ def host_codes(fish_speech_checkpoint, monkeypatch):
 
 
 class CodecFile:
-    """A copy of the codec alone, to be spoiled."""
+    """A copy of the codec without the rest of the checkpoint, to be spoiled."""
 
     def __init__(self, original, directory):
         self.directory = directory
-        shutil.copy(original / "codec.json", directory)
+        for name in ("codec.json", "config.json"):
+            shutil.copy(original / name, directory)
         self.tensors = torch.load(original / "codec.pth")["generator"]
 
     def save(self, state=None):
@@ -90,31 +80,8 @@ class CodecFile:
 
 
 @pytest.fixture
-def codec_file(fish_speech_checkpoint, tmp_path):
-    return CodecFile(fish_speech_checkpoint, tmp_path)
-
-
-def test_the_one_way_to_clone_needs_the_encoder_that_is_loaded(fish_speech_checkpoint):
-    encoders = load_reference_encoders(fish_speech_checkpoint, CPU)
-    assert [mode.encoders for mode in FAMILY.modes] == [tuple(encoders)]
-    assert all(encoder.name == name for name, encoder in encoders.items())
-
-
-def test_codes_are_one_row_of_10_per_2048_samples_the_semantic_one_first(encoder):
-    codes = codes_of(encoder, audio(10 * 44_100))
-    assert (codes.dtype, codes.shape) == (np.int16, (216, 10))
-    assert codes.min() >= 0
-    assert codes[:, 0].max() > 1_023
-    assert codes[:, 1:].max() < 1_024
-
-
-@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 24_000, 44_100, 48_000])
-def test_codes_equal_the_hosts_at_every_rate_and_at_odd_lengths(
-    encoder, host_codes, rate_hz
-):
-    samples = noisy_tone(round(1.3 * rate_hz) | 1, rate_hz)
-    codes = codes_of(encoder, ReferenceAudio.of(samples, rate_hz))
-    assert np.array_equal(codes, host_codes(samples, rate_hz))
+def codec_file(own_checkpoint, tmp_path):
+    return CodecFile(own_checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize("rate_hz", [24_000, 44_100])
@@ -132,87 +99,28 @@ def test_several_clips_are_encoded_each_by_itself(encoder, host_codes, rate_hz):
     assert not np.array_equal(one, together)
 
 
-def test_codes_equal_the_hosts_past_both_attention_windows(encoder, host_codes):
-    """Of 512 frames at 86 a second, and of 128 at 21.5: both last 6 s."""
-    samples = noisy_tone(10 * 24_000, 24_000)
-    codes = codes_of(encoder, ReferenceAudio.of(samples, 24_000))
-    assert np.array_equal(codes, host_codes(samples, 24_000))
-
-
 @pytest.mark.parametrize("num_samples", [1, 2_047, 2_048, 2_049])
 def test_codes_equal_the_hosts_around_a_single_frame(encoder, host_codes, num_samples):
-    samples = noisy_tone(num_samples, 44_100)
-    codes = codes_of(encoder, ReferenceAudio.of(samples, 44_100))
-    assert np.array_equal(codes, host_codes(samples, 44_100))
-
-
-def test_a_stereo_file_gives_the_codes_that_the_host_gives_to_its_channels(
-    encoder, host_codes, tmp_path
-):
-    left, right = noisy_tone(50_001, 44_100), noisy_tone(50_001, 44_100, seed=1)
-    channels = np.stack([left, right])
-    path = tmp_path / "stereo.wav"
-    soundfile.write(path, channels.T, 44_100, subtype="FLOAT")
-    codes = codes_of(encoder, decode_path(path).audio)
-    assert np.array_equal(codes, host_codes(channels, 44_100))
-    assert not np.array_equal(codes, host_codes(left, 44_100))
+    clip = audio(num_samples)
+    codes = codes_of(encoder, clip)
+    assert np.array_equal(codes, host_codes(clip.samples.copy(), 44_100))
 
 
 @pytest.mark.slow
 def test_codes_equal_the_hosts_with_the_released_sizes(tmp_path, monkeypatch):
     """391 million weights; the host's constructor need not draw random ones first."""
-    checkpoint = write_fish_speech_checkpoint(
-        tmp_path / "real", CheckpointOptions(encoders="real")
-    )
+    checkpoint = TinyCheckpoint.of(FAMILY, encoders="real").write(tmp_path / "real")
     for name in ("trunc_normal_", "kaiming_uniform_", "normal_", "uniform_"):
         monkeypatch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
-    samples = noisy_tone(48_001, 48_000)
+    clip = audio(48_001, 48_000)
     expected = host.encode_reference_audio_codes(
-        str(checkpoint), samples, 48_000, device="cpu"
+        str(checkpoint), clip.samples.copy(), 48_000, device="cpu"
     ).numpy()
     host._codec_cache.clear()
-    codes = codes_of(load(checkpoint), ReferenceAudio.of(samples, 48_000))
+    codes = codes_of(load(checkpoint), clip)
     assert np.array_equal(codes, expected)
     assert len(np.unique(codes[:, 0])) > 10
     shutil.rmtree(checkpoint)  # 1.5 GB, which pytest would keep
-
-
-def test_a_bfloat16_network_gives_other_codes(fish_speech_checkpoint, encoder):
-    """So these weights can tell; the tests of identity are worth something."""
-    rounded = load(fish_speech_checkpoint)
-    rounded.network.bfloat16()
-    waveform = torch.from_numpy(noisy_tone(44_100, 44_100))
-    with torch.no_grad():
-        rounded_codes = rounded._codes(waveform.bfloat16())
-        exact_codes = encoder._codes(waveform)
-    changed = (rounded_codes != exact_codes).float().mean(dim=1)
-    assert changed[0] > 0.05
-    assert changed.mean() > 0.2
-
-
-def test_a_matmul_precision_that_the_engine_lowered_changes_no_code(encoder):
-    before = codes_of(encoder, audio(44_100))
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert np.array_equal(codes_of(encoder, audio(44_100)), before)
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-def test_the_encoder_is_float32_though_it_loads_while_the_default_is_bfloat16(
-    fish_speech_checkpoint, encoder
-):
-    torch.set_default_dtype(torch.bfloat16)  # as vLLM does while it loads a model
-    try:
-        loaded = load(fish_speech_checkpoint)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    tensors = (*loaded.network.parameters(), *loaded.network.buffers())
-    assert {tensor.dtype for tensor in tensors} == {torch.float32}
-    assert loaded.fingerprint == encoder.fingerprint
-    assert np.array_equal(
-        codes_of(loaded, audio(44_100)), codes_of(encoder, audio(44_100))
-    )
 
 
 def test_only_what_encoding_needs_is_kept(encoder, codec_file):
@@ -226,35 +134,10 @@ def test_only_what_encoding_needs_is_kept(encoder, codec_file):
     assert sum(p.numel() for p in encoder.network.parameters()) < 0.8 * whole
 
 
-def test_an_encoding_does_not_depend_on_what_is_encoded_before_or_beside_it(encoder):
-    audios = [audio(44_100 + 4_000 * seed, seed=seed) for seed in range(4)]
-    alone = [codes_of(encoder, given) for given in audios]
-    with ThreadPoolExecutor(4) as pool:
-        beside = list(pool.map(lambda given: codes_of(encoder, given), audios * 2))
-    assert all(np.array_equal(b, alone[i % 4]) for i, b in enumerate(beside))
-    assert not np.array_equal(alone[0], alone[1][:22])
-
-
-def test_loading_draws_no_random_numbers(fish_speech_checkpoint):
-    before = torch.get_rng_state()
-    load(fish_speech_checkpoint)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_audio_past_the_networks_positions_is_refused_before_it_runs(encoder):
     # At a tenth of the rate: the same number of frames, without the samples.
     with pytest.raises(EncodeError, match="4097 frames"):
         encoder.encode(audio(4_096 * 2_048 // 10 + 1, rate_hz=4_410))
-
-
-def test_a_rate_with_hardly_a_common_period_is_resampled_without_a_huge_kernel():
-    odd = audio(44_101, rate_hz=44_101)
-    assert sinc_filter.is_too_large(44_101, 44_100)
-    samples = sinc_resample.resample(odd, 44_100, CPU)
-    assert samples.shape == (44_100,)
-    close = torch.from_numpy(noisy_tone(44_100, 44_100))
-    tone = torch.fft.rfft(samples)[150].abs() / torch.fft.rfft(close)[150].abs()
-    assert tone == pytest.approx(1.0, abs=0.05)
 
 
 # What codec.pth may look like
@@ -274,91 +157,80 @@ def training_names(tensors):
     return {**renamed, "discriminator.weight": torch.zeros(3)}
 
 
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        dict,
-        lambda t: {"generator": t},
-        lambda t: {"state_dict": training_names(t)},
-        training_names,
-        old_names,
-        new_names,
-        lambda t: {"generator": old_names(t)},
-    ],
-    ids=["bare", "wrapped", "training", "prefixed", "old", "new", "wrapped-old"],
-)
+def with_buffers(tensors):
+    """Which the constructor computes."""
+    freqs = precompute_freqs_cis(4_096, 64, 10_000, dtype=torch.float32)
+    mask = torch.ones(8, 8).tril().bool()
+    return {
+        **tensors,
+        "quantizer.pre_module.freqs_cis": freqs,
+        "quantizer.pre_module.causal_mask": mask,
+        "decoder.causal_mask": mask,
+    }
+
+
+SPELLINGS = {
+    "bare": dict,
+    "wrapped": lambda t: {"generator": t},
+    "training": lambda t: {"state_dict": training_names(t)},
+    "prefixed": training_names,
+    "old": old_names,
+    "new": new_names,
+    "wrapped-old": lambda t: {"generator": old_names(t)},
+    "with-buffers": with_buffers,
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_every_spelling_loads_as_the_same_encoder(codec_file, encoder, spelling):
-    loaded = load(codec_file.save(spelling(codec_file.tensors)))
-    assert loaded.fingerprint == encoder.fingerprint
+    directory, state = codec_file.directory, spelling(codec_file.tensors)
+    for is_archive in (True, False):  # the latter is an older form
+        torch.save(
+            state,
+            directory / "codec.pth",
+            _use_new_zipfile_serialization=is_archive,
+        )
+        loaded = load(directory)
+        assert loaded.fingerprint == encoder.fingerprint
     assert np.array_equal(
         codes_of(loaded, audio(44_100)), codes_of(encoder, audio(44_100))
     )
 
 
-def test_buffers_that_the_constructor_computes_may_be_in_the_file(codec_file, encoder):
-    module = "quantizer.pre_module"
-    codec_file.tensors[f"{module}.freqs_cis"] = precompute_freqs_cis(
-        4_096, 64, 10_000, dtype=torch.float32
-    )
-    codec_file.tensors[f"{module}.causal_mask"] = torch.ones(8, 8).tril().bool()
-    codec_file.tensors["decoder.causal_mask"] = torch.ones(8, 8).tril().bool()
-    assert load(codec_file.save()).fingerprint == encoder.fingerprint
-
-
 def test_other_rotary_frequencies_in_the_file_are_used_and_make_it_another_encoder(
-    codec_file, encoder, host_codes, fish_speech_checkpoint, monkeypatch
+    codec_file, encoder, host_codes, own_checkpoint, monkeypatch
 ):
     other = precompute_freqs_cis(4_096, 64, 500, dtype=torch.float32)
     codec_file.tensors["quantizer.pre_module.freqs_cis"] = other
     loaded = load(codec_file.save())
     assert loaded.fingerprint != encoder.fingerprint
-    samples = noisy_tone(44_100, 44_100)
-    codes = codes_of(loaded, ReferenceAudio.of(samples, 44_100))
+    clip = audio(44_100)
+    codes = codes_of(loaded, clip)
     expected = host.encode_reference_audio_codes(
-        str(codec_file.directory), samples, 44_100, device="cpu"
+        str(codec_file.directory), clip.samples.copy(), 44_100, device="cpu"
     ).numpy()
     assert np.array_equal(codes, expected)
     assert not np.array_equal(codes, codes_of(encoder, audio(44_100)))
 
 
-def test_a_legacy_file_that_is_no_archive_loads(codec_file, encoder):
-    torch.save(
-        codec_file.tensors,
-        codec_file.directory / "codec.pth",
-        _use_new_zipfile_serialization=False,
-    )
-    assert load(codec_file.directory).fingerprint == encoder.fingerprint
+WRONG = {
+    r"\d+ tensors missing: decoder\.": lambda t: t.clear(),
+    r"1 tensors missing: encoder\.block\.0\.conv\.bias": lambda t: t.pop(
+        "encoder.block.0.conv.bias"
+    ),
+    r"1 tensors missing: decoder\.model\.0\.conv\.bias": lambda t: t.pop(
+        "decoder.model.0.conv.bias"
+    ),
+    r"another shape: encoder\.block\.0\.conv\.bias \(3,\) instead of \(8,\)": (
+        lambda t: t.update({"encoder.block.0.conv.bias": torch.zeros(3)})
+    ),
+    r"1 tensors of another shape: quantizer\.pre_module\.freqs_cis": (
+        lambda t: t.update({"quantizer.pre_module.freqs_cis": torch.zeros(8, 2)})
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda t: t.clear(), r"\d+ tensors missing: decoder\."),
-        (
-            lambda t: t.pop("encoder.block.0.conv.bias"),
-            r"1 tensors missing: encoder\.block\.0\.conv\.bias",
-        ),
-        (
-            lambda t: t.pop("decoder.model.0.conv.bias"),
-            r"1 tensors missing: decoder\.model\.0\.conv\.bias",
-        ),
-        (
-            lambda t: t.update({"encoder.block.0.conv.bias": torch.zeros(3)}),
-            r"another shape: encoder\.block\.0\.conv\.bias \(3,\) instead of \(8,\)",
-        ),
-        (
-            lambda t: t.update({"quantizer.pre_module.freqs_cis": torch.zeros(8, 2)}),
-            r"1 tensors of another shape: quantizer\.pre_module\.freqs_cis",
-        ),
-    ],
-    ids=[
-        "empty",
-        "missing",
-        "missing-in-the-decoder",
-        "misshaped",
-        "misshaped-frequencies",
-    ],
-)
+@pytest.mark.parametrize(("message", "edit"), WRONG.items(), ids=range(len(WRONG)))
 def test_a_wrong_set_of_tensors_is_refused_by_name(codec_file, edit, message):
     edit(codec_file.tensors)
     for spelling in (codec_file.tensors, {"generator": codec_file.tensors}):
@@ -408,46 +280,18 @@ def test_sizes_that_cannot_be_used_are_refused(codec_file, text):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda path: path.unlink(),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"not a torch file"),
-        lambda path: path.write_bytes(path.read_bytes()[:100_000]),
         lambda path: path.write_bytes(path.read_bytes()[-100_000:]),
         lambda path: torch.save([1, 2], path),
         lambda path: torch.save({"epoch": 3}, path),
         lambda path: torch.save({"generator": io.BytesIO}, path),
     ],
-    ids=["absent", "empty", "text", "head", "tail", "list", "number", "object"],
+    ids=["tail", "list", "number", "object"],
 )
 def test_a_file_that_is_no_codec_is_refused_by_its_path(codec_file, spoil):
     path = codec_file.save() / "codec.pth"
     spoil(path)
     with pytest.raises(CheckpointError, match=r"codec\.pth"):
         load(codec_file.directory)
-
-
-def test_rewriting_the_file_changes_nothing_that_is_loaded(codec_file):
-    loaded = load(codec_file.save())
-    before = codes_of(loaded, audio(44_100))
-    path = codec_file.directory / "codec.pth"
-    path.write_bytes(bytes(path.stat().st_size))
-    assert np.array_equal(codes_of(loaded, audio(44_100)), before)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("encoder.block.0.conv.bias", True),
-        ("quantizer.quantizer.quantizers.8.codebook.weight", True),
-        ("quantizer.post_module.norm.weight", False),
-        ("decoder.model.0.conv.bias", False),
-    ],
-)
-def test_the_fingerprint_names_the_weights_that_encode(
-    codec_file, encoder, name, changes
-):
-    codec_file.tensors[name].view(-1)[0] += 1
-    assert (load(codec_file.save()).fingerprint != encoder.fingerprint) == changes
 
 
 def test_the_sizes_default_to_the_released_codec_in_every_setting():

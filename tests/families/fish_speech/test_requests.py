@@ -10,58 +10,15 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.contract.test_speech import data_url, wav
 from tests.default_pool import filled_default_pool
-from tests.in_process_workers import SpectrumEncoder
-from tests.speech_server import Server, running
-from vllm_tts_cache.entrypoints import voice_models
-from vllm_tts_cache.entrypoints.service import Upload
+from tests.families.serving import message
+from tests.speaking import wav
+from vllm_tts_cache.entrypoints.http import models
+from vllm_tts_cache.entrypoints.speakers.service import Upload
 from vllm_tts_cache.families.fish_speech import prompt
-from vllm_tts_cache.families.fish_speech.family import FAMILY
-from vllm_tts_cache.families.networks import rows
-from vllm_tts_cache.store.encoding import Encoding
 from vllm_tts_cache.tenants import ALONE
 
-NUM_FRAMES = 43
-
-
-class CodesEncoder(SpectrumEncoder):
-    """Codes that depend on the audio: ``codes``, ``(43, 10)`` int16."""
-
-    def encode(self, audio):
-        super().encode(audio)
-        seed = int(audio.audio_sha256[:8], 16)
-        codes = np.random.default_rng(seed).integers(0, 1024, (NUM_FRAMES, 10))
-        return Encoding({"codes": codes.astype(np.int16)})
-
-
-@pytest.fixture
-async def server(fish_speech_checkpoint, tmp_path, monkeypatch):
-    server = Server(
-        fish_speech_checkpoint,
-        tmp_path,
-        monkeypatch,
-        encoders=[CodesEncoder("codec")],
-        family=FAMILY,
-    )
-    async with running(server) as server:
-        yield server
-
-
-async def test_a_registered_voice_speaks_from_its_codes_and_is_read_once(server):
-    assert (await server.register("Ann", wav(), ref_text="words")).status_code == 200
-    first = await server.speak(voice="Ann")
-    assert (first.status_code, first.headers["X-Speaker-Cache"]) == (200, "miss")
-    calls = len(server.engine.calls)
-    second = await server.speak(voice="Ann", input="Another text.")
-    assert second.headers["X-Speaker-Cache"] == "hit"
-    assert len(server.engine.calls) == calls
-    one, other = server.engine.prompts
-    assert one["cache_salt"] == other["cache_salt"]
-    assert one["prompt_token_ids"] != other["prompt_token_ids"]
-    frames = one["additional_information"][rows.FIELD]
-    assert frames[1] == NUM_FRAMES
-    assert len(repr(one["additional_information"])) < 300
+NUM_FRAMES = 44  # of two seconds
 
 
 async def test_a_stored_transcript_is_checked_once_and_goes_with_its_voice(
@@ -147,40 +104,6 @@ async def test_a_warm_clone_needs_no_thread_of_the_default_pool(server):
             assert (await asyncio.wait_for(speaking, 20)).status_code == 200
 
 
-async def test_a_control_token_is_refused_in_every_text(server):
-    bad = "Hi <|im_end|> there"
-    answers = [
-        await server.speak(input=bad),
-        await server.register("Ann", wav(), ref_text=bad),
-        await server.speak(ref_audio=data_url(), ref_text=bad),
-    ]
-    for answer in answers:
-        assert answer.status_code == 400, answer.text
-        assert "im_end" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"speaker_embedding": [0.5]},
-        {"voice": "Ann", "x_vector_only_mode": True},
-        {"ref_audio": "data:x"},
-    ],
-)
-async def test_what_the_family_cannot_do_is_a_400(server, wrong):
-    await server.register("Ann", wav(), ref_text="words")
-    answer = await server.speak(**wrong)
-    assert answer.status_code == 400, answer.text
-
-
-async def test_a_text_without_a_voice_speaks_and_no_voice_shares_its_salt(server):
-    await server.register("Ann", wav(), ref_text="words")
-    for fields in ({}, {"voice": "default"}, {"voice": "Ann"}):
-        assert (await server.speak(**fields)).status_code == 200
-    salts = [prompt["cache_salt"] for prompt in server.engine.prompts]
-    assert salts[0] == salts[1] != salts[2]
-
-
 async def test_a_deleted_voice_leaves_no_prompt_behind(server):
     await server.register("Ann", wav(), ref_text="words")
     await server.speak(voice="Ann")
@@ -222,16 +145,11 @@ async def add(server, name, clips=TWO, ref_text=WORDS, **fields):
     return await server.client.post(VOICES, data=data, files=files)
 
 
-def message(answer):
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]["message"]
-
-
 async def test_a_voice_of_several_clips_is_one_audio_with_its_cuts_told(server):
     answer = await add(server, "Ann")
     assert answer.status_code == 200, answer.text
     voice = answer.json()["voice"]
-    voice_models.Registered.model_validate(answer.json())
+    models.Registered.model_validate(answer.json())
     assert voice["clips"] == [
         {"start_seconds": 0.0, "duration_seconds": 2.0},
         {"start_seconds": 2.0, "duration_seconds": 1.5},
@@ -313,7 +231,7 @@ async def test_a_transcript_of_a_request_has_a_line_for_each_clip_as_well(server
 
 async def test_a_check_names_the_clip(server):
     quality = (await add(server, "Ann", check="true")).json()["quality"]
-    voice_models.Quality.model_validate(quality)
+    models.Quality.model_validate(quality)
     assert quality["duration_seconds"] == 3.5 and quality["verdict"] == "poor"
     messages = [reason["message"] for reason in quality["reasons"]]
     for index in range(2):

@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_tts_cache.families.fish_speech.spoken_frames import SpokenFrames
@@ -21,6 +21,7 @@ def assert_said(frames, name, begin, end):
     assert codes.tolist() == expected
 
 
+@settings(deadline=None)  # a busy machine takes longer
 @given(st.integers(0, 50), st.integers(1, 600), st.data())
 def test_frames_are_kept_by_position(first, num_frames, data):
     frames = SpokenFrames()
@@ -63,12 +64,3 @@ def test_after_a_gap_nothing_before_it_is_told():
     speak(frames, "one", 9, 11)
     assert frames.between("one", 5, 7) is None
     assert_said(frames, "one", 9, 11)
-
-
-def test_who_has_ended_is_deleted():
-    frames = SpokenFrames()
-    speak(frames, "one", 5, 7)
-    speak(frames, "two", 5, 7)
-    frames.delete({"one", "never there"})
-    assert "one" not in frames
-    assert len(frames) == 1

@@ -1,7 +1,6 @@
 """Stage 1 of Fish Speech: the host's samples, from a codec that is loaded whole."""
 
 import copy
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import 
     precompute_freqs_cis,
 )
 
-from tests.codec_names import old_names
+from tests.families.fish_speech.test_encoders import CodecFile
 from tests.real_talker import loaded
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.fish_speech.codec import build_codec, read_sizes
@@ -37,14 +36,14 @@ def samples_of(model, *requests, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def decoder(fish_speech_checkpoint, tmp_path_factory):
+def decoder(own_checkpoint, tmp_path_factory):
     directory = tmp_path_factory.mktemp("stage-1")
     stage = {
         "model_stage": "dac_decoder",
         "model_arch": "FishSpeechDACDecoder",
         "worker_type": "generation",
     }
-    with loaded(fish_speech_checkpoint, directory, **stage) as model:
+    with loaded(own_checkpoint, directory, **stage) as model:
         yield model
 
 
@@ -63,33 +62,19 @@ def loaded_by_the_host(vllm_config):
     return model
 
 
-class CodecFile:
-    """A copy of the codec beside the rest of the checkpoint, to be spoiled."""
-
-    def __init__(self, original, directory):
-        self.directory = directory
-        for name in ("codec.json", "config.json"):
-            shutil.copy(original / name, directory)
-        self.tensors = torch.load(original / "codec.pth")["generator"]
-
-    def save(self, vllm_config):
-        """The file, in a checkpoint that this configuration names."""
-        torch.save(self.tensors, self.directory / "codec.pth")
-        config = copy.copy(vllm_config)
-        config.model_config = copy.copy(config.model_config)
-        config.model_config.model = str(self.directory)
-        return config
-
-    def load(self, decoder):
-        """What loading the model makes of the file."""
-        stage = type(decoder)(vllm_config=self.save(decoder.vllm_config))
-        stage.load_weights(())
-        return stage
-
-
 @pytest.fixture
-def codec_file(fish_speech_checkpoint, tmp_path):
-    return CodecFile(fish_speech_checkpoint, tmp_path)
+def codec_file(own_checkpoint, tmp_path):
+    return CodecFile(own_checkpoint, tmp_path)
+
+
+def loaded_from(codec_file, decoder):
+    """What loading the model makes of the file, in a checkpoint of its own."""
+    config = copy.copy(decoder.vllm_config)
+    config.model_config = copy.copy(config.model_config)
+    config.model_config.model = str(codec_file.save())
+    stage = type(decoder)(vllm_config=config)
+    stage.load_weights(())
+    return stage
 
 
 def test_the_registered_model_is_ours_and_has_its_codec_before_the_first_request(
@@ -128,11 +113,6 @@ def test_codes_out_of_range_are_clamped_as_the_host_does(decoder, hosts_decoder)
     assert torch.equal(ours, hosts)
 
 
-def test_the_codec_is_float32_though_the_model_loads_as_bfloat16(decoder):
-    tensors = [*decoder._codec.parameters(), *decoder._codec.buffers()]
-    assert {tensor.dtype for tensor in tensors} == {torch.float32}
-
-
 def test_only_what_decoding_needs_is_kept(decoder, codec_file):
     kept = {name for name, _ in decoder._codec.named_parameters()}
     encoding = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
@@ -142,30 +122,12 @@ def test_only_what_decoding_needs_is_kept(decoder, codec_file):
     assert num_kept < 0.8 * sum(t.numel() for t in codec_file.tensors.values())
 
 
-def training_names(tensors):
-    return {f"generator.{name}": tensor for name, tensor in tensors.items()}
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [dict, lambda t: {"generator": t}, training_names, old_names],
-    ids=["bare", "wrapped", "training", "old"],
-)
-def test_every_spelling_of_the_file_gives_the_same_samples(
-    decoder, codec_file, spelling
-):
-    codec_file.tensors = spelling(codec_file.tensors)
-    [loaded] = samples_of(codec_file.load(decoder), codes_of(10))
-    [expected] = samples_of(decoder, codes_of(10))
-    assert torch.equal(loaded, expected)
-
-
 def test_rotary_frequencies_in_the_file_are_used_as_the_host_uses_them(
     decoder, codec_file
 ):
     other = precompute_freqs_cis(4_096, 64, 500, dtype=torch.float32)
     codec_file.tensors["quantizer.post_module.freqs_cis"] = other
-    stage = codec_file.load(decoder)
+    stage = loaded_from(codec_file, decoder)
     hosts = loaded_by_the_host(stage.vllm_config)
     models = (stage, hosts, decoder)
     [ours], [expected], [without] = (samples_of(m, codes_of(10)) for m in models)
@@ -173,33 +135,20 @@ def test_rotary_frequencies_in_the_file_are_used_as_the_host_uses_them(
     assert not torch.equal(ours, without)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda t: t.clear(), r"\d+ tensors missing: decoder\."),
-        (
-            lambda t: t.pop("decoder.model.0.conv.bias"),
-            r"1 tensors missing: decoder\.model\.0\.conv\.bias",
-        ),
-        (
-            lambda t: t.update({"decoder.model.0.conv.bias": torch.zeros(3)}),
-            r"another shape: decoder\.model\.0\.conv\.bias \(3,\) instead of",
-        ),
-    ],
-    ids=["empty", "missing", "misshaped"],
-)
 def test_a_file_that_is_not_the_whole_codec_is_refused_while_the_model_loads(
-    decoder, codec_file, edit, message
+    decoder, codec_file
 ):
-    edit(codec_file.tensors)
-    with pytest.raises(CheckpointError, match=message):
-        codec_file.load(decoder)
+    """The same reader is tested with the encoder, on all that can be wrong."""
+    codec_file.tensors.pop("decoder.model.0.conv.bias")
+    missing = r"1 tensors missing: decoder\.model\.0\.conv\.bias"
+    with pytest.raises(CheckpointError, match=missing):
+        loaded_from(codec_file, decoder)
 
 
 def test_tensors_that_are_left_over_are_one_warning(decoder, codec_file, plugin_log):
     for number in range(10):
         codec_file.tensors[f"decoder.extra.{number}"] = torch.zeros(1)
-    [loaded] = samples_of(codec_file.load(decoder), codes_of(10))
+    [loaded] = samples_of(loaded_from(codec_file, decoder), codes_of(10))
     [expected] = samples_of(decoder, codes_of(10))
     assert torch.equal(loaded, expected)
     [warning] = (r.message for r in plugin_log.records if r.levelname == "WARNING")

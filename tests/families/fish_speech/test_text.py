@@ -76,12 +76,6 @@ def test_no_control_token_gets_through(text, token):
     assert f"<|im_{token}|>" in str(raised.value)
 
 
-def test_tags_of_speakers_and_phonemes_are_the_models_own():
-    assert checked_text("input", "<speaker:1>Hi.") == "<|speaker:1|>Hi."
-    kept = "<|phoneme_start|>h<|phoneme_end|>"
-    assert checked_text("input", kept) == kept
-
-
 def test_a_refusal_names_tokens_without_repeating_the_whole_text():
     text = "".join(f"<|im_{n}_{'x' * 1000}|>" for n in range(50))
     with pytest.raises(InvalidSpeakerError, match=r"<\|im_0_x.* and 46 more") as raised:
@@ -162,7 +156,3 @@ def test_each_clip_has_a_speaker_by_its_number_unless_it_names_one():
         "<|speaker:3|>Now.",
         "<|speaker:3|>And then.",
     ]
-
-
-def test_a_transcript_of_one_clip_may_have_several_lines():
-    assert transcript("Hello.\nThere.") == "<|speaker:0|>Hello.\nThere."

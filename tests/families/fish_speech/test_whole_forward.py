@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_tts_cache.platforms import cpu_isa
+from vllm_tts_cache import platforms
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = "tests.families.fish_speech.whole_forward"
@@ -20,8 +20,8 @@ TIMEOUT_SECONDS = 600
 # With bfloat16 instructions, "as it is" is also all that we use of AMX.
 PROCESSORS = {
     "as-it-is": ({}, "best", 1),
-    "avx512": ({cpu_isa.MAX_ISA: "AVX512_CORE"}, "best", 1),
-    "avx2": ({cpu_isa.MAX_ISA: "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, "avx2", 1),
+    "avx512": ({platforms.MAX_ISA: "AVX512_CORE"}, "best", 1),
+    "avx2": ({platforms.MAX_ISA: "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, "avx2", 1),
 }
 
 
@@ -35,13 +35,13 @@ PROCESSORS = {
     ],
 )
 def test_the_whole_slow_ar_gives_a_request_the_same_bits_in_any_batch_and_chunk(
-    fish_speech_checkpoint, tmp_path, processor, record_property
+    own_checkpoint, tmp_path, processor, record_property
 ):
     limits, kernels, num_threads = PROCESSORS[processor]
     ran = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", "-m", PROGRAM),
-            *(str(fish_speech_checkpoint), str(tmp_path), "--kernels", kernels),
+            *(str(own_checkpoint), str(tmp_path), "--kernels", kernels),
         ],
         cwd=ROOT,
         env={

@@ -30,7 +30,7 @@ class SlowAR:
         from vllm.config import get_layers_from_vllm_config
         from vllm.model_executor.layers.attention import Attention
 
-        from vllm_tts_cache.platforms.cpu_attention import InvariantCPUAttentionBackend
+        from vllm_tts_cache.platforms.cpu_kernels import InvariantCPUAttentionBackend
 
         self.model = model
         self._config = model.vllm_config
@@ -186,10 +186,12 @@ def main():
         torch.cpu._is_amx_tile_supported = lambda: False  # not in that library
     torch.set_grad_enabled(False)
 
+    import vllm_omni.platforms  # noqa: F401  first: it imports our platform
+
     from tests.families.fish_speech.case import CASE
     from tests.real_talker import loaded_talker
-    from vllm_tts_cache.platforms.cpu_isa import leave_out_matrices
-    from vllm_tts_cache.platforms.cpu_rows import separate_rows
+    from vllm_tts_cache.platforms import leave_out_matrices
+    from vllm_tts_cache.platforms.cpu_kernels import separate_rows
     from vllm_tts_cache.platforms.cpu_worker import use_invariant_attention
 
     leave_out_matrices()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.families.higgs_audio_v2.steps import as_stock, rows_of
+from tests.families.higgs_audio_v2.voices import as_stock, rows_of
 from tests.sampling import drawing, greedy
 from vllm_tts_cache.families.higgs_audio_v2 import draws as ours
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 BEGIN, AUDIO = 128_013, 128_016
 NUM_FRAMES = 20

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.test_speech import wav
+from tests.speaking import wav
 from tests.speech_server import Server, running
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError
@@ -41,19 +41,19 @@ def bare(tmp_path):
     return folder
 
 
-def test_it_is_found_in_the_checkpoint(higgs_audio_v2_checkpoint):
-    found = tokenizer_folder(higgs_audio_v2_checkpoint)
-    assert found == higgs_audio_v2_checkpoint / "audio_tokenizer"
-    assert FAMILY.clones(higgs_audio_v2_checkpoint) is None
+def test_it_is_found_in_the_checkpoint(own_checkpoint):
+    found = tokenizer_folder(own_checkpoint)
+    assert found == own_checkpoint / "audio_tokenizer"
+    assert FAMILY.clones(own_checkpoint) is None
 
 
 @pytest.mark.parametrize("variable", TOKENIZER_VARIABLES)
 @pytest.mark.parametrize("part", ["", "audio_tokenizer"])
 def test_it_is_found_where_a_variable_says(
-    higgs_audio_v2_checkpoint, bare, monkeypatch, variable, part
+    own_checkpoint, bare, monkeypatch, variable, part
 ):
-    monkeypatch.setenv(variable, str(higgs_audio_v2_checkpoint / part))
-    assert tokenizer_folder(bare) == higgs_audio_v2_checkpoint / "audio_tokenizer"
+    monkeypatch.setenv(variable, str(own_checkpoint / part))
+    assert tokenizer_folder(bare) == own_checkpoint / "audio_tokenizer"
 
 
 def test_without_one_it_says_what_to_download(bare):
@@ -73,9 +73,9 @@ def test_a_folder_of_something_else_is_none(bare):
 
 
 @pytest.fixture
-def both(higgs_audio_v2_checkpoint, tiny):
+def both(own_checkpoint, tiny):
     """Encoders of both families, on checkpoints of the same tokenizer."""
-    ours = load_reference_encoders(higgs_audio_v2_checkpoint, CPU)
+    ours = load_reference_encoders(own_checkpoint, CPU)
     return ours["codec"], load_those_of_v3(tiny(V3), CPU)["codec"]
 
 
@@ -90,10 +90,10 @@ def test_both_families_have_one_encoding(both):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["v2 first", "v3 first"])
 async def test_a_voice_that_one_model_encoded_is_not_encoded_again_for_the_other(
-    both, higgs_audio_v2_checkpoint, tiny, tmp_path, monkeypatch, order
+    both, own_checkpoint, tiny, tmp_path, monkeypatch, order
 ):
     """Two servers, one after the other, on one directory."""
-    families, checkpoints = (FAMILY, V3), (higgs_audio_v2_checkpoint, tiny(V3))
+    families, checkpoints = (FAMILY, V3), (own_checkpoint, tiny(V3))
     first, second = (
         with_its_own(families[n], checkpoints[n], both[n], tmp_path, monkeypatch)
         for n in order

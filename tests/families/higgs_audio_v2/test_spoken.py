@@ -7,7 +7,7 @@ takes the next that is free. Beside stock, which takes a row for a request.
 import pytest
 import torch
 
-from tests.families.higgs_audio_v2.steps import as_stock, rows_of
+from tests.families.higgs_audio_v2.voices import as_stock, rows_of
 from tests.sampling import greedy
 
 BEGIN, AUDIO, WORD = 128_013, 128_016, 300

@@ -6,8 +6,11 @@ import torch
 
 from vllm_tts_cache.families.higgs_audio_v2.family import MODEL_TYPE, TOKENIZER_FOLDER
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import write_tokenizer
-from vllm_tts_cache.testing.byte_tokenizer import save_byte_tokenizer
-from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import (
+    WeightBuilder,
+    save_byte_tokenizer,
+    save_weights,
+)
 
 HIDDEN, INTERMEDIATE, NUM_LAYERS, HEAD_DIM = 64, 192, 2, 32
 VOCAB_SIZE, NUM_CODES = 128_256, 8 * 1_026

@@ -14,8 +14,8 @@ from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v3 import (
 from vllm_omni.model_executor.models.higgs_audio_v2 import higgs_audio_v2_tokenizer
 from vllm_omni.model_executor.models.higgs_audio_v3 import higgs_audio_v3_tokenizer
 
-from tests.contract.test_speech import data_url
 from tests.families.higgs_audio_v3.test_requests import SPOKEN, ann
+from tests.speaking import data_url
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import num_clip_frames
 
 TEXTS = ("Hello.", "Something else.")

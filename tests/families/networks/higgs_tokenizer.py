@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from tests.families.identity import Section
+from tests.families.cases import Section
 from vllm_tts_cache.families.networks.higgs_tokenizer import tokenizer
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import RELEASED
 from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import NETWORK

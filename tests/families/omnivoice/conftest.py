@@ -1,11 +1,17 @@
-"""The tiny checkpoint of the family."""
+"""The pipeline of the tiny checkpoint, as a worker has it."""
 
 import pytest
 
-from vllm_tts_cache.families.omnivoice.family import FAMILY
+from tests.families.omnivoice.case import CASE
+from tests.real_pipeline import loaded_pipeline
+from vllm_tts_cache.families.omnivoice.worker import CachedOmniVoicePipeline
 
 
-@pytest.fixture(scope="session")
-def omnivoice_checkpoint(tiny):
-    """Do not write to it."""
-    return tiny(FAMILY)
+@pytest.fixture(scope="module")
+def pipeline(own_checkpoint, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        samples = tmp_path_factory.mktemp("pipeline") / "samples"
+        patch.setenv("SPEAKER_SAMPLES_DIR", str(samples))
+        arch = CASE.stage["model_arch"]
+        with loaded_pipeline(CachedOmniVoicePipeline, arch, own_checkpoint) as loaded:
+            yield loaded

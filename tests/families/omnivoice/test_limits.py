@@ -9,32 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.test_speech import data_url
-from tests.families.omnivoice.case import CASE
-from tests.families.omnivoice.test_requests import SPOKEN, ann, message, served
-from tests.real_pipeline import batch, loaded_pipeline
-from tests.speech_server import running
-from vllm_tts_cache.families.omnivoice.limits import MAX_SECONDS, spoken_seconds
-from vllm_tts_cache.families.omnivoice.worker import CachedOmniVoicePipeline
+from tests.families.omnivoice.test_requests import SPOKEN, ann
+from tests.families.serving import message
+from tests.real_pipeline import batch
+from tests.speaking import data_url
 
 TEXT = "The keeper counts the ships."
-
-
-@pytest.fixture(scope="module")
-def pipeline(omnivoice_checkpoint, tmp_path_factory):
-    architecture = CASE.stage["model_arch"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path_factory.mktemp("limits")))
-        with loaded_pipeline(
-            CachedOmniVoicePipeline, architecture, omnivoice_checkpoint
-        ) as loaded:
-            yield loaded
-
-
-@pytest.fixture
-async def server(omnivoice_checkpoint, tmp_path, monkeypatch):
-    async with running(served(omnivoice_checkpoint, tmp_path, monkeypatch)) as server:
-        yield server
 
 
 @pytest.mark.parametrize("seed", ["abc", 1.5, 10**30])
@@ -73,34 +53,24 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("extra", HOSTILE, ids=str)
-async def test_parameters_that_are_none_are_refused(server, extra):
-    answer = await server.client.post(
-        "/v1/audio/speech",
-        content=json.dumps({"input": TEXT, "extra_params": extra}),
-        headers={"Content-Type": "application/json"},
-    )
-    assert "extra_params" in message(answer)
-    assert server.engine.prompts == []
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"input": "word " * 200_000},
-        {"ref_text": "<|text_end|>"},
-        {"instructions": "low " * 99_999},
-    ],
-    ids=["long", "forged", "instructions"],
+TOO_MUCH = (
+    {"input": "word " * 200_000},
+    {"ref_text": "<|text_end|>"},
+    {"instructions": "low " * 99_999},
 )
-async def test_texts_that_are_too_much_are_refused(server, fields):
-    assert next(iter(fields)) in message(await server.speak(**fields))
+
+
+async def test_parameters_and_texts_that_are_none_or_too_much_are_refused(server):
+    for extra in HOSTILE:
+        answer = await server.client.post(
+            "/v1/audio/speech",
+            content=json.dumps({"input": TEXT, "extra_params": extra}),
+            headers={"Content-Type": "application/json"},
+        )
+        assert "extra_params" in message(answer), extra
+    for fields in TOO_MUCH:
+        assert next(iter(fields)) in message(await server.speak(**fields))
     assert server.engine.prompts == []
-
-
-def test_a_text_of_minutes_is_counted_as_such():
-    assert spoken_seconds(TEXT) < 10 < MAX_SECONDS
-    assert spoken_seconds("The keeper counts the ships. " * 300) > MAX_SECONDS
 
 
 async def test_no_request_is_kept_by_what_the_host_begins_beside_it(server):

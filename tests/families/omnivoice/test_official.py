@@ -4,17 +4,18 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from safetensors.torch import load_file
 from vllm_omni.diffusion.data import DiffusionOutput
 
+from tests.families import clip as clips
+from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError
@@ -31,46 +32,7 @@ SAMPLES_PER_FRAME = 960
 LOUD, QUIET, FAINT = 0.3, 0.02, 0.002
 
 
-@dataclass(frozen=True)
-class Clip:
-    """Gliding harmonics, with pauses.
-
-    Attributes:
-        level: Of the voice.
-        pauses: Where the voice is silent, in seconds.
-        floor: Of the noise, in the pauses too.
-    """
-
-    rate_hz: int
-    num_samples: int
-    level: float = LOUD
-    pauses: tuple[tuple[float, float], ...] = ()
-    floor: float = 0.0
-    num_channels: int = 1
-    subtype: str = "PCM_16"
-
-    @property
-    def stem(self) -> str:
-        pauses = "_".join(f"{start}-{end}" for start, end in self.pauses)
-        kind = f"{self.num_channels}-{self.subtype}-{self.level}-{self.floor}"
-        return f"{self.rate_hz}-{self.num_samples}-{kind}-{pauses}"
-
-    def write(self, directory: Path) -> Path:
-        rng = np.random.default_rng([self.rate_hz, self.num_samples])
-        seconds = np.arange(self.num_samples) / self.rate_hz
-        pitch_hz = rng.uniform(90, 220) + 15 * np.sin(2 * np.pi * 0.7 * seconds)
-        phase = 2 * np.pi * np.cumsum(pitch_hz) / self.rate_hz
-        sines = [np.sin(k * phase) / k for k in range(1, 9)]
-        voice = np.asarray(sum(sines)) * self.level
-        for start, end in self.pauses:
-            voice[round(start * self.rate_hz) : round(end * self.rate_hz)] = 0.0
-        shape = (self.num_samples, self.num_channels)
-        noise = rng.standard_normal(shape) * self.floor
-        path = directory / f"{self.stem}.wav"
-        samples = (voice[:, None] + noise).clip(-0.99, 0.99)
-        soundfile.write(path, samples, self.rate_hz, subtype=self.subtype)
-        return path
-
+Clip = partial(clips.Clip, level=LOUD, floor=0.0)
 
 # Loud, quiet and faint ones; with pauses around all that counts: 200 ms within a clip,
 # 100 before it and 200 behind it, found every 10 ms. With noise in them about as loud
@@ -78,10 +40,10 @@ class Clip:
 # shortest allowed, whole frames and milliseconds and one sample more or less, primes.
 CLIPS = (
     Clip(24_000, 24_000),
-    Clip(24_000, 72_000, QUIET),
-    Clip(24_000, 72_011, FAINT, subtype="FLOAT"),
+    Clip(24_000, 72_000, level=QUIET),
+    Clip(24_000, 72_011, level=FAINT, subtype="FLOAT"),
     Clip(24_000, 72_013, pauses=((0.8, 1.8),)),
-    Clip(24_000, 96_000, QUIET, pauses=((0.8, 1.8), (2.5, 2.71))),
+    Clip(24_000, 96_000, level=QUIET, pauses=((0.8, 1.8), (2.5, 2.71))),
     Clip(24_000, 96_012, pauses=((1.0, 1.19), (2.0, 2.2), (3.0, 3.21))),
     Clip(24_000, 72_007, pauses=((1.01, 1.425),)),
     Clip(24_000, 95_988, pauses=((1.0, 1.4), (1.5, 1.9), (2.0, 2.401))),
@@ -90,19 +52,19 @@ CLIPS = (
     Clip(24_000, 84_001, pauses=((0.0, 0.11), (3.29, 3.5))),
     Clip(24_000, 84_000, floor=0.003, pauses=((1.0, 2.0),)),
     Clip(24_000, 84_000, floor=0.0034, pauses=((1.0, 2.0),)),
-    Clip(24_000, 84_000, QUIET, floor=0.0006, pauses=((1.0, 2.0),)),
+    Clip(24_000, 84_000, level=QUIET, floor=0.0006, pauses=((1.0, 2.0),)),
     Clip(24_000, 240_007, pauses=tuple((s + 0.3, s + 0.8) for s in range(9))),
     Clip(24_000, 719_999, pauses=((5.0, 9.0), (20.0, 20.5))),
     Clip(8_000, 8_000),
-    Clip(8_000, 24_413, QUIET, num_channels=2, pauses=((1.0, 1.7),)),
+    Clip(8_000, 24_413, level=QUIET, num_channels=2, pauses=((1.0, 1.7),)),
     Clip(11_025, 55_127, subtype="PCM_24", pauses=((2.0, 2.5),)),
-    Clip(16_000, 48_001, QUIET, subtype="FLOAT"),
+    Clip(16_000, 48_001, level=QUIET, subtype="FLOAT"),
     Clip(16_000, 479_999, pauses=((3.0, 4.0),)),
     Clip(22_050, 66_150, pauses=((0.0, 0.3), (1.0, 1.5)), num_channels=2),
-    Clip(32_000, 96_017, FAINT, subtype="PCM_24"),
+    Clip(32_000, 96_017, level=FAINT, subtype="PCM_24"),
     Clip(44_100, 132_301, pauses=((0.8, 1.8),)),
-    Clip(44_100, 132_300, QUIET, num_channels=2, subtype="PCM_24"),
-    Clip(48_000, 144_017, QUIET, subtype="FLOAT", pauses=((1.5, 2.0),)),
+    Clip(44_100, 132_300, level=QUIET, num_channels=2, subtype="PCM_24"),
+    Clip(48_000, 144_017, level=QUIET, subtype="FLOAT", pauses=((1.5, 2.0),)),
     Clip(48_000, 48_000, num_channels=2),
     Clip(96_000, 191_999, subtype="PCM_24", pauses=((0.5, 1.2),)),
 )
@@ -128,10 +90,8 @@ TEXTS = (
 @pytest.fixture(scope="module")
 def one_thread():
     """As the encode thread has, and the official process here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +101,7 @@ def paths(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def official(omnivoice_checkpoint, paths, tmp_path_factory):
+def official(own_checkpoint, paths, tmp_path_factory):
     """What the official package makes of all clips, and of the texts."""
     folder = tmp_path_factory.mktemp("official")
     texts, out = folder / "texts.json", folder / "out.safetensors"
@@ -149,7 +109,7 @@ def official(omnivoice_checkpoint, paths, tmp_path_factory):
     done = subprocess.run(
         (
             *(sys.executable, str(HERE / "official_encode.py")),
-            *(str(omnivoice_checkpoint), str(texts), str(out)),
+            *(str(own_checkpoint), str(texts), str(out)),
             *map(str, (*paths.values(), *SPOKEN)),
         ),
         check=True,
@@ -161,8 +121,8 @@ def official(omnivoice_checkpoint, paths, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def encoder(omnivoice_checkpoint, one_thread):
-    return ours.load_reference_encoders(omnivoice_checkpoint, CPU)["codec"]
+def encoder(own_checkpoint, one_thread):
+    return ours.load_reference_encoders(own_checkpoint, CPU)["codec"]
 
 
 def assert_same(encoder, path, official):
@@ -270,13 +230,8 @@ def test_a_rate_that_nobody_records_at_takes_no_gigabytes(tmp_path, encoder):
     assert encoding["codes"].shape == (50, 8)
 
 
-@pytest.mark.parametrize("num_samples", [936, 240])
-def test_less_than_a_frame_is_an_error_that_says_so(num_samples, encoder):
-    samples = np.full(num_samples, 0.5, np.float32)
+@pytest.mark.parametrize("samples", [[0.5] * 936, [0.5] * 240, [0.0] * 48_000], ids=len)
+def test_less_than_a_frame_and_all_silence_are_errors_that_say_so(samples, encoder):
+    given = ReferenceAudio.of(np.array(samples, np.float32), 24_000)
     with pytest.raises(EncodeError, match="nothing is left"):
-        encoder.encode(ReferenceAudio.of(samples, 24_000))
-
-
-def test_all_silence_is_an_error_that_says_so(encoder):
-    with pytest.raises(EncodeError, match="nothing is left"):
-        encoder.encode(ReferenceAudio.of(np.zeros(48_000, np.float32), 24_000))
+        encoder.encode(given)

@@ -15,66 +15,27 @@ from vllm_omni.diffusion.models.omnivoice.pipeline_omnivoice import OmniVoicePip
 from vllm_omni.errors import OmniClientError
 
 from tests.audio_clips import voiced
-from tests.families.omnivoice.case import CASE
-from tests.in_process_workers import prepare, ref_of, store_clip
-from tests.real_pipeline import batch, loaded_pipeline, one_step_at_a_time
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.record import Segment
-from vllm_tts_cache.config import load_settings
+from tests.families.runner import ABSENT, UNKNOWN, StoredVoice
+from tests.real_pipeline import batch, one_step_at_a_time
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
-from vllm_tts_cache.families.omnivoice.worker import CachedOmniVoicePipeline
-from vllm_tts_cache.model_executor import worker_methods
-from vllm_tts_cache.model_executor.scheduler import REASON
-from vllm_tts_cache.speaker import wire
-from vllm_tts_cache.speaker.ref import FIELD, REQUEST_FIELD
-from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.model_executor.failed_requests import REASON
+from vllm_tts_cache.speaker.family import family_of_model, family_of_pipeline
+from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 
 RATE_HZ = 24_000
 TEXT = "The keeper counts the ships."
 TRANSCRIPT = "What is said in it."
-ABSENT = "0" * 64
 
 
-@pytest.fixture(scope="module")
-def pipeline(omnivoice_checkpoint, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        samples = tmp_path_factory.mktemp("pipeline") / "samples"
-        patch.setenv("SPEAKER_SAMPLES_DIR", str(samples))
-        arch = CASE.stage["model_arch"]
-        with loaded_pipeline(
-            CachedOmniVoicePipeline, arch, omnivoice_checkpoint
-        ) as loaded:
-            yield loaded
-
-
-class Voice:
-    """A clip whose encodings are in the worker's memory."""
-
+class Voice(StoredVoice):
     def __init__(self, pipeline, samples):
-        self.audio = ReferenceAudio.of(samples, RATE_HZ)
-        self.ref = ref_of(self.audio)
-        self.speakers = pipeline.tts_cache_speakers
-        store = open_store(load_settings())
-        store_clip(store, self.audio)
-        store.close()
-        prepare(self.speakers, self.ref, FAMILY.encoders)
+        speakers = pipeline.tts_cache_speakers
+        super().__init__(speakers, samples, RATE_HZ, FAMILY.encoders)
 
     @property
-    def encoding(self):
-        return self.speakers.prompt(self.ref, FAMILY.encoders)["codec"]
-
-    def remember(self, **arrays):
-        """Have the worker's memory hold this instead."""
-        key = EncodingKey(
-            audio_sha256=self.ref.audio_sha256,
-            encoder_fingerprint=self.speakers.fingerprints["codec"],
-        )
-        self.speakers.delete([self.ref.audio_sha256])
-        memory = self.speakers._cache._memory
-        encoding, since = Encoding(arrays), memory.num_deletes
-        memory.put(key, encoding, Segment.REGISTERED, since=since)
+    def rms(self):
+        return float(self.encodings["codec"]["rms"][0])
 
 
 def samples_of(pitch_hz=220.0, peak=0.5, num_frames=50):
@@ -99,8 +60,7 @@ def hosts(voice, text=TEXT, **more):
 
 
 def absent(**more):
-    named = {FIELD: [ABSENT, "registered"], "ref_text": TRANSCRIPT}
-    return {"input": TEXT, **named, **more}
+    return {"input": TEXT, "ref_text": TRANSCRIPT, **UNKNOWN, **more}
 
 
 @torch.inference_mode()
@@ -194,7 +154,7 @@ def test_an_answer_is_as_long_as_the_hosts_whatever_the_reference(pipeline, voic
 @pytest.mark.parametrize("peak", [0.01, 0.1, 0.19])
 def test_an_answer_is_as_quiet_as_its_reference(pipeline, peak):
     quiet = Voice(pipeline, samples_of(peak=peak))
-    rms = float(quiet.encoding["rms"][0])
+    rms = quiet.rms
     assert 0 < rms < LOUDNESS
     (loud,) = spoken_by_the_hosts(pipeline, ours(quiet))
     assert torch.equal(audio(pipeline, ours(quiet)), loud.output * rms / LOUDNESS)
@@ -205,7 +165,7 @@ def test_in_a_batch_each_is_as_loud_as_its_own_reference(pipeline, voice):
     prompts = [ours(voice), absent(), {"input": TEXT}, ours(quiet)]
     plain = spoken_by_the_hosts(pipeline, *prompts)
     heard = spoken(pipeline, *prompts)
-    gain = float(quiet.encoding["rms"][0]) / LOUDNESS
+    gain = quiet.rms / LOUDNESS
     for number, factor in ((0, 1.0), (2, 1.0), (3, gain)):
         expected = plain[number].output * factor
         assert torch.allclose(heard[number].output, expected, rtol=1e-5, atol=0)
@@ -268,17 +228,10 @@ def test_a_clone_that_the_host_fails_is_not_said_to_lack_its_prompt(
 def test_codes_of_another_model_fail_one_request(pipeline, shape, code):
     voice = Voice(pipeline, samples_of(pitch_hz=280.0))  # no other test's
     codes = np.full(shape, code, np.int16)
-    voice.remember(codes=codes, rms=np.array([0.2], np.float32))
+    voice.remember(codec={"codes": codes, "rms": np.array([0.2], np.float32)})
     failed, well = spoken(pipeline, ours(voice), {"input": TEXT})
     assert failed.error == REASON
     assert well.error is None
-
-
-def test_all_may_fail(pipeline):
-    assert [output.error for output in spoken(pipeline, absent(), absent())] == [
-        REASON,
-        REASON,
-    ]
 
 
 def test_too_little_memory_on_one_rank_of_several_is_no_error_of_one_request(
@@ -310,7 +263,7 @@ def test_a_step_at_a_time_the_same_is_prepared_and_as_loud(pipeline):
     assert torch.equal(state.latents, whole.input_ids)
     state.extra["tokens"] = torch.zeros_like(state.extra["tokens"])
     loud: Any = OmniVoicePipeline.post_decode(pipeline, state).output
-    rms = float(quiet.encoding["rms"][0])
+    rms = quiet.rms
     heard = pipeline.post_decode(state).output
     assert torch.equal(heard, loud * rms / LOUDNESS)
 
@@ -325,14 +278,6 @@ def test_a_step_at_a_time_a_request_without_its_prompt_is_refused(pipeline, voic
 # Of the worker
 
 
-def test_a_worker_answers_for_the_pipeline(pipeline):
-    worker = SimpleNamespace(rank=0, model_runner=SimpleNamespace(pipeline=pipeline))
-    answer = worker_methods.tts_cache_describe(worker)
-    described = wire.decode_answer(wire.Described, answer)
-    assert isinstance(described, wire.Described)
-    assert described.fingerprints == pipeline.tts_cache_speakers.fingerprints
-
-
 def test_weights_that_are_loaded_again_load_no_encoder_again(pipeline):
     speakers, fingerprints = (
         pipeline.tts_cache_speakers,
@@ -341,3 +286,16 @@ def test_weights_that_are_loaded_again_load_no_encoder_again(pipeline):
     pipeline.load_weights(())
     assert pipeline.tts_cache_speakers is speakers
     assert speakers.fingerprints is fingerprints
+
+
+def test_seam_registry_what_comes_after_the_pipeline_is_looked_up_in_our_module():
+    from vllm_omni.diffusion import registry
+
+    from vllm_tts_cache.families.omnivoice import worker
+
+    for architecture in ("OmniVoicePipeline", "OmniVoice"):
+        assert family_of_pipeline(architecture) is FAMILY
+        assert family_of_model(architecture) is None
+    for other in ("WanPipeline", "", None):
+        assert family_of_pipeline(other) is None
+    assert hasattr(worker, registry._DIFFUSION_POST_PROCESS_FUNCS["OmniVoicePipeline"])

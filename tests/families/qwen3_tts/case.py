@@ -3,17 +3,17 @@
 import json
 import shutil
 
-from tests.families.cases import Case
+import numpy as np
+
+from tests.families.cases import Case, codes, read_by, talker
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
-from vllm_tts_cache.families.qwen3_tts.family import CODEC, FAMILY, IN_CONTEXT, X_VECTOR
-
-
-def hf_config(checkpoint):
-    from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
-        Qwen3TTSConfig,
-    )
-
-    return Qwen3TTSConfig.from_pretrained(checkpoint)
+from vllm_tts_cache.families.qwen3_tts.family import (
+    CODEC,
+    FAMILY,
+    IN_CONTEXT,
+    SPEAKER,
+    X_VECTOR,
+)
 
 
 def mode_of(info):
@@ -35,14 +35,17 @@ def of_another_kind(kind, presets):
 
 CASE = Case(
     family=FAMILY,
-    stage={
-        "model_stage": "qwen3_tts",
-        "model_arch": "Qwen3TTSTalkerForConditionalGeneration",
-        "worker_type": "ar",
-    },
-    hf_config=hf_config,
+    stage=talker("qwen3_tts", "Qwen3TTSTalkerForConditionalGeneration"),
+    hf_config=read_by(
+        "vllm_omni.model_executor.models.qwen3_tts"
+        ".configuration_qwen3_tts:Qwen3TTSConfig"
+    ),
     mode_of=mode_of,
-    announced={CODEC: num_codec_frames},
+    weights=("model.safetensors", "speech_tokenizer/model.safetensors"),
+    arrays={
+        SPEAKER: lambda _audio: {"speaker_embedding": np.zeros(128, np.float32)},
+        CODEC: codes(num_codec_frames, 16),
+    },
     message_bytes_per_second=2 * 12.5,  # a placeholder for each frame
     second_server={
         "arguments": ("--api-server-count", "2"),

@@ -7,7 +7,7 @@ from vllm_omni.model_executor.models.qwen3_tts.configuration_qwen3_tts import (
     Qwen3TTSSpeakerEncoderConfig,
 )
 
-from tests.families.identity import Identity, Section
+from tests.families.cases import Identity, Section
 from vllm_tts_cache.families.networks.qwen3_codec import encoder as codec_encoder
 from vllm_tts_cache.families.qwen3_tts import speaker_encoder
 

@@ -11,7 +11,7 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code2wav import (
 
 from tests.families.qwen3_tts.decoders import CHUNK, WINDOW, codes_of
 from tests.real_talker import loaded
-from vllm_tts_cache import throttled_log
+from vllm_tts_cache import logs
 from vllm_tts_cache.families.qwen3_tts.code2wav import CachedQwen3TTSCode2Wav
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
@@ -28,9 +28,9 @@ STAGE = {
 
 
 @pytest.fixture(scope="module")
-def loaded_stage(qwen3_checkpoint, tmp_path_factory):
+def loaded_stage(own_checkpoint, tmp_path_factory):
     """Both classes, with the weights of the tiny checkpoint."""
-    with loaded(qwen3_checkpoint, tmp_path_factory.mktemp("stage-1"), **STAGE) as ours:
+    with loaded(own_checkpoint, tmp_path_factory.mktemp("stage-1"), **STAGE) as ours:
         assert type(ours) is CachedQwen3TTSCode2Wav
         hosts = Qwen3TTSCode2Wav(vllm_config=ours.vllm_config)
         hosts.load_weights(iter(()))
@@ -209,7 +209,7 @@ def test_a_first_chunk_without_its_reference_is_refused_as_by_the_host(stage):
 def test_without_memory_for_a_state_the_hosts_first_chunk_is_decoded(
     stage, monkeypatch, caplog
 ):
-    monkeypatch.setattr(throttled_log, "INTERVAL_SECONDS", 0.0)  # others said it before
+    monkeypatch.setattr(logs, "INTERVAL_SECONDS", 0.0)  # others said it before
     stepped(stage.ours, clone("other", 9)[0])
     [first, *_] = clone("a", 1)
     [theirs] = stepped(stage.hosts, first)

@@ -6,18 +6,15 @@ whether it was from pinned memory and waited.
 """
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.families.qwen3_tts.case import CASE
-from tests.real_talker import loaded_talker
 from vllm_tts_cache.families.qwen3_tts.family import CODEC, SPEAKER
 from vllm_tts_cache.model_executor.talker import on_device
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Encoding
 
 META = torch.device("meta")
@@ -82,18 +79,13 @@ def test_on_the_cpu_it_is_a_copy_and_nothing_else(recorded):
 
 
 @pytest.fixture(scope="module")
-def talker(qwen3_checkpoint, tmp_path_factory):
+def talker(talker):
     """The talker on the fake device, as the second runner has it."""
-    directory = tmp_path_factory.mktemp("talker")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with loaded_talker(CASE, qwen3_checkpoint, directory) as loaded:
-            model: Any = loaded
-            model._use_v2_model_runner = True
-            model.to(META)
-            # It was given the buffer before that moved.
-            model._prompt_builder._tts_pad_embed_buffer = model._tts_pad_embed
-            yield model
+    talker._use_v2_model_runner = True
+    talker.to(META)
+    # It was given the buffer before that moved.
+    talker._prompt_builder._tts_pad_embed_buffer = talker._tts_pad_embed
+    return talker
 
 
 @pytest.fixture

@@ -15,13 +15,10 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
     Qwen3TTSTalkerForConditionalGeneration as HostTalker,
 )
 from vllm_omni.model_executor.stage_input_processors import qwen3_tts as next_stage
-from vllm_omni.utils.mm_outputs import build_mm_cpu
-from vllm_omni.worker.output.payload_build import build_omni_mm_payload
 from vllm_omni.worker_v2.omni_ar_model_runner import OmniARModelRunner
 
-from tests.families.qwen3_tts.case import CASE
-from tests.real_talker import loaded_talker
-from vllm_tts_cache.speaker.ref import FIELD
+from tests.families.runner import parts_of
+from vllm_tts_cache.speaker.reference import FIELD
 
 NUM_CODES = 16
 FRAME, END_OF_SPEECH = 7, 2_150
@@ -31,15 +28,6 @@ INFO = {
     "task_type": ["Base"],
 }
 CHUNKED = pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
-
-
-@pytest.fixture(scope="module")
-def talker(qwen3_checkpoint, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("talker")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEAKER_SAMPLES_DIR", str(directory / "samples"))
-        with loaded_talker(CASE, qwen3_checkpoint, directory) as model:
-            yield model
 
 
 @pytest.fixture
@@ -62,25 +50,7 @@ def step(talker, monkeypatch, chunked):
 
 
 def cut_by_the_first_runner(outputs, counts):
-    on_cpu = build_mm_cpu(flatten_payload(outputs))
-    ends = np.cumsum(counts)
-    return [
-        unflatten_payload(
-            build_omni_mm_payload(
-                combined_multimodal_outputs=None,
-                mm_cpu=on_cpu,
-                rid=str(index),
-                idx=index,
-                start=int(end - count),
-                end=int(end),
-                audio_sparse_output=False,
-                sparse_mm_index={},
-                hidden_seq_len=int(ends[-1]),
-                scheduled_seq_len=int(ends[-1]),
-            )
-        )
-        for index, (count, end) in enumerate(zip(counts, ends, strict=True))
-    ]
+    return [unflatten_payload(part) for part in parts_of(outputs, counts)]
 
 
 def cut_by_the_second_runner(outputs, counts):

@@ -1,32 +1,30 @@
 """VoxCPM2 in the shared tests."""
 
-from tests.families.cases import Case
+import numpy as np
+
+from tests.families.cases import Case, read_by, talker
 from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.families.voxcpm2.positions import num_positions
+from vllm_tts_cache.families.voxcpm2.prompt import mode_of_request
 
 
-def hf_config(checkpoint):
-    from vllm_omni.transformers_utils.configs.voxcpm2 import VoxCPM2Config
+def features_like(audio):
+    number = num_positions(audio.num_samples, audio.sample_rate_hz)
+    return {"features": np.zeros((number, 4, 64), np.float32)}
 
-    return VoxCPM2Config.from_pretrained(checkpoint)
 
-
-def mode_of(info):
-    from vllm_tts_cache.families.voxcpm2.prompt import mode_of_request
-
-    return mode_of_request(info)
-
+CONTINUED = {"voice": "Ann", "extra_params": {"clone_mode": "continuation"}}
 
 CASE = Case(
     family=FAMILY,
-    stage={
-        "model_stage": "latent_generator",
-        "model_arch": "VoxCPM2TalkerForConditionalGeneration",
-        "worker_type": "ar",
-    },
-    hf_config=hf_config,
-    mode_of=mode_of,
-    announced=dict.fromkeys(FAMILY.encoders, num_positions),
+    stage=talker("latent_generator", "VoxCPM2TalkerForConditionalGeneration"),
+    hf_config=read_by("vllm_omni.transformers_utils.configs.voxcpm2:VoxCPM2Config"),
+    mode_of=mode_of_request,
+    loading={"async_chunk": False, "enable_prefix_caching": False},
+    weights=("audiovae.pth",),
+    arrays=dict.fromkeys(FAMILY.encoders, features_like),
+    control_tokens=("<s>", "<|ref_audio_start|>"),
+    refused=((CONTINUED, "needs the transcript"),),
     message_bytes_per_second=6.25,  # a placeholder for each position
     short_of_kv={
         "async_scheduling": True,
@@ -35,5 +33,5 @@ CASE = Case(
         "max_model_len": 512,
         "num_gpu_blocks_override": 24,  # of 32 tokens: three requests and a bit
     },
-    does=frozenset({"continuation", "waits_for_kv"}),
+    does=frozenset({"streams", "waits_for_kv"}),
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from tests.families.identity import Identity, Section
+from tests.families.cases import Identity, Section
 from vllm_tts_cache.families.voxcpm2 import encoders
 from vllm_tts_cache.families.voxcpm2.checkpoint import EncoderSizes
 

@@ -1,6 +1,6 @@
 """Voxtral in the shared tests."""
 
-from tests.families.cases import Case
+from tests.families.cases import Case, talker
 from tests.families.voxtral.tiny_checkpoint import (
     host_config,
     write_voxtral_checkpoint,
@@ -19,11 +19,7 @@ def mode_of(info):
 
 CASE = Case(
     family=FAMILY,
-    stage={
-        "model_stage": "audio_generation",
-        "model_arch": "VoxtralTTSForConditionalGeneration",
-        "worker_type": "ar",
-    },
+    stage=talker("audio_generation", "VoxtralTTSForConditionalGeneration"),
     hf_config=host_config,
     mode_of=mode_of,
     refusing={"as released": as_released},

@@ -1,15 +1,14 @@
-"""A tiny Voxtral checkpoint of random weights, in the released layout. Not a model."""
+"""A Voxtral checkpoint in the released layout, without a model."""
 
 import base64
 import copy
 import json
 from types import SimpleNamespace
 
-import torch
+import numpy as np
 from mistral_common.tokens.tokenizers.base import SpecialTokens
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
-
-from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+from safetensors.numpy import save_file
 
 # How many prompt positions each takes.
 PRESETS = {"neutral_female": 5, "casual_male": 7, "fr_male": 6}
@@ -59,10 +58,8 @@ PARAMS = {
             "head_dim": 16,
             "n_heads": 4,
             "n_kv_heads": 4,
-            **{
-                f"{half}_transformer_lengths_str": "1,1,1,1"
-                for half in ("encoder", "decoder")
-            },
+            "encoder_transformer_lengths_str": "1,1,1,1",
+            "decoder_transformer_lengths_str": "1,1,1,1",
             "voice": {name: index for index, name in enumerate(PRESETS)},
         },
     },
@@ -76,21 +73,27 @@ AUDIO_TOKENS = {
     36: SpecialTokens.text_to_audio,
 }
 NUM_SPECIAL = 1000
+DECODER = "audio_tokenizer.decoder_blocks.0.conv.weight"
+ENCODERS = (
+    "audio_tokenizer.input_proj.conv.parametrizations.weight.original0",
+    "audio_tokenizer.encoder_blocks.0.layers.0.attention.wq.weight",
+)
 
 
-def write_voxtral_checkpoint(directory, *, with_encoder=False, seed=0):
-    """Fill a directory; ``with_encoder`` adds what no released checkpoint has."""
-    (directory / "voice_embedding").mkdir()
+def write_voxtral_checkpoint(directory, *, with_encoder=False):
+    """Fill a directory with all but weights: of these, names that the host goes by.
+
+    ``with_encoder`` adds those that no released checkpoint has.
+    """
     (directory / "params.json").write_text(json.dumps(PARAMS))
     (directory / "tekken.json").write_text(json.dumps(_tokenizer()))
-    weights = WeightBuilder(seed)
-    _add_language_model(weights)
-    tensors = weights.tensors | _host_weights(seed, with_encoder=with_encoder)
-    save_weights(directory / "consolidated.safetensors", tensors, torch.bfloat16)
-    for name, num_tokens in PRESETS.items():
-        rows = weights.normal(name, (num_tokens, HIDDEN), 1.0).to(torch.bfloat16)
-        torch.save(rows, directory / "voice_embedding" / f"{name}.pt")
+    names = (DECODER, *(ENCODERS if with_encoder else ()))
+    save_names(directory / "consolidated.safetensors", *names)
     return directory
+
+
+def save_names(path, *names):
+    save_file({name: np.zeros(1, np.float32) for name in names}, path)
 
 
 def host_config(model_dir):
@@ -118,70 +121,13 @@ def host_audio_tokenizer():
     )
 
 
-def _add_language_model(weights):
-    """As released: the embeddings are the output layer as well."""
-    num_queries = TRANSFORMER["n_heads"] * TRANSFORMER["head_dim"]
-    num_keys = TRANSFORMER["n_kv_heads"] * TRANSFORMER["head_dim"]
-    wide = TRANSFORMER["hidden_dim"]
-    embeddings = "mm_audio_embeddings.tok_embeddings.weight"
-    weights.normal(embeddings, (PARAMS["vocab_size"], HIDDEN), 1.0)
-    for number in range(TRANSFORMER["n_layers"]):
-        layer = weights.under(f"layers.{number}")
-        layer.fill("attention_norm.weight", (HIDDEN,), 1.0)
-        layer.fill("ffn_norm.weight", (HIDDEN,), 1.0)
-        layer.projection("attention.wq.weight", (num_queries, HIDDEN))
-        layer.projection("attention.wk.weight", (num_keys, HIDDEN))
-        layer.projection("attention.wv.weight", (num_keys, HIDDEN))
-        layer.projection("attention.wo.weight", (HIDDEN, num_queries))
-        layer.projection("feed_forward.w1.weight", (wide, HIDDEN))
-        layer.projection("feed_forward.w2.weight", (HIDDEN, wide))
-        layer.projection("feed_forward.w3.weight", (wide, HIDDEN))
-    weights.fill("norm.weight", (HIDDEN,), 1.0)
-
-
-def _host_weights(seed, *, with_encoder):
-    """Those of the host's own networks, under released names."""
-    from vllm_omni.model_executor.models.voxtral_tts import voxtral_tts_audio_generation
-
-    audio_model = copy.deepcopy(PARAMS["multimodal"]["audio_model_args"])
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        tokenizer = host_audio_tokenizer()
-        networks = {
-            "acoustic_transformer": (
-                voxtral_tts_audio_generation.FlowMatchingAudioTransformer(audio_model)
-            ),
-            "audio_tokenizer": tokenizer,
-        }
-        # It is all zeros at first.
-        tokenizer.quantizer.semantic_codebook.embedding_sum.normal_()
-    left_out = () if with_encoder else tokenizer._encoder_weight_prefixes
-    return {
-        _released_name(f"{prefix}.{name}"): tensor.detach()
-        for prefix, network in networks.items()
-        for name, tensor in network.state_dict().items()
-        if network is not tokenizer or not name.startswith(left_out)
-    }
-
-
-def _released_name(name):
-    return name.replace(
-        "audio_tokenizer.audio_token_embedding.",
-        "mm_audio_embeddings.audio_codebook_embeddings.",
-    )
-
-
 def _tokenizer():
     """A token for each byte, behind the control tokens."""
     texts = {t["rank"]: t["token_str"] for t in Tekkenizer.DEPRECATED_SPECIAL_TOKENS}
     texts |= AUDIO_TOKENS
     special = [
-        {
-            "rank": rank,
-            "token_str": texts.get(rank, f"<SPECIAL_{rank}>"),
-            "is_control": True,
-        }
-        for rank in range(NUM_SPECIAL)
+        {"rank": n, "token_str": texts.get(n, f"<SPECIAL_{n}>"), "is_control": True}
+        for n in range(NUM_SPECIAL)
     ]
     vocab = [
         {

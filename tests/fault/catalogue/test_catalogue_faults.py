@@ -8,12 +8,13 @@ import time
 import pytest
 from sqlalchemy import select, text
 
-from tests.store_samples import delete, opened, register, voice
-from vllm_tts_cache.catalogue import migrations, schema
+from tests.store_samples import delete, opened, register, settings_of, voice
+from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.sqlite import BUSY_SECONDS, SqliteFile
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
+from vllm_tts_cache.store.opening import open_existing, open_store
 
 pytestmark = pytest.mark.sqlite
 FORK = multiprocessing.get_context("fork")
@@ -36,16 +37,17 @@ def on_connect(monkeypatch):
     return install
 
 
-def test_a_schema_newer_than_ours_is_refused_and_left_alone(tmp_path):
+def test_another_schema_is_refused_and_left_alone(tmp_path):
     store = opened(tmp_path)
+    other = schema.VERSION + 1
     with store.catalogue.database.write() as db:
-        db.execute(
-            schema.schema_version.update().values(version=migrations.VERSION + 1)
-        )
+        db.execute(schema.schema_version.update().values(version=other))
     store.close()
     before = (tmp_path / FILE).read_bytes()
-    with pytest.raises(StorageError, match=r"newer vllm-tts-cache.*Upgrade"):
-        opened(tmp_path)
+    message = f"has schema {other}.*SPEAKER_SAMPLES_DIR to an empty directory"
+    for open_ in (open_store, open_existing):
+        with pytest.raises(StorageError, match=message):
+            open_(settings_of(tmp_path))
     assert (tmp_path / FILE).read_bytes() == before
 
 

@@ -22,7 +22,7 @@ from tests.store_samples import (
     settings_of,
     voice,
 )
-from vllm_tts_cache.catalogue import leases, migrations, schema, stored_files
+from vllm_tts_cache.catalogue import leases, schema, stored_files
 from vllm_tts_cache.catalogue import postgres as backend
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.config import load_settings
@@ -268,15 +268,15 @@ def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
     store.close()
 
 
-def test_a_schema_newer_than_ours_is_refused_and_left_alone(tmp_path):
+def test_another_schema_is_refused_and_left_alone(tmp_path):
     store = opened(tmp_path)
-    newer = migrations.VERSION + 1
+    other = schema.VERSION + 1
     with store.catalogue.database.write() as db:
-        db.execute(schema.schema_version.update().values(version=newer))
-    with pytest.raises(StorageError, match=r"newer vllm-tts-cache.*Upgrade"):
+        db.execute(schema.schema_version.update().values(version=other))
+    with pytest.raises(StorageError, match=f"has schema {other}.*an empty database"):
         opened(tmp_path)
     with store.catalogue.database.read() as db:
-        assert migrations.stored_version(db) == newer
+        assert schema.stored_version(db) == other
     store.close()
 
 
@@ -422,13 +422,13 @@ def _check_clock(store, now):
         register(store, "Cid", expires_at=now - 1800)
 
 
-def test_a_clock_that_is_set_is_heard_of_with_the_news(tmp_path, monkeypatch):
+def test_a_clock_that_is_set_is_heard_of_with_the_lease(tmp_path, monkeypatch):
     store = opened(tmp_path)
     store.join()
     now = time.time
     register(store, "Ann", expires_at=now() + 1800)
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
     assert store.find("Ann") is None  # it has not looked yet
-    store.news()
+    store.standing()
     assert store.find("Ann") is not None
     store.close()

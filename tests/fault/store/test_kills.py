@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.catalogues import ENGINES
-from tests.fault.killing import Promised, check, killed, write_old_layout
+from tests.fault.killing import Promised, check, killed
 from tests.store_samples import settings_of
 
 # Kills of one directory, one after another; then another directory begins.
@@ -27,9 +27,6 @@ def test_a_store_that_is_killed_again_and_again_stays_whole(
         life = directory / f"life {seed // _PER_DIRECTORY}"
         if seed % _PER_DIRECTORY == 0:
             promised = Promised()
-            # The first kills of every other life fall into the take-over.
-            if seed // _PER_DIRECTORY % 2:
-                write_old_layout(life, promised)
         print(f"seed {seed}")  # noqa: T201  shown if it fails
         lines = killed(life, seed)
         assert not any(line.startswith("failed") for line in lines), lines

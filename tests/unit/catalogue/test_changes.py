@@ -6,9 +6,9 @@ import pytest
 
 from tests.store_samples import address, clip, delete, register, voice
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.changes import SpeakerChanges
-from vllm_tts_cache.catalogue.ids import is_voice_id, new_consent_id, new_voice_id
+from vllm_tts_cache.catalogue.names import is_voice_id, new_consent_id, new_voice_id
 from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.catalogue.records import SpeakerChanges
 from vllm_tts_cache.errors import (
     InvalidSpeakerError,
     SpeakerExistsError,
@@ -20,6 +20,7 @@ def change(store, voice, **given):
     return store.change(voice, SpeakerChanges(given))
 
 
+@pytest.mark.every_backend
 def test_an_id_outlives_renaming_and_registering_anew_but_no_deletion(store):
     first = register(store, "Ann", 0).record
     assert is_voice_id(first.speaker_id)
@@ -37,6 +38,7 @@ def test_an_id_outlives_renaming_and_registering_anew_but_no_deletion(store):
     assert register(store, "Bea").record.speaker_id != first.speaker_id
 
 
+@pytest.mark.every_backend
 def test_a_deletion_is_asked_for_by_the_id_as_well(store):
     record = register(store, "Ann").record
     deletion = store.delete(record.speaker_id)
@@ -65,13 +67,13 @@ def test_an_older_voice_that_is_called_like_an_id_is_still_found(store):
     assert store.find(name).record.name == name
 
 
+@pytest.mark.every_backend
 def test_a_change_says_what_changes_and_leaves_the_rest(store):
     before = register(store, "Ann", 0, ref_text="words", description="old").record
     given = {
         "description": None,
         "language": "pt-BR",
         "labels": {"Team": "News"},
-        "is_pinned": True,
         "expires_at": time.time() + 60,
     }
     done = change(store, "ann", **given)
@@ -93,6 +95,7 @@ def test_another_transcript_makes_everybody_delete_the_prompts_of_the_old_one(st
     assert store.read_audio(address(0)) is not None
 
 
+@pytest.mark.every_backend
 def test_a_name_that_is_taken_is_not_taken_over(store):
     register(store, "Ann", 0)
     register(store, "Bea", 1)
@@ -151,6 +154,7 @@ def end(store, name):
         db.execute(schema.speaker.update().where(its).values(expires_at=past))
 
 
+@pytest.mark.every_backend
 def test_nobody_finds_a_voice_whose_end_has_come_and_then_it_is_deleted(store):
     register(store, "Ann", 0, expires_at=time.time() + 1800)
     register(store, "Bea", 1, expires_at=time.time() + 3600)
@@ -164,6 +168,7 @@ def test_nobody_finds_a_voice_whose_end_has_come_and_then_it_is_deleted(store):
     assert not store.has_expired() and store.read_audio(address(0)) is None
 
 
+@pytest.mark.every_backend
 def test_a_voice_whose_end_has_come_is_not_listed_changed_or_registered_over(store):
     first = register(store, "Ann", 0, expires_at=time.time() + 1800).record
     end(store, "Ann")
@@ -177,6 +182,7 @@ def test_a_voice_whose_end_has_come_is_not_listed_changed_or_registered_over(sto
     assert store.read_audio(address(0)) is None
 
 
+@pytest.mark.every_backend
 def test_the_clip_of_a_voice_whose_end_has_come_is_stored_again(store):
     """It goes with that voice in the transaction that needs it."""
     register(store, "Ann", 0, expires_at=time.time() + 1800)

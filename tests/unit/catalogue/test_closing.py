@@ -9,8 +9,10 @@ import psycopg
 import pytest
 
 from tests.store_samples import opened
-from vllm_tts_cache.catalogue import pools
+from vllm_tts_cache.catalogue import database
 from vllm_tts_cache.errors import StorageError
+
+pytestmark = pytest.mark.every_backend
 
 NUM_ROUNDS = 10
 
@@ -46,7 +48,7 @@ def test_one_in_use_is_closed_when_its_block_ends(store):
 def test_one_in_use_at_a_fork_is_closed_when_its_block_ends(store):
     with store.catalogue.database.read() as db:
         used = driver_connection(db)
-        pools._close_before_fork()
+        database._close_before_fork()
     assert is_closed(used)
     with store.catalogue.database.read() as db:
         assert not is_closed(driver_connection(db))

@@ -1,8 +1,8 @@
 import pytest
 
 from tests.store_samples import opened
-from vllm_tts_cache.catalogue import catalogue
 from vllm_tts_cache.files import shared_file_system
+from vllm_tts_cache.store import catalogue
 
 
 @pytest.mark.sqlite

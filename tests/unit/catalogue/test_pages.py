@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from tests.store_samples import voice
 from vllm_tts_cache.catalogue import pages
-from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, Page, cursor
+from vllm_tts_cache.catalogue.records import SpeakerChanges
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 SORTS = ("name", "newest", "oldest")
@@ -81,6 +81,7 @@ LABELS = ({}, {"TEAM": "news"}, {"team": "News", "n": "1"})
 SEARCHES = ("", "stimme", "NEWS", "-1")
 
 
+@pytest.mark.every_backend
 def test_pages_hold_what_fits_in_order(store, voices, monkeypatch):
     monkeypatch.setattr(pages, "_PART", 3)  # of the seven on each
     for sort, labels, search in itertools.product(SORTS, LABELS, SEARCHES):
@@ -100,6 +101,7 @@ def fitting(voices, labels, search):
     return filter(fits, voices)
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("sort", SORTS)
 def test_a_page_begins_behind_an_id_too(store, voices, sort):
     ordered = in_order(voices, sort)
@@ -107,6 +109,7 @@ def test_a_page_begins_behind_an_id_too(store, voices, sort):
     assert store.catalogue.records(page) == ordered[21:]
 
 
+@pytest.mark.every_backend
 def test_a_voice_that_changes_is_found_by_what_it_says_now(store, voices):
     name = voices[0].name
     changes = SpeakerChanges({"labels": {"mood": "Calm"}, "description": "Zebra"})

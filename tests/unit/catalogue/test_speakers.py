@@ -9,16 +9,14 @@ import pytest
 from sqlalchemy import text
 
 from tests.store_samples import RATE, address, clip, delete, opened, register, voice
-from vllm_tts_cache.audio.clips import join
+from vllm_tts_cache.audio.decode import join
 from vllm_tts_cache.catalogue import stored_files
-from vllm_tts_cache.catalogue.changes import SpeakerChanges
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.record import AUDIO_KIND, NewSpeaker
+from vllm_tts_cache.catalogue.records import AUDIO_KIND, NewSpeaker, SpeakerChanges
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
 from vllm_tts_cache.errors import (
     InvalidSpeakerError,
     SpeakerExistsError,
-    SpeakerLimitError,
     SpeakerNotFoundError,
     StorageError,
 )
@@ -34,6 +32,7 @@ def found(store, name, *tenant):
     return None if result is None else result.record
 
 
+@pytest.mark.every_backend
 def test_a_speaker_comes_back_as_it_was_registered(store):
     before = time.time()
     fields = {
@@ -58,6 +57,7 @@ def of_two_clips(store, **fields):
     return store.register(voice("Ann", audio, clip_starts=(0, 2_000), **fields), audio)
 
 
+@pytest.mark.every_backend
 def test_a_speaker_of_several_clips_comes_back_with_them(store):
     record = of_two_clips(store, ref_text=" one \n\n two").record
     assert found(store, "ann") == record
@@ -82,6 +82,7 @@ def test_the_transcript_of_several_clips_has_a_line_for_each(store):
         assert found(store, "ann") == changed.record
 
 
+@pytest.mark.every_backend
 def test_an_embedding_keeps_its_float32_values(store):
     values = (0.5, -1.25, 3.0)
     record = store.register(voice("x", None, embedding=values), None).record
@@ -129,6 +130,7 @@ LONGEST: dict[str, Any] = {
 }
 
 
+@pytest.mark.every_backend
 def test_the_longest_texts_are_registered_as_they_are(store):
     record = vector(store, "x", **LONGEST)
     assert {field: getattr(record, field) for field in LONGEST} == LONGEST
@@ -143,6 +145,7 @@ def test_a_message_says_which_text_is_too_long_and_what_is_allowed():
     )
 
 
+@pytest.mark.every_backend
 def test_what_was_accepted_before_a_rule_is_taken_over_used_and_deleted(store):
     longer: dict[str, Any] = {field: text + "+" for field, text in LONGEST.items()}
     for name in ("default", "adm\u200bin"):
@@ -151,35 +154,6 @@ def test_what_was_accepted_before_a_rule_is_taken_over_used_and_deleted(store):
         assert {field: getattr(record, field) for field in longer} == longer
         delete(store, name)
         assert store.find(name) is None
-
-
-def test_registering_a_name_again_replaces_it_and_says_what_was_there(store):
-    first = register(store, "Ana", 0)
-    second = register(store, "ANA", 1)
-    assert first.replaced is None
-    assert second.replaced == first.record
-    assert store.catalogue.records(Page(limit=10)) == [second.record]
-    store.remove_files(second.deletion)
-
-
-def test_generations_grow_across_names_replacements_and_deletions(store):
-    generations = []
-    for name in ("a", "b", "a", "a"):
-        generations.append(vector(store, name).generation)
-        with suppress(SpeakerNotFoundError):
-            delete(store, "a")
-    assert generations == sorted(set(generations))
-
-
-def test_immutable_keeps_what_is_registered(open_here):
-    store = open_here(registration_policy="immutable")
-    record = register(store, "Ana", 0).record
-    with pytest.raises(SpeakerExistsError, match="'Ana'"):
-        register(store, "ana", 1)
-    assert found(store, "ana") == record
-    assert not store.has_audio(address(1))
-    with pytest.raises(SpeakerExistsError, match="'Ana'"):
-        register(store, "ana", 0)  # nothing is wrong with it
 
 
 def test_an_immutable_voice_whose_clip_was_lost_gets_it_back_and_nothing_else(
@@ -199,26 +173,7 @@ def test_an_immutable_voice_whose_clip_was_lost_gets_it_back_and_nothing_else(
     assert store.read_audio(address(0)) is not None
 
 
-def test_the_limit_is_for_new_names_only(open_here):
-    store = open_here(max_uploaded=2)
-    vector(store, "a")
-    vector(store, "b", tenant="other")
-    with pytest.raises(SpeakerLimitError):
-        register(store, "c")
-    vector(store, "A", 2.0)
-    delete(store, "a")
-    vector(store, "c")
-
-
-def test_tenants_do_not_see_each_other(store):
-    vector(store, "ana")
-    other = vector(store, "ana", tenant="other")
-    delete(store, "ana")
-    assert store.find("ana") is None
-    assert found(store, "ana", "other") == other
-    assert store.catalogue.count() == 1
-
-
+@pytest.mark.every_backend
 def test_nobody_is_found_and_deleting_nobody_says_so(store):
     for name in ("nobody", "\ud800", "\0"):
         assert store.find(name) is None
@@ -229,21 +184,7 @@ def test_nobody_is_found_and_deleting_nobody_says_so(store):
         store.catalogue.records(Page(limit=1, search="\ud800"))
 
 
-def test_pages_join_to_the_whole_in_the_order_of_folded_names(store):
-    catalogue = store.catalogue
-    for name in ("beta", "Alpha", "ähre", "Gamma", "zeta"):
-        vector(store, name)
-    pages, after = [], ""
-    while page := catalogue.records(Page(limit=2, after=after)):
-        pages.append([record.name for record in page])
-        after = page[-1].name
-    assert pages == [["Alpha", "beta"], ["Gamma", "zeta"], ["ähre"]]
-    joined = [name for page in pages for name in page]
-    assert catalogue.names(Page(limit=9)) == joined == list(catalogue.iter_names())
-    with pytest.raises(InvalidSpeakerError):
-        catalogue.records(Page(limit=0))
-
-
+@pytest.mark.every_backend
 def test_search_takes_its_text_literally(store):
     for name in ("100%", "100x", "a_b", "aXb", "Straße"):
         vector(store, name)
@@ -259,12 +200,14 @@ def test_search_takes_its_text_literally(store):
         names(limit=9, search="\0")
 
 
+@pytest.mark.every_backend
 def test_many_names_are_all_iterated(store):
     fill(store, 2500)
     assert len(list(store.catalogue.iter_names())) == 2500
     empty(store)
 
 
+@pytest.mark.every_backend
 def test_verify_finds_rows_that_cannot_be_right(open_here, tmp_path):
     store = opened(tmp_path / "other")
     vector(store, "ana")
@@ -275,13 +218,6 @@ def test_verify_finds_rows_that_cannot_be_right(open_here, tmp_path):
     store.close()
     assert "'ana' (1): its key is 'Ana'" in found
     assert "usage of inline, audio" in found
-
-
-def test_reopening_finds_everything(open_here, tmp_path):
-    store = opened(tmp_path / "voices")
-    record = register(store, "ana").record
-    store.close()
-    assert found(open_here(), "ana") == record
 
 
 @pytest.mark.sqlite
@@ -295,6 +231,7 @@ def test_a_closed_store_says_so_and_leaves_no_log(tmp_path):
     assert not (tmp_path / "catalogue.sqlite3-wal").exists()
 
 
+@pytest.mark.every_backend
 def test_threads_share_a_store(store):
     def work(thread: int) -> None:
         for n in range(10):
@@ -339,15 +276,15 @@ def test_a_connection_never_crosses_a_fork(store):
 
 @pytest.mark.sqlite
 def test_lookup_cost_does_not_grow_with_the_catalogue(store):
-    fill(store, 100_000)
-    for name in ("s00000", "s50000", "nobody"):
+    fill(store, 30_000)
+    for name in ("s00000", "s15000", "nobody"):
         assert median_seconds(lambda name=name: store.find(name)) < 1e-3
-    result = store.find("s50000")
+    result = store.find("s15000")
     assert result.fingerprints == {"e" * 64, "f" * 64}
     catalogue = store.catalogue
-    record = catalogue.records(Page(limit=1, after="s99997"))[0]
-    assert record.name == "s99998"
-    page = Page(limit=50, after="s70000")
+    record = catalogue.records(Page(limit=1, after="s29997"))[0]
+    assert record.name == "s29998"
+    page = Page(limit=50, after="s20000")
     assert median_seconds(lambda: catalogue.records(page)) < 5e-3
     empty(store)
 
@@ -391,6 +328,7 @@ def fill(store: SpeakerStore, num_speakers: int) -> None:
             "name": f"s{n:05d}",
             "name_key": f"s{n:05d}",
             "speaker_id": f"voice_{n:032x}",
+            "search_text": f"s{n:05d}",
             "audio_sha256": f"{n:064x}",
             "num_samples": 1,
             "sample_rate_hz": 1,

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from tests.store_samples import address, delete, opened, register
 from vllm_tts_cache.catalogue.pages import Page
-from vllm_tts_cache.catalogue.record import SpeakerRecord
+from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.errors import (
     SpeakerExistsError,
     SpeakerLimitError,
@@ -108,6 +108,7 @@ class SpeakersMachine(RuleBasedStateMachine):
             self.directory.cleanup()
 
 
+@pytest.mark.every_backend
 def test_the_store_agrees_with_a_dict(engine):
     num_examples = 15 if engine == "sqlite" else 5
     short = settings(max_examples=num_examples, stateful_step_count=15, deadline=None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_tts_cache.catalogue.transcripts import joined, of_clips
+from vllm_tts_cache.catalogue.details import joined, of_clips
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 
-from tests.old_layout import OldLayout
 from tests.store_samples import (
     address,
     opened,
@@ -12,9 +11,9 @@ from tests.store_samples import (
     register,
     settings_of,
 )
-from vllm_tts_cache.catalogue.catalogue import FILE_NAME
 from vllm_tts_cache.errors import ConfigError, StorageError
-from vllm_tts_cache.store import home
+from vllm_tts_cache.store import binding
+from vllm_tts_cache.store.catalogue import FILE_NAME
 from vllm_tts_cache.store.opening import open_existing, open_store
 
 pytestmark = pytest.mark.postgresql
@@ -86,28 +85,13 @@ def test_a_directory_that_was_moved_is_the_same(voices):
 
 def test_a_directory_of_which_a_copy_was_restored_can_be_named_again(voices):
     directory, url = voices
-    id_ = home.home_of(directory).id
+    id_ = binding.home_of(directory).id
     copy = shutil.copytree(directory, directory.parent / "copy")
-    (copy / home.FILE_NAME).unlink()
+    (copy / binding.ID_FILE_NAME).unlink()
     with pytest.raises(ConfigError, match=f"write {id_} into its file"):
         opened(copy, catalogue_url=url)
-    (copy / home.FILE_NAME).write_text(id_)
+    (copy / binding.ID_FILE_NAME).write_text(id_)
     whole(copy, url)
-
-
-def test_what_an_earlier_version_stored_is_taken_over(tmp_path, postgres):
-    directory = tmp_path / "voices"
-    old = OldLayout(directory)
-    for number, name in enumerate(("Ann", "Bob")):
-        old.voice(name, number)
-        old.audio(number)
-        old.encoding(number)
-    old.close()
-    store = opened(directory, catalogue_url=postgres.url_of(directory))
-    assert store.verify() == []
-    assert encoded(store, "bob") == {"e" * 64}
-    assert register(store, "Cid", 2).record.generation > 2
-    store.close()
 
 
 def test_a_directory_that_is_not_mounted_for_a_while_costs_no_voice(voices):
@@ -118,7 +102,9 @@ def test_a_directory_that_is_not_mounted_for_a_while_costs_no_voice(voices):
     directory.mkdir()
     with pytest.raises(StorageError):
         store.recover()
-    (directory / home.FILE_NAME).write_bytes((away / home.FILE_NAME).read_bytes())
+    (directory / binding.ID_FILE_NAME).write_bytes(
+        (away / binding.ID_FILE_NAME).read_bytes()
+    )
     with pytest.raises(StorageError, match="is it mounted"):
         store.recover()
     shutil.rmtree(directory)

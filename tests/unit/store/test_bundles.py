@@ -1,9 +1,7 @@
 """Voices go from one store to another in a file, whole or not at all."""
 
 import io
-import os
 import struct
-import threading
 import time
 import zipfile
 from dataclasses import replace
@@ -17,8 +15,7 @@ from hypothesis import strategies as st
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.encoding_samples import make_encoding
 from tests.store_samples import clip, key, opened, voice
-from vllm_tts_cache.audio.clips import decode_clips, join
-from vllm_tts_cache.catalogue.changes import SpeakerChanges
+from vllm_tts_cache.audio.decode import decode_clips, join
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.errors import (
     InvalidBundleError,
@@ -29,7 +26,7 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundles import KEY_FILE, Bundles
-from vllm_tts_cache.store.encoding import EncodingKey
+from vllm_tts_cache.tenants import Tenant
 
 SECRET = "a secret of both servers"
 
@@ -61,7 +58,6 @@ def exported(store):
         "description": "warm",
         "language": "de",
         "labels": {"team": "news"},
-        "is_pinned": True,
     }
     record = register(store, "Ann", 0, **fields).record
     encoding_key = replace(key(0), audio_sha256=record.audio_sha256)
@@ -69,12 +65,13 @@ def exported(store):
     return record, encoding_key, Bundles(store, SECRET).export("ann")[1]
 
 
+@pytest.mark.every_backend
 def test_a_voice_arrives_with_all_it_had(exported, other):
     before, encoding_key, data = exported
     imported = Bundles(other, SECRET).import_voice(data)
     after = imported.done.record
     assert (imported.num_kept, imported.num_left) == (1, 0)
-    told = ("name", "ref_text", "description", "language", "labels", "is_pinned")
+    told = ("name", "ref_text", "description", "language", "labels")
     assert all(getattr(after, each) == getattr(before, each) for each in told)
     assert after.audio_sha256 == before.audio_sha256
     assert other.consents.get(after.consent_id).name == "Ann's"
@@ -85,6 +82,55 @@ def test_a_voice_arrives_with_all_it_had(exported, other):
     again = Bundles(other, SECRET).export("Ann")[1]
     times = msgspec.json.decode(entries(again)["voice.json"])["created_at"]
     assert times == after.created_at
+
+
+def told_as_ids_and_dates(store, record):
+    """What clients know a voice and its recording by."""
+    voice = record.speaker_id, record.created_at, record.updated_at
+    recording = store.consents.get(record.consent_id, record.tenant)
+    return voice, (recording.consent_id, recording.created_at)
+
+
+def test_of_an_unsigned_bundle_ids_and_dates_are_new(exported, store, other):
+    record, _, data = exported
+    found = entries(data)
+    told = msgspec.json.decode(found["voice.json"]) | {"created_at": 5.0}
+    forged = packed(found | {"voice.json": msgspec.json.encode(told)})
+    for bundle, secret in ((data, ""), (forged, SECRET)):
+        bundles = Bundles(other, secret)
+        after = bundles.import_voice(bundle, on_conflict="rename").done.record
+        new = told_as_ids_and_dates(other, after)
+        old = told_as_ids_and_dates(store, record)
+        assert all(mine[0] != theirs[0] for mine, theirs in zip(new, old, strict=True))
+        assert after.created_at > record.created_at
+
+
+def test_an_id_is_of_one_voice_whoever_brings_it_again(exported, other):
+    """Neither a copy nor another tenant gets an id that is in use."""
+    record, _, data = exported
+    bundles = Bundles(other, SECRET)
+    first = bundles.import_voice(data).done.record
+    copy = bundles.import_voice(data, name="Bea").done.record
+    theirs = bundles.import_voice(data, tenant=Tenant(name="acme")).done.record
+    assert first.speaker_id == record.speaker_id
+    assert len({each.speaker_id for each in (first, copy, theirs)}) == 3
+    assert theirs.consent_id != first.consent_id == record.consent_id
+    assert other.find(record.speaker_id, "acme") is None
+    replaced = bundles.import_voice(data, on_conflict="replace").done.record
+    assert replaced.speaker_id == record.speaker_id
+    assert replaced.created_at > first.created_at
+
+
+def test_a_deleted_voice_is_brought_back_with_its_id(exported, store):
+    record, _, data = exported
+    store.remove_files(store.delete("Ann"))
+    assert store.find(record.speaker_id) is None
+    back = Bundles(store, SECRET).import_voice(data).done.record
+    assert back.speaker_id == record.speaker_id
+    assert store.find(record.speaker_id).record == back
+    again = store.delete(record.speaker_id)
+    store.remove_files(again)
+    assert again.public_id == record.speaker_id
 
 
 def entries(data):
@@ -144,11 +190,23 @@ def test_what_cannot_be_registered_leaves_no_recording(exported, other):
     assert other.consents.on_page(9) == []
 
 
-def test_an_embedding_is_no_bundle(store):
+@pytest.mark.parametrize(
+    "embedding", (b"", b"abc", bytes(4 * 5000), struct.pack("<f", float("nan")))
+)
+def test_an_embedding_that_cannot_be_is_refused(store, other, embedding):
     store.register(voice("Ann", None), None)
-    for name in ("Ann", "nobody"):
-        with pytest.raises(SpeakerNotFoundError):
-            Bundles(store, "").export(name)
+    found = entries(Bundles(store, SECRET).export("Ann")[1])
+    told = msgspec.json.decode(found["voice.json"], type=bundle_format.BundledVoice)
+    files = {bundle_format.EMBEDDING: embedding}
+    data = bundle_format.write(told, files, SECRET.encode())
+    with pytest.raises(SpeakerRequestError):
+        Bundles(other, SECRET).import_voice(data)
+    assert other.catalogue.count() == 0
+
+
+def test_of_nobody_there_is_no_bundle(store):
+    with pytest.raises(SpeakerNotFoundError):
+        Bundles(store, "").export("nobody")
 
 
 def packed(found, compression=zipfile.ZIP_STORED):
@@ -186,6 +244,9 @@ HOSTILE = {
     ),
     "a path": lambda found: packed(found | {"../../etc/passwd": b"x"}),
     "an absolute path": lambda found: packed(found | {"/etc/passwd": b"x"}),
+    "an embedding as well": lambda found: packed(
+        found | {"embedding.f32": struct.pack("<f", 0.5)}
+    ),
     "another entry": lambda found: packed(found | {"readme.txt": b"x"}),
     "compressed": lambda found: packed(found, zipfile.ZIP_DEFLATED),
     "a bomb": lambda found: packed({"voice.json": bytes(10**8)}, zipfile.ZIP_DEFLATED),
@@ -222,6 +283,9 @@ HOSTILE = {
     "long text": lambda found: packed(retold(found, ref_text="x" * 3000)),
     "a long field": lambda found: packed(retold(found, **{100_000 * "/a": 1})),
     "past": lambda found: packed(retold(found, expires_at=5.0)),
+    "an id that is none": lambda found: packed(retold(found, id="voice_1")),
+    "a recording's id": lambda found: packed(retold(found, id="cons_" + "0" * 32)),
+    "a negative size": lambda found: packed(retold(found, file_size=-1)),
 }
 
 
@@ -276,6 +340,7 @@ def test_clips_arrive_as_they_were_cut(of_two_clips, other):
 LOSSY = {"mp3": ("MP3", "MPEG_LAYER_III"), "ogg": ("OGG", "VORBIS")}
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("kind", LOSSY)
 def test_lossy_clips_are_kept_as_they_came_and_arrive_to_the_bit(
     store, open_here, other, kind
@@ -322,20 +387,14 @@ WRONG_CUTS = {
 }
 
 
-@pytest.mark.parametrize("what", list(WRONG_CUTS))
-def test_a_bundle_with_other_cuts_is_refused_whole(of_two_clips, other, what):
-    found = entries(of_two_clips[2])
-    data = packed(retold(found, clip_starts=WRONG_CUTS[what]))
+@pytest.mark.parametrize(
+    "told",
+    [*({"clip_starts": cuts} for cuts in WRONG_CUTS.values()), {"ref_text": "one"}],
+    ids=[*WRONG_CUTS, "not a line for each"],
+)
+def test_a_bundle_with_other_cuts_is_refused_whole(of_two_clips, other, told):
+    data = packed(retold(entries(of_two_clips[2]), **told))
     with pytest.raises(SpeakerRequestError):
-        Bundles(other, SECRET).import_voice(data)
-    assert other.catalogue.count() == 0
-
-
-def test_a_bundle_whose_transcript_has_not_a_line_for_each_is_refused(
-    of_two_clips, other
-):
-    data = packed(retold(entries(of_two_clips[2]), ref_text="one"))
-    with pytest.raises(SpeakerRequestError, match="2 clips"):
         Bundles(other, SECRET).import_voice(data)
     assert other.catalogue.count() == 0
 
@@ -345,7 +404,7 @@ def test_encodings_that_were_changed_are_made_anew(exported, other):
     found = entries(exported[2])
     told = msgspec.json.decode(found["voice.json"])
     forged = packed(
-        found | {"voice.json": msgspec.json.encode(told | {"pinned": False})}
+        found | {"voice.json": msgspec.json.encode(told | {"language": "en"})}
     )
     imported = Bundles(other, SECRET).import_voice(forged)
     assert (imported.num_kept, imported.num_left) == (0, 1)
@@ -392,61 +451,3 @@ def test_an_invalid_bundle_says_what_to_do(exported, other):
     data = packed(retold(entries(exported[2]), format=7))
     with pytest.raises(InvalidBundleError, match=r"its format is 7.*export it again"):
         Bundles(other, SECRET).import_voice(data)
-
-
-def test_previews_are_in_no_bundle_and_few_are_kept(store):
-    record = register(store, "Ann").record
-    for number in range(9):
-        preview = EncodingKey(
-            audio_sha256=record.audio_sha256,
-            encoder_fingerprint=f"preview-{number:064x}",
-        )
-        store.publish_preview(preview, make_encoding(number), "default")
-    found = store.find("Ann")
-    assert found.fingerprints == frozenset()
-    kinds = store.stored_kinds([record.audio_sha256])[record.audio_sha256]
-    assert kinds == {"audio", *(f"preview-{number:064x}" for number in range(5, 9))}
-    assert store.files.kinds(record.audio_sha256) == kinds
-    assert not any(
-        "enc" in name for name in entries(Bundles(store, "").export("Ann")[1])
-    )
-
-
-def test_a_preview_is_kept_without_going_through_a_directory(store, monkeypatch):
-    sha = register(store, "Ann").record.audio_sha256
-    here, listed = threading.get_ident(), []
-
-    def keep(number):
-        kind = f"preview-{number:064x}"
-        preview = EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
-        store.publish_preview(preview, make_encoding(number), "default")
-
-    def noting(real):
-        def noted(*args):
-            if threading.get_ident() == here:
-                listed.append(args)
-            return real(*args)
-
-        return noted
-
-    keep(0)  # makes this process's place to write
-    with monkeypatch.context() as noticing:
-        for name in ("listdir", "scandir"):
-            noticing.setattr(os, name, noting(getattr(os, name)))
-        for number in range(1, 6):
-            keep(number)
-    assert listed == []
-    assert store.files.kinds(sha) == store.stored_kinds([sha])[sha]
-
-
-def test_previews_go_with_any_voice_of_the_clip_and_with_its_transcript(store):
-    sha = register(store, "Ann", ref_text="words").record.audio_sha256
-    register(store, "Bea")
-    preview = EncodingKey(audio_sha256=sha, encoder_fingerprint=f"preview-{0:064x}")
-    for undo in (
-        lambda: store.delete("Bea"),
-        lambda: store.change("Ann", SpeakerChanges({"ref_text": "more"})).deletion,
-    ):
-        store.publish_preview(preview, make_encoding(0), "default")
-        store.remove_files(undo())
-        assert store.files.kinds(sha) == {"audio"}

@@ -1,20 +1,18 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import numpy as np
 import pytest
 
 from tests.encoding_samples import ROOMY, assert_same, make_encoding
-from tests.store_samples import address, clip, delete, key, register
-from vllm_tts_cache.catalogue.record import Segment
+from tests.store_samples import address, delete, key, register
+from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.store.cache import EncodingCache, open_cache
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.memory import MemoryTier
 from vllm_tts_cache.store.speaker_store import SpeakerStore
-from vllm_tts_cache.store.stats import CacheStats
 
 REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 
@@ -30,6 +28,7 @@ def cache(memory, store):
     return EncodingCache(memory, store)
 
 
+@pytest.mark.every_backend
 def test_what_is_put_is_in_memory_and_outlives_the_process(cache, memory, store):
     assert cache.get(key(), REGISTERED) is None
     cache.put(key(), make_encoding(), REGISTERED)
@@ -38,6 +37,7 @@ def test_what_is_put_is_in_memory_and_outlives_the_process(cache, memory, store)
     assert (cache.contains(key()), cache.is_stored(key())) == (True, True)
 
 
+@pytest.mark.every_backend
 def test_a_restart_reads_the_file_once_and_then_memory(cache, store):
     cache.put(key(), make_encoding(), REGISTERED)
     restarted = EncodingCache(MemoryTier(ROOMY), store)
@@ -53,6 +53,7 @@ def test_asking_as_registered_promotes_what_memory_has(cache, memory):
     assert memory.stats().segments[INLINE].entries == 0
 
 
+@pytest.mark.every_backend
 def test_what_was_deleted_while_it_was_encoded_is_kept_nowhere(cache, memory, store):
     delete(store, "Ann")
     cache.put(key(), make_encoding(), REGISTERED)
@@ -135,6 +136,7 @@ def test_a_broken_disk_does_not_keep_a_voice_that_was_deleted_meanwhile(memory):
     assert memory.contains(key(1))
 
 
+@pytest.mark.every_backend
 def test_a_corrupt_file_is_a_miss_and_counted(cache, store):
     store.publish(key(), make_encoding())
     with open(store.files.file_name(address(), "e" * 64), "r+b") as file:  # noqa: PTH123
@@ -157,22 +159,6 @@ def test_an_encoding_cannot_be_changed_from_either_side(cache):
     assert cache.get(key(), REGISTERED)["x"].tolist() == [0, 0, 0, 0]
 
 
-def test_stats_survive_msgpack_and_look_at_no_disk(store):
-    for number in range(3):
-        register(store, f"{number}", number)
-    settings = Settings(memory_max_bytes=120, memory_max_entries=8)
-    cache = open_cache(settings, store)
-    for number in range(3):
-        cache.put(key(number), make_encoding(num_frames=2), REGISTERED)
-    cache.get(key(0), REGISTERED)
-    stats = cache.stats()
-    sent = msgspec.msgpack.encode(stats)
-    assert msgspec.msgpack.decode(sent, type=CacheStats) == stats
-    assert stats.hits == {"memory": 0, "disk": 1}
-    assert stats.memory.evictions > 0
-    assert EncodingCache(MemoryTier(ROOMY), BrokenStore()).stats().misses == 0
-
-
 def test_the_memory_is_split_between_registered_and_inline():
     settings = Settings(
         memory_max_bytes=1000, memory_max_entries=100, inline_share=0.25
@@ -181,10 +167,3 @@ def test_the_memory_is_split_between_registered_and_inline():
     assert segments[REGISTERED].max_bytes == 750
     assert segments[INLINE].max_bytes == 250
     assert (segments[REGISTERED].max_entries, segments[INLINE].max_entries) == (75, 25)
-
-
-def test_inline_audio_is_served_the_same_way(store, memory):
-    store.keep_inline(clip(5))
-    cache = EncodingCache(memory, store)
-    cache.put(key(5), make_encoding(), INLINE)
-    assert cache.is_stored(key(5))

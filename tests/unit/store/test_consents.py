@@ -3,7 +3,7 @@
 import pytest
 
 from tests.store_samples import address, clip, delete, register
-from vllm_tts_cache.catalogue.ids import is_consent_id, new_consent_id
+from vllm_tts_cache.catalogue.names import is_consent_id, new_consent_id
 from vllm_tts_cache.errors import (
     ConsentInUseError,
     ConsentLimitError,
@@ -18,6 +18,7 @@ def finish(store, deletion):
     store.acknowledge(deletion.id)
 
 
+@pytest.mark.every_backend
 def test_a_recording_is_kept_listed_renamed_and_deleted(store):
     made = [store.consents.add(f"c{n}", "en-US", clip(n)) for n in range(5)]
     assert all(is_consent_id(record.consent_id) for record in made)
@@ -34,6 +35,7 @@ def test_a_recording_is_kept_listed_renamed_and_deleted(store):
             ask(made[1].consent_id)
 
 
+@pytest.mark.every_backend
 def test_a_recording_that_voices_stand_on_is_kept_and_says_whose_it_is(store):
     consent = store.consents.add("c", "de", clip(0)).consent_id
     record = register(store, "Ann", 1, consent=consent).record
@@ -46,6 +48,7 @@ def test_a_recording_that_voices_stand_on_is_kept_and_says_whose_it_is(store):
     finish(store, store.consents.delete(consent))
 
 
+@pytest.mark.every_backend
 def test_an_audio_is_kept_as_long_as_a_voice_or_a_recording_has_it(store):
     consent = store.consents.add("c", "de", clip(0)).consent_id
     register(store, "Ann", 0)
@@ -73,6 +76,7 @@ def test_an_id_of_nothing_is_a_text_like_any_other_where_none_is_needed(store):
     assert (record.consent, record.consent_id) == (consent, None)
 
 
+@pytest.mark.every_backend
 def test_there_are_as_many_recordings_as_voices_at_most(open_here):
     store = open_here(max_uploaded=1)
     store.consents.add("c", "de", clip(0))

@@ -4,7 +4,7 @@ import pytest
 
 from tests.encoding_samples import sized_encoding
 from tests.store_samples import address, clip, key, publish, register
-from vllm_tts_cache.catalogue.record import Segment
+from vllm_tts_cache.catalogue.records import Segment
 
 # A clip of these tests has 8,000 bytes of samples, and a header.
 CLIP_BYTES = 8_500
@@ -26,6 +26,7 @@ def kept(store, numbers):
     return [number for number in numbers if store.has_audio(address(number))]
 
 
+@pytest.mark.every_backend
 def test_the_least_recently_used_inline_clip_goes(store):
     for number in range(3):
         store.keep_inline(clip(number))
@@ -35,6 +36,7 @@ def test_the_least_recently_used_inline_clip_goes(store):
     assert store.read_audio(address(1)) is None
 
 
+@pytest.mark.every_backend
 def test_no_inline_clip_pushes_a_registered_one_out(store):
     register(store, "Ann", 0)
     for number in range(1, 12):
@@ -50,6 +52,7 @@ def test_a_clip_larger_than_the_budget_stays_until_the_next_comes(open_here):
         assert kept(store, range(3)) == [number]
 
 
+@pytest.mark.every_backend
 def test_encodings_go_by_segment_and_use_and_their_audio_stays(store):
     for number in range(4):
         register(store, f"{number}", number)
@@ -65,6 +68,7 @@ def test_encodings_go_by_segment_and_use_and_their_audio_stays(store):
     assert store.read_audio(address(1)) is not None
 
 
+@pytest.mark.every_backend
 def test_an_evicted_clip_leaves_no_empty_directory(store):
     for number in range(5):
         store.keep_inline(clip(number))
@@ -74,6 +78,7 @@ def test_an_evicted_clip_leaves_no_empty_directory(store):
     )
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("direction", [-1, 1])
 def test_a_clock_that_is_set_does_not_change_who_goes(store, monkeypatch, direction):
     for number in range(2):
@@ -97,6 +102,7 @@ def test_a_use_is_written_down_once_a_minute(store, monkeypatch):
     assert written == [[address(0)]]
 
 
+@pytest.mark.every_backend
 def test_many_victims_go_in_slices(open_here):
     store = open_here(disk_max_bytes=1 << 20, inline_share=0.0)
     register(store, "Ann")

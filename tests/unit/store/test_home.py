@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from vllm_tts_cache import files
-from vllm_tts_cache.store import home
-from vllm_tts_cache.store.home import StoreHome, home_of
+from vllm_tts_cache.store import binding
+from vllm_tts_cache.store.binding import StoreHome, home_of
 
 
 @pytest.mark.directory
@@ -25,7 +25,7 @@ def test_two_directories_are_told_apart(tmp_path):
     homes = []
     for name in "ab":
         (tmp_path / name).mkdir()
-        home.mark(tmp_path / name)
+        binding.mark(tmp_path / name)
         homes.append(home_of(tmp_path / name))
     first, second = homes
     assert first.is_elsewhere(second)
@@ -38,7 +38,7 @@ def test_processes_that_open_a_new_directory_at_once_agree(tmp_path):
 
     def open_one():
         barrier.wait()
-        home.mark(tmp_path)
+        binding.mark(tmp_path)
         seen.append(home_of(tmp_path).id)
 
     threads = [threading.Thread(target=open_one) for _ in range(8)]
@@ -48,7 +48,7 @@ def test_processes_that_open_a_new_directory_at_once_agree(tmp_path):
         thread.join()
     assert len(set(seen)) == 1
     assert seen[0]
-    assert [path.name for path in tmp_path.iterdir()] == [home.FILE_NAME]
+    assert [path.name for path in tmp_path.iterdir()] == [binding.ID_FILE_NAME]
 
 
 def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(files, "write_private", refuse)
-    home.mark(tmp_path)
+    binding.mark(tmp_path)
     nameless = home_of(tmp_path)
     assert nameless.id == ""
     assert not nameless.is_elsewhere(StoreHome(id="1"))
@@ -65,6 +65,6 @@ def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
 def test_a_spoilt_marker_says_nothing(tmp_path, content):
-    (tmp_path / home.FILE_NAME).write_bytes(content)
-    home.mark(tmp_path)
+    (tmp_path / binding.ID_FILE_NAME).write_bytes(content)
+    binding.mark(tmp_path)
     assert home_of(tmp_path).id == ""

@@ -1,15 +1,9 @@
 """Which voices spoke last: what a server that starts again makes ready first."""
 
-from tests.store_samples import (
-    address,
-    clip,
-    delete,
-    make_encoding,
-    publish,
-    register,
-)
-from vllm_tts_cache.catalogue.record import DEFAULT_TENANT, PREVIEW_PREFIX
-from vllm_tts_cache.store.encoding import EncodingKey
+import pytest
+
+from tests.store_samples import address, clip, delete, publish, register
+from vllm_tts_cache.catalogue.records import DEFAULT_TENANT
 
 
 def last_used(store, limit=8):
@@ -28,6 +22,7 @@ def test_nobody_has_spoken_where_nothing_is_encoded(store):
     assert last_used(store) == []
 
 
+@pytest.mark.every_backend
 def test_the_last_one_comes_first_however_many_encodings_it_has(store):
     for number, name in enumerate(("Ann", "Bob", "Cid", "Dee")):
         register(store, name, number)
@@ -41,6 +36,7 @@ def test_the_last_one_comes_first_however_many_encodings_it_has(store):
     assert last_used(store, 2) == ["Bob", "Dee"]
 
 
+@pytest.mark.every_backend
 def test_of_several_voices_of_one_clip_it_is_the_newest(store):
     for name in ("Ann", "Bob", "Cid"):
         register(store, name, 0)
@@ -57,16 +53,3 @@ def test_inline_clips_are_nobodys(store):
     publish(store, 0)
     spoken(store, 5)
     assert last_used(store) == ["Ann"]
-
-
-def test_what_a_voice_was_tried_with_takes_no_other_ones_place(store):
-    """Previews lie beside encodings, and as many are read as some voices have."""
-    for number in range(5):
-        register(store, f"voice {number}", number)
-        publish(store, number)
-        for preview in range(4):
-            kind = f"{PREVIEW_PREFIX}{preview:064x}"
-            sha = address(number)
-            tried = EncodingKey(audio_sha256=sha, encoder_fingerprint=kind)
-            store.publish_preview(tried, make_encoding(number), DEFAULT_TENANT)
-    assert last_used(store, 5) == [f"voice {number}" for number in range(4, -1, -1)]

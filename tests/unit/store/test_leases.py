@@ -8,11 +8,10 @@ import pytest
 from sqlalchemy import text
 
 from tests.lease_times import SECONDS, delete_participants, shift, silent_for
-from tests.store_samples import address, delete, opened, register, voice
+from tests.store_samples import address, opened, register, voice
 from vllm_tts_cache import config
-from vllm_tts_cache.catalogue import changed_speakers, deletions, leases, schema
-from vllm_tts_cache.catalogue.changes import SpeakerChanges
-from vllm_tts_cache.store import leased_participation
+from vllm_tts_cache.catalogue import deletions, leases, schema
+from vllm_tts_cache.store import participation
 
 pytestmark = pytest.mark.postgresql
 
@@ -113,7 +112,7 @@ def test_a_clock_that_is_set_ends_no_lease_and_deletes_nobody(
     store, open_here, alone, monkeypatch, seconds
 ):
     """The first one that renewed by it deleted all the others."""
-    monkeypatch.setattr(leased_participation, "DELETE_LOST_SECONDS", 0.0)
+    monkeypatch.setattr(participation, "DELETE_LOST_SECONDS", 0.0)
     first, second = open_here(), open_here()
     register(store, "Ann")
     mine = first.join().id
@@ -262,15 +261,6 @@ def test_a_lease_survives_connections_that_are_cut(store, open_here, postgres, s
     assert other.deletions_to_confirm() == [deletion]
 
 
-def test_nothing_waits_where_nobody_takes_part(tmp_path):
-    store = opened(tmp_path)
-    register(store, "Ann")
-    delete(store, "Ann")
-    assert store.progress("Ann") is None
-    assert store.catalogue.num_unfinished_deletions() == 0
-    store.close()
-
-
 def test_after_an_outage_of_hours_nobody_is_deleted_who_comes_back(
     store, open_here, monkeypatch
 ):
@@ -294,13 +284,13 @@ def test_after_an_outage_of_hours_nobody_is_deleted_who_comes_back(
 
 def test_whoever_never_comes_back_is_deleted_in_time(store, open_here, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
-    monkeypatch.setattr(leased_participation, "DELETE_LOST_SECONDS", 0.1)
+    monkeypatch.setattr(participation, "DELETE_LOST_SECONDS", 0.1)
     here = open_here()
     here.join()
     with store.catalogue.database.write() as db:
         deletions.join(db, "gone")
         until = leases.NOW - 2 * leases.LOST_SECONDS
-        gone = {"participant_id": "gone", "until": until, "seconds": 60, "heard": 0}
+        gone = {"participant_id": "gone", "until": until, "seconds": 60}
         db.execute(schema.lease.insert().values(**gone))
     here.delete_lost()
     assert "gone" in participants(store)  # renewals have not gone on for so long
@@ -314,64 +304,23 @@ def test_whoever_never_comes_back_is_deleted_in_time(store, open_here, monkeypat
         time.sleep(0.05)
 
 
-def change_of(store, name, **given):
-    return store.change(name, SpeakerChanges(given))
-
-
-def heard_of(store):
-    news = store.news()
-    store.hear(news.change)
-    return news.speaker_ids
-
-
-def test_a_change_waits_for_all_who_take_part_and_live(store, open_here, ended):
-    one, other = open_here(), open_here()
-    for each in (one, other):
-        each.join()
-    assert register(store, "Ann").change == 0  # nobody remembers a new one
-    ann = store.find("Ann").record
-    change = change_of(store, "Ann", description="words").change
-    assert one.num_unheard(change) == 2
-    assert (heard_of(one), one.num_unheard(change)) == ([ann.speaker_id], 1)
-    assert heard_of(one) == []
-    assert one.news().seconds > SECONDS / 2
+def test_deletions_wait_as_long_as_the_lease_says(store, open_here, ended):
+    other = open_here()
+    other.join()
+    assert SECONDS / 2 < other.standing().seconds <= SECONDS
     ended()
-    assert one.num_unheard(change) == 0
-    assert other.news().seconds < 0
+    assert other.standing().seconds < 0
     with store.catalogue.database.write() as db:
         for each in participants(store):
             assert leases.renew(db, each)
-    assert other.news().seconds > SECONDS / 2
-    assert heard_of(other) == [ann.speaker_id]
+    assert other.standing().seconds > SECONDS / 2
 
 
-def test_replacing_and_deleting_are_changes_and_are_kept_until_all_have_heard(
-    store, open_here, monkeypatch
-):
-    monkeypatch.setattr(leased_participation, "DELETE_LOST_SECONDS", 0.0)
+def test_a_deleted_embedding_is_confirmed_as_well(store, open_here):
     other = open_here()
     other.join()
-    ann = register(store, "Ann").record
-    replaced = register(store, "Ann", 1)
-    store.remove_files(replaced.deletion)
-    delete(store, "Ann")
     store.register(voice("Vec", None), None)
     vec = store.find("Vec").record
     deletion = deletion_of(store, "Vec")
-    assert {d.public_id for d in other.deletions_to_confirm()} >= {vec.speaker_id}
     assert deletion in other.deletions_to_confirm()
-    assert heard_of(other) == [ann.speaker_id, ann.speaker_id, vec.speaker_id]
-    other.delete_lost()
-    with store.catalogue.database.read() as db:
-        (left,) = db.execute(schema.changed_speaker.select()).all()
-    assert left.number > replaced.change
-
-
-def test_who_has_missed_too_much_deletes_all(store, open_here, monkeypatch):
-    monkeypatch.setattr(changed_speakers, "MAX_TOLD", 3)
-    other = open_here()
-    other.join()
-    register(store, "Ann")
-    changes = [change_of(store, "Ann", description=d).change for d in "abcd"]
-    news = other.news()
-    assert (news.speaker_ids, news.change) == (None, changes[-1])
+    assert deletion.public_id == vec.speaker_id

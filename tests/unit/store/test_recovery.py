@@ -15,7 +15,6 @@ from tests.store_samples import (
     register,
     settings_of,
     traces,
-    voice,
 )
 from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.errors import ConfigError, StorageError
@@ -35,6 +34,7 @@ def everything(directory):
     }
 
 
+@pytest.mark.every_backend
 @pytest.mark.directory
 def test_files_that_nobody_has_are_shown_and_removed(store):
     register(store, "Ann", 0)
@@ -51,6 +51,7 @@ def test_files_that_nobody_has_are_shown_and_removed(store):
     assert store.read_audio(address(0)) is not None
 
 
+@pytest.mark.every_backend
 @pytest.mark.directory
 def test_rows_without_a_file_are_shown_and_deleted(store):
     register(store, "Ann", 0)
@@ -77,6 +78,7 @@ def test_a_voice_whose_audio_is_gone_is_shown_until_it_is_registered_again(store
     assert store.find("Ann").fingerprints == {"e" * 64}
 
 
+@pytest.mark.every_backend
 def test_an_unfinished_deletion_is_shown_and_finished(store):
     register(store, "Ann")
     publish(store)
@@ -90,6 +92,7 @@ def test_an_unfinished_deletion_is_shown_and_finished(store):
     assert store.progress("Ann").is_finished
 
 
+@pytest.mark.every_backend
 def test_what_is_in_the_trash_is_shown_and_removed(store):
     register(store, "Ann")
     left = store.directory / "trash" / "7" / "x"
@@ -100,6 +103,7 @@ def test_what_is_in_the_trash_is_shown_and_removed(store):
     assert not left.exists()
 
 
+@pytest.mark.every_backend
 def test_what_a_dead_process_was_writing_is_shown_and_removed(store):
     if (child := os.fork()) == 0:
         store.files.stage(b"half a voice")
@@ -109,6 +113,7 @@ def test_what_a_dead_process_was_writing_is_shown_and_removed(store):
     assert store.recover() == ["removed 1 half-written files"]
 
 
+@pytest.mark.every_backend
 def test_what_a_living_process_is_writing_is_neither(store, open_here):
     other = open_here()
     staged = other.files.stage(b"half a voice")
@@ -118,6 +123,7 @@ def test_what_a_living_process_is_writing_is_neither(store, open_here):
     staged.unlink()
 
 
+@pytest.mark.every_backend
 def test_registered_files_that_no_speaker_has_are_removed(store):
     with store.catalogue.database.write() as db:
         register_row = stored_files.StoredFile(
@@ -135,6 +141,7 @@ def test_registered_files_that_no_speaker_has_are_removed(store):
     assert store.verify() == []
 
 
+@pytest.mark.every_backend
 def test_sums_that_are_wrong_are_shown_and_put_right(store):
     register(store, "Ann")
     with store.catalogue.database.write() as db:
@@ -244,6 +251,7 @@ def test_the_quarantine_is_bounded(store, monkeypatch, bound, kind):
         delete(store, f"{number}")  # one whose audio is gone is nothing that is right
 
 
+@pytest.mark.every_backend
 def test_recovering_keeps_what_is_registered_meanwhile(store, open_here, monkeypatch):
     other, look = open_here(), store.files.addresses
 
@@ -262,6 +270,7 @@ def test_recovering_keeps_what_is_registered_meanwhile(store, open_here, monkeyp
     assert store.read_audio(address()) is not None
 
 
+@pytest.mark.every_backend
 def test_looking_at_a_directory_changes_nothing_and_imports_nothing(tmp_path):
     from safetensors.numpy import save_file
 
@@ -287,9 +296,3 @@ def test_a_directory_without_a_catalogue_is_not_made(tmp_path):
     with pytest.raises(ConfigError, match="no server"):
         open_existing(settings_of(tmp_path / "mistyped"))
     assert not (tmp_path / "mistyped").exists()
-
-
-def test_embeddings_need_no_files(store):
-    store.register(voice("Ann", None), None)
-    assert store.verify() == []
-    delete(store, "Ann")

@@ -21,7 +21,7 @@ from tests.store_samples import (
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.record import AUDIO_KIND, Segment
+from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.errors import (
     AudioBudgetError,
     SpeakerExistsError,
@@ -41,6 +41,7 @@ def stored_paths(store):
     return [path for path in store.files.store.rglob("*") if path.is_file()]
 
 
+@pytest.mark.every_backend
 def test_registering_stores_row_and_audio_in_one_directory(store):
     record = register(store, "Ann").record
     assert publish(store)
@@ -54,6 +55,7 @@ def test_registering_stores_row_and_audio_in_one_directory(store):
     assert_same(store.read(key()), make_encoding())
 
 
+@pytest.mark.every_backend
 def test_an_upload_is_stored_no_larger_than_it_came(store):
     from tests.audio_clips import ffmpeg_bytes, voiced
 
@@ -67,6 +69,7 @@ def test_an_upload_is_stored_no_larger_than_it_came(store):
     assert np.array_equal(read.samples, audio.audio.samples)
 
 
+@pytest.mark.every_backend
 def test_one_clip_of_many_voices_is_stored_once_and_goes_with_the_last(store):
     for name in ("Ann", "Bob"):
         assert register(store, name).deletion is None
@@ -79,6 +82,7 @@ def test_one_clip_of_many_voices_is_stored_once_and_goes_with_the_last(store):
     assert stored_paths(store) == []
 
 
+@pytest.mark.every_backend
 def test_a_tenants_clip_stays_while_another_tenant_has_it(store):
     register(store, "Ann")
     register(store, "Ann", tenant="other")
@@ -88,6 +92,7 @@ def test_a_tenants_clip_stays_while_another_tenant_has_it(store):
     assert traces(store.directory, address()) == []
 
 
+@pytest.mark.every_backend
 def test_replacing_keeps_what_running_requests_need_until_it_is_carried_out(store):
     register(store, "Ann", 0)
     publish(store, 0)
@@ -110,6 +115,7 @@ def test_registering_the_same_clip_again_deletes_nothing(store):
     assert store.find("Ann").fingerprints == {"e" * 64}
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
@@ -133,6 +139,7 @@ def test_a_refused_registration_leaves_everything_as_it_was(open_here, settings,
     assert store.verify() == store.recover() == []
 
 
+@pytest.mark.every_backend
 def test_the_budget_of_audio_counts_what_a_replaced_voice_gives_back(open_here):
     store = open_here(audio_max_bytes=10_000)
     for number in range(3):
@@ -142,6 +149,7 @@ def test_the_budget_of_audio_counts_what_a_replaced_voice_gives_back(open_here):
         assert (done.deletion is None) == (number == 0)
 
 
+@pytest.mark.every_backend
 def test_registering_an_inline_clip_moves_it_and_its_encodings(store):
     store.keep_inline(clip())
     publish(store)
@@ -153,18 +161,21 @@ def test_registering_an_inline_clip_moves_it_and_its_encodings(store):
     assert (files(store, INLINE), files(store, INLINE, "encodings")) == (0, 0)
 
 
+@pytest.mark.every_backend
 def test_a_registered_clip_that_comes_inline_stays_registered(store):
     register(store, "Ann")
     store.keep_inline(clip())
     assert (files(store, REGISTERED), files(store, INLINE)) == (1, 0)
 
 
+@pytest.mark.every_backend
 def test_an_encoding_without_stored_audio_is_not_kept(store):
     assert publish(store) is False
     assert store.is_stored(key()) is False
     assert stored_paths(store) == []
 
 
+@pytest.mark.every_backend
 def test_publishing_again_replaces_and_tells_it_anew(store):
     register(store, "Ann")
     publish(store)
@@ -176,6 +187,7 @@ def test_publishing_again_replaces_and_tells_it_anew(store):
     assert files(store, REGISTERED, "encodings") == 1
 
 
+@pytest.mark.every_backend
 def test_what_is_stored_is_told_by_query(store):
     assert store.stored_since(-1) == (0, [])
     for number in range(3):
@@ -207,6 +219,7 @@ def test_nothing_but_an_address_names_a_path(store, bad):
             call()
 
 
+@pytest.mark.every_backend
 def test_a_deletion_waits_for_everybody_and_tells_how_far_it_is(open_here):
     mine, other = open_here(), open_here()
     register(mine, "Ann")
@@ -274,6 +287,7 @@ def test_a_child_of_a_participant_is_none_and_does_not_keep_it_alive(open_here):
     assert other.progress("Ann").is_finished
 
 
+@pytest.mark.every_backend
 def test_no_name_of_a_deleted_voice_is_kept(store):
     register(store, "Annegret", ref_text="what she said", consent="number 4711")
     store.remove_files(store.delete("Annegret"))
@@ -282,6 +296,7 @@ def test_no_name_of_a_deleted_voice_is_kept(store):
         assert traces(store.directory, text) == []
 
 
+@pytest.mark.every_backend
 def test_a_finished_deletion_is_kept_for_a_day(store):
     register(store, "Ann")
     store.remove_files(store.delete("Ann"))
@@ -295,6 +310,7 @@ def test_a_finished_deletion_is_kept_for_a_day(store):
     assert store.progress("Ann") is None
 
 
+@pytest.mark.every_backend
 def test_deleting_a_name_again_tells_of_the_new_deletion(store):
     for number in range(3):
         register(store, "Ann", number)
@@ -314,6 +330,7 @@ def test_an_embedding_is_deleted_as_well(store):
     assert store.progress("Ann").is_finished
 
 
+@pytest.mark.every_backend
 def test_a_clip_that_comes_back_before_its_files_go_keeps_them(store):
     """Registered or inline: what has a row stays, what was the deleted voice's goes."""
     for come_back in (
@@ -337,6 +354,7 @@ def test_a_clip_that_comes_back_before_its_files_go_keeps_them(store):
             delete(store, "Bob")
 
 
+@pytest.mark.every_backend
 def test_removing_files_twice_is_harmless_also_after_the_clip_came_back(store):
     register(store, "Ann")
     deletion = store.delete("Ann")
@@ -359,6 +377,7 @@ def test_what_was_set_aside_of_a_voice_goes_with_it(store):
     assert traces(store.directory, address()) == []
 
 
+@pytest.mark.every_backend
 def test_registering_and_deleting_one_clip_at_once_never_loses_its_audio(open_here):
     """Two servers: one registers names for a clip, one deletes them."""
     one, other = open_here(), open_here()
@@ -386,13 +405,7 @@ def test_registering_and_deleting_one_clip_at_once_never_loses_its_audio(open_he
     assert one.verify() == one.recover() == []
 
 
-def test_recency_is_counted_for_many_at_once(store):
-    for number in range(3):
-        register(store, f"{number}", number)
-    store.used([address(0), address(2), address(9)])
-    store.used([])
-
-
+@pytest.mark.every_backend
 def test_samples_that_came_without_a_file_are_stored_exactly(store):
     samples = np.array([0.1, -0.0, 1e-30, 0.5], np.float32)
     audio = ReferenceAudio.of(samples, 8000)

@@ -4,6 +4,8 @@ Each command is a module, imported when it is called or asked for its help: ``--
 and a shell's completion answer at once, and none imports torch or vLLM before it runs.
 """
 
+import os
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from importlib import import_module
@@ -25,20 +27,19 @@ from vllm_tts_cache.errors import (
     TTSCacheError,
 )
 
-# name -> (module, what the list says of it)
+# name -> (module, what the list says of it); a command is the module's `<name>_app`.
 _COMMANDS = {
     "voices": ("voices", "list, add, check, change, save and try voices"),
     "doctor": ("doctor", "look for what is wrong or slow on this machine"),
-    "gc": ("gc", "tidy the directory of a stopped server"),
-    "verify": ("verify", "check the stored voices under SPEAKER_SAMPLES_DIR"),
-    "migrate": ("migrate", "copy all voices into a fleet's store, or back"),
-    "families": ("families", "list the model families and the ways they clone"),
+    "gc": ("store_commands", "tidy the directory of a stopped server"),
+    "verify": ("store_commands", "check the stored voices under SPEAKER_SAMPLES_DIR"),
+    "families": ("models", "list the model families and the ways they clone"),
     "encode": ("encode", "encode clips into a safetensors file, without a server"),
-    "stage-config": ("stage_config", "print the path of a deploy file"),
-    "serve": ("serve", "serve a tiny checkpoint, or your own, on the CPU"),
+    "stage-config": ("models", "print the path of a deploy file"),
+    "serve": ("trial", "serve a tiny checkpoint, or your own, on the CPU"),
     "demo": ("demo", "register, precompute, speak, restart, speak again, on the CPU"),
     "make-checkpoint": (
-        "make_checkpoint",
+        "trial",
         "write a tiny checkpoint with random weights (test equipment)",
     ),
 }
@@ -58,7 +59,7 @@ class _Commands(TyperGroup):
         if (found := _COMMANDS.get(cmd_name)) is None:
             return None
         module = import_module(f"{__name__}.{found[0]}")
-        return get_command(module.app)
+        return get_command(getattr(module, f"{cmd_name.replace('-', '_')}_app"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list, without importing any."""
@@ -87,14 +88,34 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status, one of `style.STATUSES`."""
+    """Run one command and return its exit status, one of `style.STATUSES`.
+
+    What the environment keeps it from (a disk, a locale, a closed output) is one line.
+    """
+    if not style.open_streams():
+        return complain("the standard output is closed", style.FAILED)
     try:
         app(None if argv is None else list(argv), prog_name="vllm-tts-cache")
     except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else 0
+        return _flushed(exc.code if isinstance(exc.code, int) else 0)
     except TTSCacheError as exc:
         return complain(exc, _status_of(exc))
-    return 0
+    except OSError as exc:
+        return complain(exc, style.FAILED)
+    except UnicodeError as exc:
+        return complain(style.unwritable(exc), style.FAILED)
+    return _flushed(0)
+
+
+def _flushed(status: int) -> int:
+    """Write what is left of the output: a full disk shows at the end."""
+    try:
+        sys.stdout.flush()
+    except OSError as exc:
+        # What is left is not tried again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return status or complain(f"the standard output: {exc}", style.FAILED)
+    return status
 
 
 def _status_of(error: TTSCacheError) -> int:

@@ -30,15 +30,15 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.files import publish
 from vllm_tts_cache.speaker.family import family_of_checkpoint
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 
 _console = Console(stderr=True)
 
 
-app = new_app()
+encode_app = new_app()
 
 
-@app.command(
+@encode_app.command(
     epilog=examples(
         "vllm-tts-cache encode --model Qwen/Qwen3-TTS-12Hz-0.6B-Base \\",
         "  --out voices.safetensors ann.wav bob.flac",
@@ -97,7 +97,7 @@ def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:
 def _load(
     model: str, revision: str | None, device: str
 ) -> Mapping[str, ReferenceEncoder]:
-    from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
+    from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 
     model_dir = checkpoint_dir(model, revision)
     family = family_of_checkpoint(model_dir)
@@ -121,7 +121,7 @@ def _load(
 def _origin(device: str) -> dict[str, str]:
     import torch
 
-    from vllm_tts_cache.speaker.origin import origin_of
+    from vllm_tts_cache.speaker.precision import origin_of
 
     return asdict(origin_of(torch.device(device)))
 

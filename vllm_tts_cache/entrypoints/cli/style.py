@@ -1,13 +1,17 @@
 """What all commands share: how they are made, fail, and print."""
 
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from vllm_tts_cache.printable import printable
+from vllm_tts_cache.errors import ConfigError
+from vllm_tts_cache.logs import printable
 
 FAILED, WRONG, UNREACHABLE, NOT_FOUND, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -17,7 +21,7 @@ Exit status:
   0    done
   1    it failed, or some of it did
   2    the command line, a setting or a manifest is wrong; nothing was done
-  3    the server does not answer
+  3    the server does not answer, or its certificate is not trusted
   4    there is no such voice
   130  interrupted (Ctrl-C)
 """
@@ -25,9 +29,74 @@ Exit status:
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document instead")]
 
 
+class _App(typer.Typer):
+    """A group of commands that read their texts as UTF-8."""
+
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        """Add one."""
+        return super().command(name, **{"cls": _Command, **options})
+
+
+class _Command(TyperCommand):
+    """Takes texts as UTF-8, also where the locale knows ASCII alone.
+
+    Python hands over bytes that the locale cannot read as halves of characters, which
+    no server takes. Paths may hold them.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and read each text.
+
+        Raises: ConfigError: One is not UTF-8.
+        """
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            if (name := parameter.name) in ctx.params:
+                ctx.params[name] = _read(ctx.params[name], parameter)
+        return rest
+
+
+def _read(value: Any, parameter: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_read(each, parameter) for each in value)
+    if not isinstance(value, str) or value.isascii():
+        return value
+    try:
+        value.encode()
+        return value
+    except UnicodeError:
+        pass
+    try:
+        return os.fsencode(value).decode()
+    except UnicodeError as exc:
+        is_option = parameter.param_type_name == "option"
+        name = parameter.metavar or parameter.name.upper()
+        what = parameter.opts[0] if is_option else name
+        raise ConfigError(f"{what}: it holds bytes that are not UTF-8") from exc
+
+
+def open_streams() -> bool:
+    """Have every text be written, spelt out where the locale lacks a character.
+
+    Returns: Whether there is a standard output; some start programs without.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        return False
+    for stream in (sys.stdout, sys.stderr):
+        is_strict = getattr(stream, "errors", "") in ("strict", "surrogateescape")
+        if is_strict and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    return True
+
+
 def new_app(**options: Any) -> typer.Typer:
     """Return a group of commands in our style: plain help, no coloured tracebacks."""
-    return typer.Typer(
+    return _App(
         **{
             "add_completion": False,
             "rich_markup_mode": None,
@@ -80,6 +149,13 @@ def complain(error: Exception | str, status: int) -> int:
     return status
 
 
+def unwritable(error: UnicodeError) -> str:
+    """Say of a character that cannot be written what helps."""
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        return f"{error}; set PYTHONUTF8=1, so that it is written in UTF-8"
+    return str(error)
+
+
 def leave(status: int) -> None:
     """End the command with a status, unless it is 0.
 
@@ -87,3 +163,14 @@ def leave(status: int) -> None:
     """
     if status:
         raise typer.Exit(status)
+
+
+def pairs(labels: list[str] | None) -> dict[str, str]:
+    """Parse ``key:value`` texts.
+
+    Raises: ConfigError.
+    """
+    found = [text.partition(":") for text in labels or ()]
+    if not all(key.strip() and separator for key, separator, _ in found):
+        raise ConfigError("--label: write it as KEY:VALUE")
+    return {key.strip(): value.strip() for key, _, value in found}

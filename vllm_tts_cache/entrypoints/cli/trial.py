@@ -1,18 +1,77 @@
-"""What the trial commands share: the family, and directories that they may empty."""
+"""``vllm-tts-cache serve`` and ``make-checkpoint``: to try things on, on the CPU."""
 
+import dataclasses
+import functools
+import inspect
+import os
+import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from vllm_tts_cache.config import expanded, load_settings
+from vllm_tts_cache.entrypoints.cli.style import examples, new_app
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import Family, default_family, trial_families
-from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderSize,
+    TinyCheckpoint,
+    TinyWriter,
+    serve_arguments,
+)
 
 _OURS = ".vllm-tts-cache-work"
+
+_EXAMPLES = """
+{url} is ready. Open {url}/voices in a browser. Or try, in another terminal:
+
+  # register a voice; it is precomputed in the background
+  curl -s {url}/v1/audio/voices -F name=keeper -F consent=me -F audio_sample=@{clip} \\
+    -F ref_text={transcript}
+
+  # precompute it and wait
+  curl -s -X POST {url}/v1/audio/voices/keeper/cache
+
+  # speak with it
+  curl -s {url}/v1/audio/speech -H 'Content-Type: application/json' -o keeper.wav \\
+    -d '{{"input": "Hello there.", "voice": "keeper"}}'
+
+  # what is registered, what is cached
+  curl -s {url}/v1/audio/voices
+  curl -s {url}/v1/audio/speaker_cache
+"""
+# Waits until the server answers, or is gone, and prints. It leaves its parent at once:
+# that becomes the server, which is to have no child that it does not know.
+_ANNOUNCE = """
+import http.client, os, sys, time, urllib.request
+if os.fork():
+    os._exit(0)
+server, url, text = int(sys.argv[1]), *sys.argv[2:]
+directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+while True:
+    time.sleep(0.5)
+    try:
+        os.kill(server, 0)
+        directly.open(url, timeout=5).close()
+    except ProcessLookupError:
+        sys.exit()
+    except (OSError, http.client.HTTPException):
+        continue
+    sys.stderr.write(text)
+    break
+"""
+
+serve_app = new_app()
+
+_console = Console(stderr=True)
+_OF_ALL = ("encoders", "seed")
 
 
 def own(work: Path) -> Path:
@@ -22,7 +81,7 @@ def own(work: Path) -> Path:
         ConfigError: It holds something, and no command of ours made it.
         StorageError: It cannot be made.
     """
-    work = work.expanduser().absolute()
+    work = expanded(work).absolute()
     with storage_errors(work):
         if work.exists() and not work.is_dir():
             raise ConfigError(f"--work {work}: is not a directory")
@@ -84,3 +143,211 @@ FamilyName = Annotated[
 def chosen_family(name: str | None) -> Family:
     """Return the one that was asked for."""
     return trial_families()[_known(name)]
+
+
+@serve_app.command(
+    epilog=examples(
+        "vllm-tts-cache serve",
+        "vllm-tts-cache serve --family fish-speech -- --max-num-seqs 2",
+    )
+)
+def serve(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- ARGUMENT", help="more arguments of `vllm serve`, after --"
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="to listen on")] = 8091,
+    family: FamilyName = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="a checkpoint of your own")
+    ] = None,
+    samples_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="where voices are stored (default: SPEAKER_SAMPLES_DIR, else in "
+            "--work)",
+        ),
+    ] = None,
+    work: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="for the tiny checkpoint and its voices"),
+    ] = Path(".work/serve"),
+) -> None:
+    """Serve a tiny checkpoint, or your own, on the CPU.
+
+    Runs `vllm serve` with what a small machine needs, by default with a tiny checkpoint
+    of random weights (it speaks noise). For production this command is not needed:
+    `vllm serve MODEL --omni` loads vllm-tts-cache by itself.
+    """
+    from vllm_tts_cache.testing.server import Server, ServerOptions
+
+    load_settings()  # a wrong one is said here in one line, not in a log of hundreds
+    console = Console(stderr=True, soft_wrap=True)
+    work = own(work)
+    chosen = chosen_family(family)
+    options = ServerOptions(
+        model=_model(model, chosen, work, console),
+        samples_dir=_samples_dir(samples_dir, work),
+        log_path=work / "unused.log",
+        port=port,
+        arguments=(
+            *serve_arguments(chosen),
+            *(arguments or ()),
+        ),
+    )
+    server = Server(options)
+    console.print(f"voices: {options.samples_dir}", markup=False)
+    command = server.command()
+    console.print(f"$ {shlex.join(command)}", markup=False, highlight=False)
+    console.print(
+        "It takes a minute or two; when the server is ready, requests to try are "
+        "printed below its log."
+    )
+    sys.stdout.flush()
+    announce(os.getpid(), f"{server.url}/health", examples_of(server.url))
+    os.execve(command[0], command, server.environment())
+
+
+def announce(server: int, health_url: str, text: str) -> None:
+    """Print a text as soon as a server is healthy; nothing if its process ends."""
+    script = [sys.executable, "-c", _ANNOUNCE, str(server), health_url, text]
+    subprocess.run(script, check=True, stdin=subprocess.DEVNULL)
+
+
+def _model(model: Path | None, family: Family, work: Path, console: Console) -> Path:
+    if model is not None:
+        if not model.is_dir():
+            raise ConfigError(f"--model {model}: is not a directory")
+        return model.absolute()
+    with console.status("starting") as status:
+        path = tiny_checkpoint(
+            work,
+            family,
+            lambda step: status.update(f"writing the {step}"),
+        )
+    console.print(f"checkpoint (random weights, not a model): {path}", markup=False)
+    return path
+
+
+def _samples_dir(samples_dir: Path | None, work: Path) -> Path:
+    if samples_dir is not None:
+        return expanded(samples_dir).absolute()
+    if os.environ.get("SPEAKER_SAMPLES_DIR", "").strip():
+        return load_settings().samples_dir.absolute()
+    return work / "speakers"
+
+
+def examples_of(url: str) -> str:
+    """Requests to try on a server that is ready."""
+    from vllm_tts_cache.testing.clips import SPEECH
+
+    return _EXAMPLES.format(
+        url=url,
+        clip=shlex.quote(str(SPEECH.path)),
+        transcript=shlex.quote(SPEECH.transcript),
+    )
+
+
+def _make(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="absent or empty")
+    ],
+    family: FamilyName = None,
+    encoders: Annotated[
+        EncoderSize, typer.Option(help="size of the reference encoders")
+    ] = "tiny",
+    seed: Annotated[int, typer.Option(help="of all weights")] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace a checkpoint of this command")
+    ] = False,
+    **of_families: Any,
+) -> None:
+    """Write a tiny checkpoint with random weights (test equipment).
+
+    It has the layout of a released one, to start and test a server without a download.
+    It is test equipment, not a model: what it speaks is noise, but other noise for
+    another voice or another text.
+    """
+    chosen = chosen_family(family)
+    given = {name: value for name, value in of_families.items() if value is not None}
+    _refuse_others(chosen, given)
+    checkpoint = TinyCheckpoint.of(chosen, encoders=encoders, seed=seed, **given)
+    with _console.status("starting") as status:
+        path = checkpoint.write(
+            out, lambda step: status.update(f"writing the {step}"), force=force
+        )
+    _console.print(f"Random weights, not a model: {path}", soft_wrap=True)
+
+
+def _options(family: Family) -> Iterator[inspect.Parameter]:
+    """What only this family's checkpoints can be asked for.
+
+    None unless given, so that another family can say that it has no such option.
+    """
+    for field in _own_fields(family):
+        flag = f"--{field.name.replace('_', '-')}"
+        text = f"of {family.short_name} only: {field.metadata['help']}"
+        kind = type(field.default)
+        if kind is bool:
+            flag = f"{flag}/--no-{flag[2:]}"
+        option = typer.Option(
+            flag,
+            metavar=None if kind is bool else "X",
+            help=f"{text} (default: {field.default})",
+        )
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, option],
+        )
+
+
+def _with_options_of_families() -> Callable[..., None]:
+    """The command as Typer reads it: an option is a parameter."""
+    signature = inspect.signature(_make)
+    fixed = list(signature.parameters.values())[:-1]
+    families = dict.fromkeys(trial_families().values())
+    own = [option for family in families for option in _options(family)]
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixed]
+
+    @functools.wraps(_make)
+    def make_checkpoint(**given: Any) -> None:
+        _make(**given)
+
+    shown: Any = make_checkpoint
+    shown.__signature__ = signature.replace(parameters=[*parameters, *own])
+    return make_checkpoint
+
+
+def _own_fields(family: Family) -> list["dataclasses.Field[Any]"]:
+    writer: TinyWriter = family.part("tiny_part")
+    return [f for f in dataclasses.fields(writer.options) if f.name not in _OF_ALL]
+
+
+def _refuse_others(family: Family, given: Iterable[str]) -> None:
+    own = {field.name for field in _own_fields(family)}
+    for other in trial_families().values():
+        for field in _own_fields(other):
+            if field.name in given and field.name not in own:
+                name = field.name.replace("_", "-")
+                raise ConfigError(
+                    f"--{name} is an option of --family {other.short_name} only"
+                )
+
+
+make_checkpoint_app = new_app()
+make_checkpoint_app.command(
+    "make-checkpoint",
+    epilog=examples(
+        "vllm-tts-cache make-checkpoint --out ./tiny",
+        "vllm serve ./tiny --omni",
+        "# encoding a reference costs what it does in production",
+        "vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real",
+        "# another family",
+        f"vllm-tts-cache make-checkpoint --family {min(trial_families())} --out ./it",
+    ),
+)(_with_options_of_families())

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-from fastapi.exceptions import HTTPException, RequestValidationError
+from fastapi.exceptions import HTTPException
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
@@ -21,10 +21,9 @@ from vllm_tts_cache.speaker.wire import DURATION_BOUNDS_SECONDS, Durations
 PREFIX = "vllm_tts_cache_"
 
 OUTCOMES = ("hit", "miss", "none", "failed")
-# The last two are FastAPI's, of a body that is no form or lacks a field.
-_CLIENTS_ERRORS = (SpeakerRequestError, RequestValidationError, HTTPException)
+# The last is FastAPI's, of a body that is no form.
+_CLIENTS_ERRORS = (SpeakerRequestError, HTTPException)
 FETCH_OUTCOMES = ("fetched", "failed", "refused")
-WARMING_OUTCOMES = ("warmed", "failed", "left_out")
 BUCKET_OUTCOMES = ("fetched", "lost", "corrupt")
 
 
@@ -112,13 +111,6 @@ class Metrics:
             "being fetched.",
             "outcome",
         )
-        self.kv_warmings = counter(
-            "kv_warmings",
-            "Voices of which the engine was to compute, while nobody spoke, what their "
-            "first text would: warmed, failed, or left out because too many others "
-            "were, or because requests ended it three times.",
-            "outcome",
-        )
         self.encodings_awaited = Gauge(
             f"{PREFIX}encodings_awaited",
             "Encodings that requests and precomputes of the API processes wait for.",
@@ -201,8 +193,6 @@ class Metrics:
         # A series that begins with its first event hides it from `rate`.
         for outcome in FETCH_OUTCOMES:
             self.fetches.labels(outcome)
-        for outcome in WARMING_OUTCOMES:
-            self.kv_warmings.labels(outcome)
         for outcome in BUCKET_OUTCOMES:
             self.bucket_objects.labels(outcome)
         for tier in ("memory", "disk"):

@@ -65,7 +65,6 @@ export function addOver(voice) {
   const { elements } = byId("add-form");
   for (const name of PLAIN) elements[name].value = voice[name] ?? "";
   elements.expires_at.value = toLocalField(voice.expires_at);
-  elements.pinned.checked = voice.pinned;
   labels.set(voice.labels);
   consent.set(voice);
   noteName();
@@ -97,7 +96,6 @@ async function register() {
   fields.append("consent", given);
   const expires = fromLocalField(form.elements.expires_at.value);
   if (expires) fields.append("expires_at", expires);
-  if (form.elements.pinned.checked) fields.append("pinned", "true");
   if (Object.keys(labels.value).length) fields.append("labels", JSON.stringify(labels.value));
   byId("register").textContent = "Registering …";
   try {

@@ -18,8 +18,13 @@ export class ServerError extends Error {
 }
 
 /** The path of a voice, or of something of it. Ids and names are data, not path. */
-export const voicePath = (id, rest = "") =>
-  `audio/voices/${encodeURIComponent(id)}${rest ? `/${rest}` : ""}`;
+export function voicePath(id, rest = "") {
+  // Escaped or not, the path would be one of something else.
+  if (id.includes("/") || id === "." || id === "..") {
+    throw new ServerError(`Voice '${id}' is not registered: no name is '.' or '..', or holds '/'.`, { status: 404 });
+  }
+  return `audio/voices/${encodeURIComponent(id)}${rest ? `/${rest}` : ""}`;
+}
 
 /**
  * Send, and return the answer; asks for the key where the server wants one, but not for

@@ -14,7 +14,8 @@ import { showVoice, startVoice } from "./voice.js";
 const TITLES = { library: "Voices", add: "Add a voice · Voices", consents: "Consents · Voices", cache: "Cache · Voices" };
 
 function route(isFirst) {
-  const [, view = "", id = ""] = location.hash.split("/");
+  const [, view = "", ...rest] = location.hash.split("/");
+  const id = rest.join("/");
   const name = ["add", "consents", "cache"].includes(view) ? view : "library";
   const wasShown = !byId(`view-${name}`).hidden;
   for (const each of Object.keys(TITLES)) byId(`view-${each}`).hidden = each !== name;
@@ -32,12 +33,15 @@ function route(isFirst) {
   if (!wasShown) scrollTo(0, 0);
 }
 
+/** Undo the escapes of an address; a per cent sign that begins none stays. */
 function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
+  return text.replace(/(?:%[0-9a-f]{2})+/gi, (escaped) => {
+    try {
+      return decodeURIComponent(escaped);
+    } catch {
+      return escaped;
+    }
+  });
 }
 
 async function importBundles(files) {

@@ -4,15 +4,8 @@ import { send, voicePath } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { el } from "./dom.js";
 
-const TITLE = "Import voices";
-// Thousands of voices, perhaps: the command sends several at a time, and goes on where it
-// was cut short.
-const HOW_ARCHIVES = "An archive (.tar) of many voices is imported on the command line: vllm-tts-cache voices import FILE";
-
-const isArchive = ({ name }) => /\.tar$/i.test(name);
-
 /** Whether a file holds voices, and is no clip, as its name says. */
-export const isOfVoices = (file) => isArchive(file) || /\.(voice|zip)$/i.test(file.name);
+export const isOfVoices = ({ name }) => /\.(voice|zip)$/i.test(name);
 
 /** Save a voice as a file. */
 export async function saveBundle(voice) {
@@ -35,10 +28,9 @@ export function askImport(files = []) {
     el("option", { value: "fail" }, "leave the one that is here"),
     el("option", { value: "replace" }, "replace it"),
     el("option", { value: "rename" }, "keep both, under another name"));
-  if (files.some(isArchive)) return openDialog({ title: TITLE, body: [el("p", {}, HOW_ARCHIVES)], close: "Close" });
   const given = files.length ? el("p", {}, files.map(({ name }) => name).join(", ")) : null;
   return openDialog({
-    title: TITLE,
+    title: "Import voices",
     body: [
       el("p", { class: "muted" }, "A bundle holds a voice with its clip, texts, consent and encodings. Encodings that this server signed, and that fit its model, are taken as they are."),
       given ?? el("label", { class: "field" }, "Bundles", chooser),
@@ -52,7 +44,6 @@ export function askImport(files = []) {
 
 async function importAll(files, onConflict) {
   if (!files.length) throw new Error("Choose a file.");
-  if (files.some(isArchive)) throw new Error(HOW_ARCHIVES);
   const imported = [];
   for (const file of files) {
     const form = new FormData();

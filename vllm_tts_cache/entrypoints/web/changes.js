@@ -22,7 +22,6 @@ export function askEdit(voice) {
   const language = input(voice.language, { list: "languages", maxlength: 35 });
   const expires = input(toLocalField(voice.expires_at), { type: "datetime-local" });
   const said = transcriptFields(voice);
-  const pinned = el("input", { type: "checkbox", checked: voice.pinned });
   const labels = new LabelEditor(voice.labels);
   const fields = [
     ["name", () => name.value.trim(), voice.name],
@@ -30,7 +29,6 @@ export function askEdit(voice) {
     ["language", () => language.value.trim() || null, voice.language ?? null],
     ["ref_text", () => joined(said, voice), voice.ref_text ?? null],
     ["labels", () => labels.value, voice.labels],
-    ["pinned", () => pinned.checked, voice.pinned],
   ];
   return openDialog({
     title: `Edit ${voice.name}`,
@@ -40,7 +38,6 @@ export function askEdit(voice) {
         index ? null : "It decides the ways of cloning; what is newly needed is encoded at once.")),
       el("div", { class: "pair" }, field("Language", language), field("Expires", expires)),
       labels.element,
-      el("label", { class: "check" }, pinned, el("span", {}, "Pinned: its encodings stay in memory")),
     ],
     submit: "Save",
     focus: name,

@@ -8,7 +8,7 @@ export const openDialogs = () => [...document.querySelectorAll("dialog[open]")];
  * Ask something; resolves to what `onSubmit` returns, or to null if it is left.
  * While `onSubmit` fails the dialog stays open and shows why.
  */
-export function openDialog({ title, body, submit, danger = false, onSubmit, focus, close = "Cancel" }) {
+export function openDialog({ title, body, submit, danger = false, onSubmit, focus }) {
   const opener = document.activeElement;
   const titleId = newId("dialog-title");
   // One of its own for each question: one that closes tells so only later, when the
@@ -21,7 +21,7 @@ export function openDialog({ title, body, submit, danger = false, onSubmit, focu
     const form = el("form", {},
       el("h2", { id: titleId }, title), body, error,
       el("div", { class: "actions" },
-        button(close, () => dialog.close()), onSubmit ? ok : null));
+        button("Cancel", () => dialog.close()), onSubmit ? ok : null));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       busy(ok, error, async () => {

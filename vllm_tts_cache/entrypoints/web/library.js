@@ -114,7 +114,7 @@ function clear(list) {
 
 function row(voice) {
   const pill = statusPill(voice.id);
-  const name = el("span", { class: "voice-name" }, el("bdi", {}, voice.name), voice.pinned ? icon("pin") : null);
+  const name = el("span", { class: "voice-name" }, el("bdi", {}, voice.name));
   const link = el("a", { href: `#/voices/${encodeURIComponent(voice.id)}` },
     face(voice), name, pill, el("span", { class: "voice-facts" }, el("bdi", {}, factsOf(voice))));
   const item = el("li", { data: { id: voice.id, name: voice.name } }, link);

@@ -1,6 +1,6 @@
 // "Try it": a text, spoken while it arrives.
 
-import { modelName, send, voicePath } from "./api.js";
+import { modelName } from "./api.js";
 import { ClipPlayer, hear } from "./clip-player.js";
 import { button, el, icon, showError } from "./dom.js";
 import { modeTitle } from "./format.js";
@@ -20,7 +20,7 @@ export function tryIt(voice, modes) {
   const canvas = el("canvas", { class: "live", "aria-hidden": "true", hidden: true });
   const results = el("div", { class: "results", id: "try-results", role: "status" });
   const error = el("div");
-  const replay = el("div");
+  const replay = el("div", { id: "try-again" });
   const form = el("form", {}, text,
     el("div", { class: "row" }, say, stop, mode?.element ?? null), error, canvas, results, replay);
   let run = null;
@@ -88,52 +88,18 @@ async function requestOf(voice, input, mode) {
   };
 }
 
+/** Let it be heard again, from memory, or kept. */
 function offer(place, { samples, sampleRateHz }, voice) {
   if (!samples.length) return null;
   const blob = new Blob([encodeWav(samples, sampleRateHz)], { type: "audio/wav" });
   const player = new ClipPlayer(blob, "what was spoken");
   const save = el("a", { class: "button", download: `${voice.name}.wav` }, icon("import"), "Save as WAV");
   save.href = URL.createObjectURL(blob);
-  place.replaceChildren(el("details", {}, el("summary", {}, "Hear it again, or keep it"), player.element,
-    el("div", { class: "row" }, save)));
+  place.replaceChildren(player.element, el("div", { class: "row" }, save));
   return {
     dispose() {
       URL.revokeObjectURL(save.href);
       player.dispose();
     },
-  };
-}
-
-/** The server's own short sample of a voice: kept, so that it is made only once. */
-export function previewBlock(voice) {
-  const place = el("div");
-  const error = el("div");
-  const note = el("span", { class: "hint", role: "status" });
-  const make = button("Preview", async () => {
-    make.disabled = true;
-    showError(error, null);
-    try {
-      const answer = await send(voicePath(voice.id, "preview"), { method: "POST", json: {} });
-      shown(await answer.blob(), answer.headers.get("X-Speaker-Preview"));
-    } catch (failure) {
-      showError(error, failure.isNoRoute ? new Error("This server makes no previews.") : failure);
-    } finally {
-      make.disabled = false;
-    }
-  }, { iconName: "play", id: "make-preview" });
-  let player = null;
-
-  function shown(blob, origin) {
-    player?.dispose();
-    player = new ClipPlayer(blob, "the preview");
-    place.replaceChildren(player.element);
-    make.hidden = true;
-    note.textContent = origin === "made" ? "Made just now, and kept." : "As it was kept.";
-    player.toggle();
-  }
-
-  return {
-    element: el("div", {}, el("div", { class: "row" }, make, note), place, error),
-    dispose: () => player?.dispose(),
   };
 }

@@ -8,7 +8,7 @@ import { ClipPlayer } from "./clip-player.js";
 import { busy, button, byId, el, icon, showError, toast } from "./dom.js";
 import { bytes, modeTitle, moment, seconds } from "./format.js";
 import { face, load, maxClips, select } from "./library.js";
-import { previewBlock, tryIt } from "./speak.js";
+import { tryIt } from "./speak.js";
 import { showStatus, statusPill, statuses } from "./statuses.js";
 
 let shown = { id: null, parts: [], pill: null };
@@ -21,30 +21,34 @@ export function startVoice() {
   });
 }
 
-/** Show a voice beside the list; null shows what to do instead. */
-export async function showVoice(id, { focus = true } = {}) {
+/** Show a voice, named or by its id, beside the list; null shows what to do instead. */
+export async function showVoice(nameOrId, { focus = true } = {}) {
   leave();
-  select(id);
-  byId("view-library").classList.toggle("open", Boolean(id));
+  select(nameOrId);
+  byId("view-library").classList.toggle("open", Boolean(nameOrId));
   const place = byId("detail");
-  if (!id) {
+  const mine = { id: null, parts: [], pill: null };
+  shown = mine;
+  if (!nameOrId) {
     place.replaceChildren(invitation());
     return;
   }
-  shown = { id, parts: [], pill: null };
-  statuses.watch(id);
   place.replaceChildren(el("p", { class: "muted" }, "Loading …"));
   try {
-    const answer = await getJson(voicePath(id));
-    if (shown.id !== id) return;
-    statuses.learn(id, answer.cache_status, answer.error);
+    const answer = await getJson(voicePath(nameOrId));
+    if (shown !== mine) return;
+    // The list and the statuses know a voice by its id.
+    mine.id = answer.voice.id;
+    select(mine.id);
+    statuses.watch(mine.id);
+    statuses.learn(mine.id, answer.cache_status, answer.error);
     show(place, answer, focus);
   } catch (error) {
-    if (shown.id !== id) return;
+    if (shown !== mine) return;
     place.replaceChildren(back());
     const told = el("div");
     place.append(told);
-    showError(told, error, error.status === 404 ? null : () => showVoice(id));
+    showError(told, error, error.status === 404 ? null : () => showVoice(nameOrId));
   }
 }
 
@@ -58,18 +62,15 @@ function show(place, { voice, modes }, focus) {
   const title = el("h2", { tabindex: -1, id: "voice-title" }, el("bdi", {}, voice.name));
   shown.pill = statusPill(voice.id);
   const speaking = tryIt(voice, modes);
-  const preview = previewBlock(voice);
-  shown.parts.push(speaking, preview);
+  shown.parts.push(speaking);
   place.replaceChildren(
     back(),
     el("div", { class: "voice-head" }, face(voice, "large"),
       el("div", {}, title, el("div", { class: "row" }, shown.pill,
-        voice.pinned ? el("span", { class: "chip" }, icon("pin"), "pinned") : null,
         voice.speaker_description ? el("span", { class: "muted" }, voice.speaker_description) : null))),
     tools(voice),
     el("div", { id: "voice-error" }),
     block("Try it", speaking.element),
-    block("Preview", preview.element),
     voice.audio_sha256 ? block("Reference", reference(voice)) : "",
     block("About", facts(voice, modes)));
   showFailure(statuses.get(voice.id));

@@ -7,13 +7,11 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.audio8_tts import Audio8TTSAdapter
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 
-from vllm_tts_cache.entrypoints.adapter import Speaker
-from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
-from vllm_tts_cache.entrypoints.ensure import EncodingNeed
+from vllm_tts_cache.entrypoints.serving.adapter import Speaker, TextCheckingAdapter
 from vllm_tts_cache.families.audio8_tts import prompt as audio8_prompt
 from vllm_tts_cache.families.audio8_tts.family import CODEC, FAMILY
 from vllm_tts_cache.families.audio8_tts.prompt import PromptBuilder, SemanticCodes
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, EncodingNeed, SpeakerRef
 
 
 class CachedAudio8TTSAdapter(TextCheckingAdapter, Audio8TTSAdapter):

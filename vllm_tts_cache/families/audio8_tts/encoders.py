@@ -30,9 +30,9 @@ from vllm_tts_cache.speaker.checkpoint import (
     encoder_fingerprint,
     pick_tensors,
 )
-from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.

@@ -10,8 +10,8 @@ from vllm_tts_cache.families.audio8_tts.prompt import (
     SemanticCodes,
     check_text,
 )
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 

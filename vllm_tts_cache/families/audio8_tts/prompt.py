@@ -13,8 +13,8 @@ from vllm_omni.model_executor.models.audio8_tts.prompt_utils import (
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.networks import rows
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker import ref as speaker_ref
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker import reference as speaker_ref
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import Array, EncodingKey
 
 # More than the model has positions for; and the host's expression for a control token

@@ -1,6 +1,6 @@
 """The Audio8 TTS slow AR, taking its reference codes by content address."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from vllm_omni.model_executor.models.audio8_tts import audio8_tts_slow_ar as hos
 
 from vllm_tts_cache.families.audio8_tts.family import FAMILY
 from vllm_tts_cache.families.networks.dac.talker import SlowAR
-from vllm_tts_cache.model_executor.sampling_talker import SamplingTalker
+from vllm_tts_cache.model_executor.talker import SamplingTalker, failing_alone
 
 # Of a request whose waveform is to be encoded by the host; our adapter sends none.
 _HOSTS_OWN_CLONE = "audio8_structured_voice_clone"
@@ -30,26 +30,26 @@ class CachedAudio8SlowAR(
         self._load_speakers(self.vllm_config)
         return loaded
 
+    @failing_alone
     def preprocess(
         self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build a span of a prefill; decoding is the host's.
-
-        Never raises for a request that names a speaker: it fails alone instead.
-        """
+        """Build a span of a prefill; decoding is the host's."""
         # Not by the span's length alone: the last chunk of a prefill may be one token.
         is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
         if not is_prefill or info.get(_HOSTS_OWN_CLONE):
             return super().preprocess(input_ids, input_embeds, **info)
         rows = self.embed_input_ids(input_ids).to(torch.bfloat16)
-        self._add_codes_or_fail(rows, input_ids, info)
-        codes = torch.zeros(
-            (len(input_ids), self._num_codebooks),
-            device=input_ids.device,
-            dtype=torch.long,
-        )
+        self._add_codes(rows, input_ids, info)
         padding = torch.full_like(input_ids, self._pad_token_id)
-        return padding, rows, {"codes": {"audio": codes}}
+        return padding, rows, {"codes": {"audio": self._no_frames(input_ids)}}
+
+    def _passed_over(
+        self, input_ids: torch.Tensor, info: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """As of both slow ARs, by the ids that the host leaves of a prefill."""
+        _, rows, update = super()._passed_over(input_ids, info)
+        return torch.full_like(input_ids, self._pad_token_id), rows, update
 
     def _add_sums(self, span: torch.Tensor, sums: torch.Tensor) -> None:
         span += sums

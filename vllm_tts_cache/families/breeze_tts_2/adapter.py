@@ -8,8 +8,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.breeze_tts_2 import BreezeTTS2Adapter
 
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.entrypoints.adapter import Speaker
-from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import Speaker, TextCheckingAdapter
 from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import (
     by_address,
@@ -17,7 +16,7 @@ from vllm_tts_cache.families.breeze_tts_2.prompt import (
     control_tokens,
     silence,
 )
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 # What the host takes a voice for: who speaks, in the words of the prompt.
 _LABELS = tuple(f"s{number}" for number in range(10))

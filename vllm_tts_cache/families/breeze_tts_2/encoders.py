@@ -11,7 +11,7 @@ from vllm_tts_cache.families.networks.qwen3_codec.frames import (
     CODEC_RATE_HZ,
     SAMPLES_PER_FRAME,
 )
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 
 
 def load_reference_encoders(

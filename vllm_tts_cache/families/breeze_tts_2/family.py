@@ -1,8 +1,7 @@
 """What the generic parts need to know of Breeze-TTS-2."""
 
-from vllm_tts_cache.speaker.checkpoint_files import config_says
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.modes import Mode, Transcript
+from vllm_tts_cache.speaker.checkpoint_dir import config_says
+from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 
 CODEC = "codec"
 CODEC_FOLDER = "audio_tokenizer"

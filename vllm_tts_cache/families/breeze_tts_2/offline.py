@@ -9,7 +9,7 @@ from vllm_tts_cache.families.breeze_tts_2.prompt import (
     control_tokens,
     silence,
 )
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
 
 
 class BreezePrompts:

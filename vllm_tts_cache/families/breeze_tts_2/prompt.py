@@ -15,7 +15,7 @@ from vllm_tts_cache.families.networks.qwen3_codec.frames import (
     SAMPLES_PER_FRAME,
     num_codec_frames,
 )
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 # Where the host's conditioning is, in its additional information.
 CONDITIONING = "breeze_prompt"

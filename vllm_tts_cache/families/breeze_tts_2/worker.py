@@ -13,8 +13,12 @@ from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
 from vllm_tts_cache.families.networks.rows import checked_codes
-from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.model_executor.talker import (
+    CachedTalker,
+    failing_alone,
+    on_device,
+)
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
 
@@ -60,26 +64,66 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
     ) -> None:
         """Build what requests begin with as the host does, from codes that are stored.
 
-        Never raises for a request that names a speaker: it fails alone instead.
+        Never raises: a request that cannot begin fails alone instead.
         """
-        beginning = [
-            (request_id, info)
+        pending = {
+            request_id: info
             for request_id in req_ids
-            if FIELD in (info := model_intermediate_buffer[request_id])
-            and "breeze_state" not in info
-        ]
-        for request_id, info in beginning:
-            info[WAVEFORM] = self._reference({**info, "request_id": request_id})
-        self._fail_in_pairs(beginning)
+            if "breeze_state" not in (info := model_intermediate_buffer[request_id])
+        }
+        for request_id, info in pending.items():
+            if CONDITIONING not in info:  # it came by a route that builds no prompt
+                self._fail({"request_id": request_id}, TTSCacheError("it has no text"))
+                info.update(_without_text(request_id))
+            if FIELD in info:
+                info[WAVEFORM] = self._reference({**info, "request_id": request_id})
+        self._fail_in_pairs(
+            (request_id, info) for request_id, info in pending.items() if FIELD in info
+        )
         try:
-            super().preprocess_batch(
-                req_ids=req_ids,
-                model_intermediate_buffer=model_intermediate_buffer,
-                device=device,
-            )
+            self._begin(pending, device)
         finally:
-            for _, info in beginning:
-                info.pop(WAVEFORM, None)
+            for info in pending.values():
+                if FIELD in info:
+                    info.pop(WAVEFORM, None)
+
+    def _begin(self, pending: dict[str, dict[str, Any]], device: torch.device) -> None:
+        host: Any = super()
+
+        def begin(infos: dict[str, dict[str, Any]]) -> None:
+            host.preprocess_batch(
+                req_ids=list(infos), model_intermediate_buffer=infos, device=device
+            )
+
+        try:
+            begin(pending)
+        except Exception:  # noqa: BLE001  raising here would end the engine
+            for pair in _in_pairs(pending).values():
+                try:
+                    begin(pair)
+                except Exception as exc:  # noqa: BLE001
+                    for request_id, info in pair.items():
+                        self._fail({**info, "request_id": request_id}, exc)
+
+    @failing_alone
+    def preprocess(
+        self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Build a span as the host does, of what the batch has begun with."""
+        return super().preprocess(input_ids, input_embeds, **info)
+
+    def _passed_over(
+        self,
+        input_ids: torch.Tensor,
+        info: Mapping[str, Any],  # noqa: ARG002
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """A span of a failed request, whose first sampled id ends it."""
+        state = {
+            "generator": torch.Generator(device=input_ids.device).manual_seed(0),
+            "history": input_ids.new_empty((1, 0)),
+            "current": input_ids.new_zeros((1, self.num_codebooks)),
+        }
+        return input_ids, self.embed_input_ids(input_ids), {"breeze_state": state}
 
     def make_omni_output(self, model_outputs: torch.Tensor, **given: Any) -> Any:
         """As the host; no frame of a request that has failed goes on to be heard."""
@@ -93,15 +137,13 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def _fail_in_pairs(self, beginning: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Let one branch fail with the other: a lone one would end the engine."""
-        pairs = defaultdict(list)
-        for request_id, info in beginning:
-            named = {**info, "request_id": request_id}
-            pairs[_pair_of(info)].append((self._has_failed(named), named))
-        for branches in pairs.values():
-            if any(failed for failed, _ in branches):
-                for failed, named in branches:
-                    if not failed:
-                        self._fail(named, TTSCacheError("its other branch failed"))
+        for pair in _in_pairs(dict(beginning)).values():
+            named = [{**info, "request_id": each} for each, info in pair.items()]
+            failed = [self._has_failed(info) for info in named]
+            if any(failed):
+                for info, has_failed in zip(named, failed, strict=True):
+                    if not has_failed:
+                        self._fail(info, TTSCacheError("its other branch failed"))
 
     def _give_known_codes(self) -> None:
         """Have the host's encoder pass on what is known, and encode only the rest."""
@@ -134,12 +176,36 @@ class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
         return checked_codes(codes, expected, self.codebook_size)
 
 
+def _in_pairs(
+    infos: Mapping[str, dict[str, Any]],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Put the two branches of each guided request together."""
+    pairs: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for request_id, info in infos.items():
+        pairs[_pair_of(info)][request_id] = info
+    return pairs
+
+
 def _pair_of(info: Mapping[str, Any]) -> str:
     """Name what the two branches of a guided request have in common."""
     request_id: str = info["global_request_id"][0]
     if info[CONDITIONING]["role"] != "uncond":
         return request_id
     return request_id.removesuffix(CFG_UNCOND_SUFFIX)
+
+
+def _without_text(request_id: str) -> dict[str, Any]:
+    """What the host looks for in each request, of one that fails for want of it."""
+    return {
+        CONDITIONING: {"target_ids": [0], "role": "cond", "guidance_scale": 1.0},
+        "breeze_sampling": {
+            "temperature": 1.0,
+            "top_k": 1,
+            "top_p": 1.0,
+            "repetition_penalty": 1.0,
+        },
+        "global_request_id": [request_id],
+    }
 
 
 Encode = Callable[[list[torch.Tensor], list[int]], list[torch.Tensor]]

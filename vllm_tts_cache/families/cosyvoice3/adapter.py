@@ -8,8 +8,11 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.cosyvoice3 import CosyVoice3Adapter
 
-from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
-from vllm_tts_cache.entrypoints.checked_texts import SHORT_CHARS
+from vllm_tts_cache.entrypoints.serving.adapter import (
+    SHORT_CHARS,
+    CachedAdapter,
+    Speaker,
+)
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
@@ -20,14 +23,15 @@ from vllm_tts_cache.families.cosyvoice3.prompt import (
     texts_of,
 )
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
-from vllm_tts_cache.speaker.modes import CLONE_MODE
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.family import CLONE_MODE
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
     """The host's adapter; a clone's prompt names its encodings."""
 
     tts_cache_family = FAMILY
+    tts_cache_needs_voice = True
     _tokenizer: Any  # the host counts by it, and makes it at the first request
 
     async def warmup(self) -> None:

@@ -18,7 +18,7 @@ from vllm_tts_cache.families.cosyvoice3.positions import (
     used_tokens,
 )
 from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Array
 
 # As the host calls what the decoder is told.

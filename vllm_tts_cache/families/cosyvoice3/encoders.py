@@ -27,7 +27,7 @@ from vllm_tts_cache.families.networks.onnx import (
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER
 from vllm_tts_cache.speaker.checkpoint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
 from vllm_tts_cache.store.encoding import Array, Encoding
 
 # Raise it with any change here that changes what an encoder computes.

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from vllm_tts_cache import stage_configs
-from vllm_tts_cache.speaker.checkpoint_files import config_says
-from vllm_tts_cache.speaker.family import ClipLimits, Family
-from vllm_tts_cache.speaker.modes import Mode, Transcript
+from vllm_tts_cache.speaker.checkpoint_dir import config_says
+from vllm_tts_cache.speaker.family import ClipLimits, Family, Mode, Transcript
 
 # The decoder is told all three in every mode; modes differ in what the talker is told.
 TOKENS = "speech_tokens"
@@ -70,7 +69,6 @@ FAMILY = Family(
     # The last of the talker's own ids. Codes are 0 to 6,560; of those behind them only
     # 6,562 is ever sampled, which ends a speech.
     failure_id=6_760,
-    needs_voice=True,
     needs_first_runner=True,  # the second wants more of `preprocess_decode_batch`
     # What a position behind the prompt is made of is its id, and nothing else.
     resumes=True,

@@ -6,7 +6,7 @@ from typing import Any
 from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
 from vllm_tts_cache.families.cosyvoice3.prompt import PromptBuilder, texts_of
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
 
 
 class CosyVoice3Prompts:

@@ -19,8 +19,8 @@ from vllm_tts_cache.families.cosyvoice3.family import (
     FAMILY,
     ZERO_SHOT,
 )
-from vllm_tts_cache.speaker.modes import Mode
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.family import Mode
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 TEXT_IDS = "tts_cache_text_ids"
 MODE = "tts_cache_clone_mode"

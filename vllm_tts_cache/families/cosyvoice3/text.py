@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_tts_cache.speaker.local_checkpoint import checkpoint_dir
+from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 
 _FILES = ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 

@@ -33,8 +33,12 @@ from vllm_tts_cache.families.cosyvoice3.prompt import (
     mode_of_request,
     tells_codes,
 )
-from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.model_executor.talker import (
+    CachedTalker,
+    failing_alone,
+    on_device,
+)
+from vllm_tts_cache.speaker.reference import SpeakerRef
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -85,26 +89,18 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
             self._maybe_enable_code2wav_trt()
         return loaded
 
+    @failing_alone
     def preprocess(
         self, input_ids: Tensor, input_embeds: Tensor | None, **info: Any
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Make the rows of a span: of the prompt, or of codes that were spoken.
-
-        Never raises: a request without a voice fails alone.
-        """
+        """Make the rows of a span: of the prompt, or of codes that were spoken."""
         del input_embeds
-        if self._has_failed(info):  # in an earlier chunk
-            return self._passed_over(input_ids)
         begin = int(info.get("_omni_num_computed_tokens", 0))
         length = int(info.get("_omni_prompt_len", begin + len(input_ids)))
         if begin >= length:  # it decodes, or spoke so before it was preempted
             return input_ids, self._code_rows(input_ids), {}
-        try:
-            told = info.get(EMBED) or self._conditioning(info)
-            prompt = self._prompt_rows(info, told[CODES][0], length, input_ids.device)
-        except Exception as exc:  # noqa: BLE001  raising here would end the engine
-            self._fail(info, exc)
-            return self._passed_over(input_ids)
+        told = info.get(EMBED) or self._conditioning(info)
+        prompt = self._prompt_rows(info, told[CODES][0], length, input_ids.device)
         if not info.get(EMBED):  # else a later chunk, or after a preemption
             self._count_prompt()
         rows = prompt[begin : begin + len(input_ids)]
@@ -196,7 +192,11 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
     def _code_rows(self, ids: Tensor) -> Tensor:
         return self.talker.speech_embedding.weight[ids.to(torch.long)]
 
-    def _passed_over(self, input_ids: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _passed_over(
+        self,
+        input_ids: Tensor,
+        info: Mapping[str, Any],  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """A step of a failed request, whose first sampled id ends it."""
         table = self.talker.speech_embedding.weight
         zeros = table.new_zeros((len(input_ids), table.shape[1]))

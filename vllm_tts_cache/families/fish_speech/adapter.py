@@ -8,13 +8,12 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdapter
 
-from vllm_tts_cache.entrypoints.adapter import Speaker
-from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
-from vllm_tts_cache.entrypoints.ensure import EncodingNeed
-from vllm_tts_cache.entrypoints.inline import Clip
+from vllm_tts_cache.entrypoints.serving.adapter import Speaker, TextCheckingAdapter
+from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
-from vllm_tts_cache.speaker import ref as speaker_ref
+from vllm_tts_cache.speaker import reference as speaker_ref
+from vllm_tts_cache.speaker.reference import EncodingNeed
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"

@@ -18,7 +18,7 @@ from vllm_omni.model_executor.models.fish_speech.dac_utils import (
 )
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 
 SAMPLE_RATE_HZ = DAC_SAMPLE_RATE
 SAMPLES_PER_FRAME = DAC_HOP_LENGTH

@@ -29,7 +29,7 @@ from vllm_tts_cache.families.networks.dac.file import fix_weight_norms, read_cod
 from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER, resample
 from vllm_tts_cache.speaker.checkpoint import encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.

@@ -12,7 +12,7 @@ from vllm_tts_cache.families.fish_speech.codec import read_sizes
 from vllm_tts_cache.families.fish_speech.codec_halves import build_decoding_half
 from vllm_tts_cache.families.fish_speech.family import FAMILY
 from vllm_tts_cache.families.networks.dac.file import read_codec_file
-from vllm_tts_cache.speaker.local_checkpoint import whole_checkpoint
+from vllm_tts_cache.speaker.checkpoint_dir import whole_checkpoint
 
 # As many as the host's deploy file decodes first.
 _NUM_WARM_UP_FRAMES = 4

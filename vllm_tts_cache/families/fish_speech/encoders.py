@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from vllm_tts_cache.families.fish_speech.codec_encoder import load_codec_encoder
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 
 
 def load_reference_encoders(

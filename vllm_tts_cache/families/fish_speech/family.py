@@ -1,9 +1,8 @@
 """What the generic parts need to know of Fish Speech S2 Pro."""
 
 from vllm_tts_cache import stage_configs
-from vllm_tts_cache.speaker.checkpoint_files import config_says
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.modes import Mode, Transcript
+from vllm_tts_cache.speaker.checkpoint_dir import config_says
+from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 
 CODEC = "codec"
 # Its official code takes any number. All of a voice's clips last 30 s at most, and a

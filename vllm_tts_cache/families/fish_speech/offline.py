@@ -6,8 +6,8 @@ from typing import Any
 
 from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 
 

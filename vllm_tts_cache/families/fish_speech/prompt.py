@@ -24,8 +24,8 @@ from vllm_tts_cache.families.fish_speech.text import (
 )
 from vllm_tts_cache.families.networks import rows
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker import ref as speaker_ref
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker import reference as speaker_ref
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import Array, EncodingKey
 
 __all__ = [

@@ -13,6 +13,7 @@ from vllm_tts_cache.families.fish_speech.family import FAMILY
 from vllm_tts_cache.families.fish_speech.spoken_frames import SpokenFrames
 from vllm_tts_cache.families.networks.dac.talker import SlowAR, begin_of
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
+from vllm_tts_cache.model_executor.talker import failing_alone
 
 # Of a request whose waveform is to be encoded by the host; our adapter sends none.
 _HOSTS_OWN_CLONE = "fish_structured_voice_clone"
@@ -46,13 +47,11 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
         self._load_speakers(self.vllm_config)
         return loaded
 
+    @failing_alone
     def preprocess(
         self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build a span of a prefill; decoding is the host's.
-
-        Never raises for a request that names a speaker: it fails alone instead.
-        """
+        """Build a span of a prefill; decoding is the host's."""
         self._spoken.saw(request_id_of(info), (info.get("codes") or {}).get("audio"))
         # Not by the span's length alone: the last chunk of a prefill may be one token,
         # and what was spoken before a preemption comes as several that are no prompt.
@@ -63,10 +62,12 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
         if info.get(_HOSTS_OWN_CLONE):
             return super().preprocess(input_ids, input_embeds, **info)
         rows = self.embed_input_ids(input_ids).to(torch.bfloat16)
-        self._add_codes_or_fail(rows, input_ids, info)
-        # The host keeps the codes of each step on the CPU. Zeros are no frame to it.
-        codes = torch.zeros((input_ids.shape[0], self._num_codebooks), dtype=torch.long)
-        return input_ids, rows, {"codes": {"audio": codes}}
+        self._add_codes(rows, input_ids, info)
+        return input_ids, rows, {"codes": {"audio": self._no_frames(input_ids)}}
+
+    def _no_frames(self, input_ids: torch.Tensor) -> torch.Tensor:
+        # The host keeps the codes of each step on the CPU.
+        return torch.zeros((len(input_ids), self._num_codebooks), dtype=torch.long)
 
     def on_requests_finished(self, request_ids: Iterable[str]) -> None:
         """Delete what they spoke; the runner calls it."""

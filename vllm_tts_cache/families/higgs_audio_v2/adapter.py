@@ -12,14 +12,17 @@ from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v2 import (
     HiggsAudioV2Adapter,
 )
 
-from vllm_tts_cache.entrypoints.adapter import Speaker
-from vllm_tts_cache.entrypoints.checked_texts import SHORT_CHARS, TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import (
+    SHORT_CHARS,
+    Speaker,
+    TextCheckingAdapter,
+)
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v2.prompt import (
     PromptBuilder,
     num_reference_rows,
 )
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class CachedHiggsAudioV2Adapter(TextCheckingAdapter, HiggsAudioV2Adapter):

@@ -19,7 +19,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
     load_higgs_tokenizer,
 )
 from vllm_tts_cache.families.networks.resample import RESAMPLER
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 
 
 def load_reference_encoders(

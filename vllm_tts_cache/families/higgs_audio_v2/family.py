@@ -5,9 +5,8 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from vllm_tts_cache.speaker.checkpoint_files import config_says
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.modes import Mode, Transcript
+from vllm_tts_cache.speaker.checkpoint_dir import config_says
+from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 
 CODEC = "codec"
 

@@ -23,7 +23,7 @@ from vllm_tts_cache.families.higgs_audio_v2.spoken import SpokenStates, State
 from vllm_tts_cache.families.networks.higgs_tokenizer.talker import HiggsTalker
 from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.model_executor.talker import on_device
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 _CODES = "tts_cache_delayed_codes"
 

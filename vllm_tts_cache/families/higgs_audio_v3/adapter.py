@@ -15,14 +15,17 @@ from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer imp
     HiggsAudioV3TokenizerAdapter,
 )
 
-from vllm_tts_cache.entrypoints.adapter import Speaker
-from vllm_tts_cache.entrypoints.checked_texts import SHORT_CHARS, TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import (
+    SHORT_CHARS,
+    Speaker,
+    TextCheckingAdapter,
+)
 from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v3.prompt import (
     PromptBuilder,
     num_reference_rows,
 )
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class CachedHiggsAudioV3Adapter(TextCheckingAdapter, HiggsAudioV3Adapter):

@@ -20,8 +20,8 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
 )
 from vllm_tts_cache.families.networks.resample import RESAMPLER
 from vllm_tts_cache.speaker.checkpoint import read_tensors
-from vllm_tts_cache.speaker.checkpoint_files import read_json
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 
 CODEC_PREFIX = "tied.embedding.modality_embeddings.0.model."
 # Of the config, where the tokenizer is not of the released sizes; no released

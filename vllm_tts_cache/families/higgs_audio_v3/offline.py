@@ -7,7 +7,7 @@ from vllm_tts_cache.families.higgs_audio_v3.prompt import (
     PromptBuilder,
     num_reference_rows,
 )
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
 
 
 class HiggsAudioV3Prompts:

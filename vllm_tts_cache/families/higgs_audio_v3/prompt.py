@@ -22,7 +22,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     num_clip_frames,
 )
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 # Each codebook's codes begin one row later than those of the one before.
 NUM_ADDED_ROWS = NUM_CODEBOOKS - 1

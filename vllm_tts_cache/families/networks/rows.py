@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_tts_cache.errors import TTSCacheError
-from vllm_tts_cache.speaker.ref import SpeakerRef
+from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
 FIELD = "tts_cache_reference_rows"  # in the host's additional_information

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from vllm_tts_cache.entrypoints.checked_texts import TextCheckingAdapter
-from vllm_tts_cache.entrypoints.diffusion import DiffusionAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.diffusion import DiffusionAdapter
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.limits import check_request
 from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop

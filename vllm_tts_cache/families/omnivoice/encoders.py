@@ -15,7 +15,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
 from vllm_tts_cache.families.networks.torchaudio_resample import RESAMPLER
 from vllm_tts_cache.families.omnivoice import preparation, silence
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, TOKENIZER
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding
 
 # numpy's and torch's arrays of a clip, see docs/gpu.md.

@@ -3,8 +3,8 @@
 from typing import Any
 
 from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class OmniVoicePrompts:

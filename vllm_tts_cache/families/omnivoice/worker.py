@@ -21,7 +21,7 @@ from vllm_tts_cache.model_executor.pipeline import (
     looking_up_a_prompt,
 )
 from vllm_tts_cache.model_executor.talker import on_device
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 # The host looks the second up in the module of the first.
 __all__ = ["CachedOmniVoicePipeline", "get_omnivoice_post_process_func"]

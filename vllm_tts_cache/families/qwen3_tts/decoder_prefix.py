@@ -26,8 +26,8 @@ from vllm_tts_cache.families.qwen3_tts.first_chunks import (
     samples_of,
 )
 from vllm_tts_cache.families.qwen3_tts.streamed_convs import StreamedConvs
+from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.decoder_states import DecoderState, DecoderStates
-from vllm_tts_cache.throttled_log import ThrottledLog
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 

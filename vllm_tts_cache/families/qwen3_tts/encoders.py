@@ -7,8 +7,8 @@ import torch
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.networks.qwen3_codec.encoder import load_codec_encoder
 from vllm_tts_cache.families.qwen3_tts.speaker_encoder import load_speaker_encoder
-from vllm_tts_cache.speaker.checkpoint_files import read_json
-from vllm_tts_cache.speaker.reference_encoder import ReferenceEncoder
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 
 # What the config must say for these two encoders to be the right ones.
 _EXPECTED = {

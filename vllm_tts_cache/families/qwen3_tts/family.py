@@ -4,9 +4,8 @@ import math
 from pathlib import Path
 
 from vllm_tts_cache import stage_configs
-from vllm_tts_cache.speaker.checkpoint_files import config_says, read_json
-from vllm_tts_cache.speaker.family import Family
-from vllm_tts_cache.speaker.modes import Mode, Transcript
+from vllm_tts_cache.speaker.checkpoint_dir import config_says, read_json
+from vllm_tts_cache.speaker.family import Family, Mode, Transcript
 
 SPEAKER = "speaker"
 CODEC = "codec"

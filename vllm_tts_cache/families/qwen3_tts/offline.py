@@ -9,8 +9,8 @@ from vllm.inputs import tokens_input
 
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON, IN_CONTEXT
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class Qwen3TTSPrompts:

@@ -16,8 +16,12 @@ from vllm_tts_cache.families.qwen3_tts.family import (
     SPEAKER,
     X_VECTOR,
 )
-from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.model_executor.talker import (
+    CachedTalker,
+    failing_alone,
+    on_device,
+)
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 
 class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration):
@@ -31,17 +35,13 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
         self._load_speakers(self.vllm_config)
         return loaded
 
+    @failing_alone
     def preprocess(
         self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build the prefill as the host does, with the speaker prompt put in first.
-
-        Never raises for a request that names a speaker: it fails alone instead.
-        """
+        """Build the prefill as the host does, with the speaker prompt put in first."""
         if FIELD not in info or not _is_first_prefill(info):
             return super().preprocess(input_ids, input_embeds, **info)
-        if self._has_failed(info):  # in an earlier chunk
-            return self._padding(input_ids)
         prefix = _prefix_of(info)
         is_whole = int(info.get("_omni_num_computed_tokens", 0)) == 0
         try:
@@ -50,10 +50,9 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
             device = input_ids.device
             info["voice_clone_prompt"] = [self._voice_clone_prompt(info, device)]
             prefill = super().preprocess(input_ids, input_embeds, **info)
-        except Exception as exc:  # noqa: BLE001  raising here would end the engine
+        except Exception:
             self._suspect(prefix)
-            self._fail(info, exc)
-            return self._padding(input_ids)
+            raise
         if is_whole:
             self._suspect_prefixes.clear(prefix)
         return prefill
@@ -74,8 +73,10 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
             prompt["ref_code"] = on_device(codes, device, torch.long)
         return prompt
 
-    def _padding(
-        self, input_ids: torch.Tensor
+    def _passed_over(
+        self,
+        input_ids: torch.Tensor,
+        info: Mapping[str, Any],  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Prefill of a failed request; the first sampled id then ends it.
 

@@ -6,12 +6,15 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.voxcpm2 import VoxCPM2Adapter
 
-from vllm_tts_cache.entrypoints.adapter import Speaker
-from vllm_tts_cache.entrypoints.checked_texts import SHORT_CHARS, TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import (
+    SHORT_CHARS,
+    Speaker,
+    TextCheckingAdapter,
+)
 from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.families.voxcpm2.positions import num_positions
 from vllm_tts_cache.families.voxcpm2.prompt import PromptBuilder
-from vllm_tts_cache.speaker.ref import FIELD
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class CachedVoxCPM2Adapter(TextCheckingAdapter, VoxCPM2Adapter):

@@ -19,7 +19,7 @@ from vllm_tts_cache.families.voxcpm2.positions import (
     SAMPLES_PER_LATENT,
 )
 from vllm_tts_cache.speaker.checkpoint import read_safetensors
-from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 

@@ -26,7 +26,7 @@ from vllm_tts_cache.families.voxcpm2.positions import (
 )
 from vllm_tts_cache.speaker.checkpoint import assign_float32, encoder_fingerprint
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed, ReferenceEncoder
+from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
 from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what an encoder computes.

@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm_tts_cache.families.voxcpm2.positions import num_positions
 from vllm_tts_cache.families.voxcpm2.prompt import PromptBuilder
-from vllm_tts_cache.offline.ensure import PreparedSpeaker
+from vllm_tts_cache.offline.speakers import PreparedSpeaker
 
 
 class VoxCPM2Prompts:

@@ -13,8 +13,8 @@ from vllm.inputs import tokens_input
 
 from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
 from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
-from vllm_tts_cache.speaker.modes import Mode
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.family import Mode
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 TEXT_IDS = "text_token_ids"  # as the host's talker reads them
 MODE = "tts_cache_clone_mode"

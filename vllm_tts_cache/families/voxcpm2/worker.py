@@ -18,9 +18,10 @@ from vllm_tts_cache.families.voxcpm2.prompt import (
     ids_of_request,
     mode_of_request,
 )
-from vllm_tts_cache.model_executor.talker import CachedTalker
-from vllm_tts_cache.speaker.modes import Mode
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.model_executor.failed_requests import request_id_of
+from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone
+from vllm_tts_cache.speaker.family import Mode
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -54,25 +55,39 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         self._load_speakers(self.vllm_config)
         return loaded
 
+    @failing_alone
     def preprocess(
         self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **info: Any
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Build a span of a prefill as the host does, from features that are stored.
-
-        Never raises for a request that names a speaker: it fails alone instead.
-        """
-        if self._has_failed(info):  # in an earlier chunk or step
-            return self._passed_over(input_ids, info)
+        """Build a span of a prefill as the host does, from features that are stored."""
         is_prefill = info.get("_omni_is_prefill", input_ids.shape[0] > 1)
-        if FIELD not in info or not is_prefill:
-            return super().preprocess(input_ids, input_embeds, **info)
+        is_first = is_prefill and int(info.get("_omni_num_computed_tokens", 0)) == 0
+        if FIELD in info and is_first:
+            info["reference_audio"] = [self._known_prompt(info)]
+        num_noted = len(self._pending_requests)
         try:
-            if int(info.get("_omni_num_computed_tokens", 0)) == 0:
-                info["reference_audio"] = [self._known_prompt(info)]
-            return super().preprocess(input_ids, input_embeds, **info)
-        except Exception as exc:  # noqa: BLE001  raising here would end the engine
-            self._fail(info, exc)
-            return self._passed_over(input_ids, info)
+            built = super().preprocess(input_ids, input_embeds, **info)
+            if is_prefill:
+                self._check_length(info)
+        except Exception:
+            del self._pending_requests[num_noted:]  # as `_passed_over` notes the span
+            raise
+        return built
+
+    def _check_length(self, info: Mapping[str, Any]) -> None:
+        """Refuse a prompt that the host built longer than it was announced.
+
+        Its prefill would never be complete, and the second language model's attention,
+        which is told of all rows, go past the end of memory. Ids that come by a route
+        of the host are such a prompt, unless they begin as its tokenizer has them.
+
+        Raises: TTSCacheError.
+        """
+        state = self._active_states[request_id_of(info)]
+        embeds: Any = state.prefill_embeds
+        announced = info.get("_omni_prompt_len", len(embeds))
+        if len(embeds) != announced:
+            raise _other_length(len(embeds), announced)
 
     def _build_prompt_cache(
         self,
@@ -95,9 +110,7 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         # Of one too few the host ends the engine, and of one too many the request's
         # prefill is never complete.
         if made != (announced := info.get("_omni_prompt_len", made)):
-            raise TTSCacheError(
-                f"its prompt has {made} positions and was announced with {announced}"
-            )
+            raise _other_length(made, announced)
         self._count_prompt()
         # The transcript's ids are among the text's: the host would make them anew,
         # and not always as many.
@@ -128,7 +141,7 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         of it, and both language models compute its rows. Without these in the second
         one its attention, which is told of all rows, would go past the end of memory.
         """
-        request_id = info.get("request_id", "default")
+        request_id = request_id_of(info)
         self._cleanup_request(request_id)
         state = self._get_or_create_state(request_id)
         state.prefill_masks = self._no_reference(input_ids.device)
@@ -153,6 +166,12 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
             each.expand(-1, length, *(-1,) * (each.ndim - 2))
             for each in (one, torch.zeros_like(one), feat, embed)
         )
+
+
+def _other_length(made: int, announced: int) -> TTSCacheError:
+    return TTSCacheError(
+        f"its prompt has {made} positions and was announced with {announced}"
+    )
 
 
 def _check(vllm_config: Any) -> None:

@@ -3,7 +3,7 @@
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.voxtral import VoxtralTTSAdapter
 
-from vllm_tts_cache.entrypoints.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter, Speaker
 from vllm_tts_cache.families.voxtral.family import FAMILY
 
 

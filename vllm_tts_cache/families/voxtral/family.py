@@ -7,7 +7,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.family import Family
 
 MODEL_TYPE = "voxtral_tts"

@@ -8,20 +8,20 @@ import typer
 
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import style
-from vllm_tts_cache.entrypoints.cli.doctor import host, server, storage, tenants
-from vllm_tts_cache.entrypoints.cli.doctor.finding import Finding
+from vllm_tts_cache.entrypoints.cli.doctor import checks, server
+from vllm_tts_cache.entrypoints.cli.doctor.checks import Finding
 from vllm_tts_cache.entrypoints.cli.style import examples, new_app
 from vllm_tts_cache.entrypoints.cli.voices.source import ApiKey, Directory
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.printable import printable
+from vllm_tts_cache.logs import printable
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NAME_WIDTH = 15
 
-app = new_app()
+doctor_app = new_app()
 
 
-@app.command(
+@doctor_app.command(
     epilog=examples(
         "vllm-tts-cache doctor",
         "vllm-tts-cache doctor --url http://gpu-7:8091 --quick",
@@ -69,19 +69,20 @@ def _findings(
 ) -> Iterator[Finding]:
     from vllm_tts_cache.entrypoints.cli.voices.directory import settings_of
 
-    yield from host.versions()
-    yield from host.plugins()
+    yield from checks.versions()
+    yield from checks.plugins()
     if not quick:
-        yield from host.processors()
+        yield from checks.processors()
+    settings = None
     try:
         load_settings()
+        settings = settings_of(directory)
     except ConfigError:
         pass  # it was said above
     else:
-        settings = settings_of(directory)
-        yield from storage.storage(settings)
-        yield from tenants.tenants(settings)
-    yield from server.server(url, api_key)
+        yield from checks.storage(settings)
+        yield from checks.tenants(settings)
+    yield from server.server(url, api_key, settings)
 
 
 def _print(finding: Finding) -> None:

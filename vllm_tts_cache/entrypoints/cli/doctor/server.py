@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
-from vllm_tts_cache.entrypoints.cli.doctor.finding import (
+from vllm_tts_cache.client import VoicesClient, is_this_machine
+from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.cli.doctor.checks import (
     Finding,
     fail,
     median_ms,
@@ -12,9 +15,14 @@ from vllm_tts_cache.entrypoints.cli.doctor.finding import (
 )
 from vllm_tts_cache.entrypoints.cli.voices.source import DEFAULT_URL, client_of
 from vllm_tts_cache.errors import (
+    ConfigError,
+    ConnectionSettingError,
+    NoCatalogueError,
+    RemoteError,
     RouteMissingError,
     ServerAnswerError,
     ServerUnreachableError,
+    StorageError,
 )
 
 # Over HTTP, on the same machine or in the same rack.
@@ -28,9 +36,22 @@ _SIGNS = {
 }
 
 
-def server(url: str | None, api_key: str | None) -> Iterator[Finding]:
-    """Say how the server is; that the default one does not run is no fault."""
-    with client_of(url or DEFAULT_URL, api_key) as client:
+def server(
+    url: str | None, api_key: str | None, settings: Settings | None
+) -> Iterator[Finding]:
+    """Say how the server is; that the default one does not run is no fault.
+
+    Args:
+        url: None for the default one.
+        api_key: The key to ask with.
+        settings: Of the directory that was looked at; None if they are wrong.
+    """
+    try:
+        client = client_of(url or DEFAULT_URL, api_key)
+    except ConnectionSettingError as exc:
+        yield fail("server", str(exc), "correct the variable, or unset it")
+        return
+    with client:
         try:
             stats = client.request("GET", "/v1/audio/speaker_cache")
             took = median_ms(lambda: client.find(_NO_VOICE), 5)
@@ -50,12 +71,57 @@ def server(url: str | None, api_key: str | None) -> Iterator[Finding]:
             )
             yield fail("server", str(exc), hint)
             return
+        compared = list(_whose_voices(client, settings)) if settings else []
     text = f"{client.url}: {_sum_up(stats)}, {took:.1f} ms for a look-up"
     if took > _SLOW_LOOK_MS:
         yield warn("server", text, "it is busy, far away, or its disk is slow")
     else:
         yield ok("server", text)
+    yield from compared
     yield from _signs(stats)
+
+
+def _whose_voices(client: VoicesClient, settings: Settings) -> Iterator[Finding]:
+    """Say whether the directory that was looked at is the server's."""
+    is_here = is_this_machine(urlsplit(client.url).hostname or "")
+    if not is_here and not settings.catalogue_url:
+        return  # its directory is on its machine
+    try:
+        newest = next(client.voices(limit=1, sort="newest"), None)
+        is_same = _is_kept(newest, settings)
+    except (RemoteError, ConfigError, StorageError):
+        return  # an administrator's key sees no voices; a catalogue was said above
+    if is_same:
+        yield ok("voices", "the server's are those of this directory")
+    else:
+        hint = (
+            "set SPEAKER_SAMPLES_DIR here as the server has it, or give --directory: "
+            "verify and gc would look at this one, too"
+        )
+        where = settings.samples_dir
+        yield warn("voices", f"{client.url} does not keep its voices in {where}", hint)
+
+
+def _is_kept(voice: dict[str, Any] | None, settings: Settings) -> bool:
+    """Whether a running server whose newest voice this is uses the directory.
+
+    Raises: ConfigError, StorageError.
+    """
+    from vllm_tts_cache.store.opening import open_existing
+
+    try:
+        store = open_existing(settings)
+    except NoCatalogueError:
+        return False
+    try:
+        if not store.num_alive():
+            return False
+        tenants = store.catalogue.usage_of_tenants()
+        if voice is None:  # with tenants, this key has none
+            return settings.tenants_file is not None or not store.catalogue.count()
+        return any(store.find(voice["id"], tenant) for tenant in tenants)
+    finally:
+        store.close()
 
 
 def _sum_up(stats: dict[str, Any]) -> str:

@@ -1,18 +1,12 @@
 """``vllm-tts-cache voices``: the voices of a server, or of a stopped one."""
 
 from vllm_tts_cache.entrypoints.cli.style import STATUSES, new_app
-from vllm_tts_cache.entrypoints.cli.voices import (
-    adding,
-    bundles,
-    changing,
-    listing,
-    trying,
-)
+from vllm_tts_cache.entrypoints.cli.voices import adding, bundles, changing, listing
 
-app = new_app(epilog=STATUSES)
+voices_app = new_app(epilog=STATUSES)
 
 
-@app.callback()
+@voices_app.callback()
 def _voices() -> None:
     """List, add, check, change, save and try voices.
 
@@ -21,6 +15,6 @@ def _voices() -> None:
     """
 
 
-for module in (listing, adding, changing, bundles, trying):
+for module in (listing, adding, changing, bundles):
     for name, (command, epilog) in module.COMMANDS.items():
-        app.command(name, epilog=epilog)(command)
+        voices_app.command(name, epilog=epilog)(command)

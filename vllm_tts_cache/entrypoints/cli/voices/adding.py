@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_tts_cache.entrypoints.cli import style
-from vllm_tts_cache.entrypoints.cli.style import examples
+from vllm_tts_cache.entrypoints.cli.style import examples, pairs
 from vllm_tts_cache.entrypoints.cli.voices.source import (
     DEFAULT_URL,
     ApiKey,
@@ -14,7 +14,6 @@ from vllm_tts_cache.entrypoints.cli.voices.source import (
     Labels,
     Url,
     client_of,
-    pairs,
 )
 from vllm_tts_cache.errors import ConfigError, SpeakerRequestError
 
@@ -44,7 +43,7 @@ def add(
             metavar="FILE.csv",
             help="many voices: a CSV file with the columns name, audio (a path from "
             "where the manifest is, or several with ; between), consent, ref_text, "
-            "language, labels (JSON) or label:KEY, description, pinned, expires_at",
+            "language, labels (JSON) or label:KEY, description, expires_at",
         ),
     ] = None,
     consent: Annotated[
@@ -63,9 +62,6 @@ def add(
     language: Annotated[str | None, typer.Option(help="as de or pt-BR")] = None,
     label: Labels = None,
     description: Annotated[str | None, typer.Option(help="free text")] = None,
-    pinned: Annotated[
-        bool, typer.Option("--pinned", help="keep its encodings in memory")
-    ] = False,
     expires_at: Annotated[
         str | None, typer.Option(help="ISO 8601, or Unix seconds; deleted then")
     ] = None,
@@ -117,7 +113,6 @@ def add(
                     language=language,
                     labels=pairs(label),
                     description=description,
-                    is_pinned=pinned,
                     expires_at=expires_at,
                 )
             ]
@@ -247,9 +242,9 @@ def _of_arguments(
     expires_at: str | None,
     **fields: Any,
 ) -> "NewVoice":
-    from vllm_tts_cache.catalogue.transcripts import joined
+    from vllm_tts_cache.catalogue.details import joined
     from vllm_tts_cache.entrypoints.cli.voices.manifest import ManifestError, NewVoice
-    from vllm_tts_cache.entrypoints.voice_forms import parse_time
+    from vllm_tts_cache.entrypoints.http.forms import parse_time
 
     if name is None or not clips:
         raise ConfigError("give a NAME and a CLIP, or --manifest FILE.csv")
@@ -314,14 +309,18 @@ def check(
 def _judge_here() -> "Callable[[str, bytes, str | None], dict[str, Any]]":
     """What a server says of a clip, told by this process, which knows no model."""
     from vllm_tts_cache.audio.decode import decode
-    from vllm_tts_cache.audio.quality.check import ClipChecker
-    from vllm_tts_cache.catalogue.record import check_text
+    from vllm_tts_cache.audio.quality import ClipChecker
+    from vllm_tts_cache.catalogue.records import check_text
 
     checker = ClipChecker()
 
     def judge(_: str, data: bytes, ref_text: str | None) -> dict[str, Any]:
         check_text("ref_text", ref_text)
-        return checker.check(decode(data).audio, ref_text=ref_text).to_dict()
+        decoded = decode(data)
+        found = checker.check(
+            decoded.audio, ref_text=ref_text, warnings=decoded.warnings
+        )
+        return found.to_dict()
 
     return judge
 

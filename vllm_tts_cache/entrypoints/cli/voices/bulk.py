@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,7 +170,7 @@ class Many:
         *,
         as_json: bool,
         hint: str = "",
-        say: Callable[[str], None] = style.say,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         """Print the summary, and what failed and why; then leave.
 
@@ -178,7 +178,7 @@ class Many:
             key: What the JSON document calls the list.
             as_json: Whether to print one.
             hint: How to go on if it was cut short.
-            say: Prints a line of the summary.
+            more: What stands beside the list in the JSON document.
 
         Raises: typer.Exit.
         """
@@ -187,10 +187,11 @@ class Many:
                 "counts": self.counts,
                 "interrupted": self.stop.is_interrupted,
                 key: [each.plain() for each in self.outcomes],
+                **(more or {}),
             }
             style.print_json(document)
         else:
-            self._print(say)
+            self._print()
         if self.stop.error:
             style.complain(self.stop.error, style.FAILED)
         is_lost = isinstance(self.stop.error, ServerUnreachableError)
@@ -198,18 +199,18 @@ class Many:
             style.note(hint)
         style.leave(self.status)
 
-    def _print(self, say: Callable[[str], None]) -> None:
+    def _print(self) -> None:
         counts = (f"{n} {word.replace('_', ' ')}" for word, n in self.counts.items())
-        say(", ".join(counts) or "nothing to do")
+        style.say(", ".join(counts) or "nothing to do")
         for each in self.outcomes:
             if each.outcome == FAILED:
                 row = each.details.get("row")
                 place = "" if row is None else f"row {row}, "
-                say(f"  {place}{each.name}: {each.error}")
+                style.say(f"  {place}{each.name}: {each.error}")
 
 
 def in_parallel(
-    items: Sequence[T] | Iterator[T],
+    items: Sequence[T],
     work: Callable[[T, Stop], Outcome],
     *,
     name: Callable[[T], str],
@@ -220,36 +221,27 @@ def in_parallel(
     """Do ``work`` for each, and go on when one fails.
 
     Ctrl-C, or a server that is gone, begins no more; what is on its way is waited for.
-    An iterator is asked for an item when there is a thread for it; if it fails, it ends
-    there, and what it would have given is in no list.
     """
     stop = Stop()
     each = _Each(work, name, details, stop)
     futures: list[Future[Outcome]] = []
-    total = len(items) if isinstance(items, Sequence) else None
     with (
-        _Progress(title, total) as advance,
+        _Progress(title, len(items)) as advance,
         ThreadPoolExecutor(num_jobs) as threads,
     ):
-        begin, broken = _Threads(threads, num_jobs, advance), None
+        begin = _Threads(threads, num_jobs, advance)
         try:
-            try:
-                for item in items:
-                    if stop.event.is_set():
-                        break
-                    futures.append(begin.submit(each.do, item))
-            except TTSCacheError as exc:  # the iterator's: what it gave is done
-                broken = exc
+            for item in items:
+                if stop.event.is_set():
+                    break
+                futures.append(begin.submit(each.do, item))
             wait(futures)
         except KeyboardInterrupt:
             stop.interrupt()
             style.note("interrupted; what is on its way is waited for")
-        if broken is not None:
-            stop.give_up(broken)
     # The pool is left, and with it all of them have ended.
     outcomes = [future.result() for future in futures]
-    if isinstance(items, Sequence):
-        outcomes += map(each.not_tried, items[len(outcomes) :])
+    outcomes += map(each.not_tried, items[len(outcomes) :])
     return Many(outcomes=outcomes, stop=stop)
 
 
@@ -276,6 +268,8 @@ class _Each(Generic[T]):
             return self._work(item, self._stop)
         except StoppedError:
             return self.not_tried(item)
+        except UnicodeError as exc:  # a file's name that this locale cannot write
+            return self._outcome(item, FAILED, error=style.unwritable(exc))
         except (TTSCacheError, OSError) as exc:
             if _is_said_to_all(exc):
                 self._stop.give_up(exc)
@@ -323,7 +317,7 @@ def _is_said_to_all(error: Exception) -> TypeGuard[TTSCacheError]:
 class _Progress:
     """A bar on stderr, if that is a terminal."""
 
-    def __init__(self, title: str, total: int | None):
+    def __init__(self, title: str, total: int):
         console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),

@@ -1,19 +1,19 @@
 """``voices warm``, ``voices edit`` and ``voices rm``."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vllm_tts_cache.entrypoints.cli import style
-from vllm_tts_cache.entrypoints.cli.style import examples
-from vllm_tts_cache.entrypoints.cli.voices.choosing import (
+from vllm_tts_cache.entrypoints.cli.style import examples, pairs
+from vllm_tts_cache.entrypoints.cli.voices.listing import (
     All,
     Chosen,
     Names,
     chosen_of,
+    print_fields,
 )
-from vllm_tts_cache.entrypoints.cli.voices.listing import print_fields
 from vllm_tts_cache.entrypoints.cli.voices.source import (
     DEFAULT_URL,
     ApiKey,
@@ -25,7 +25,6 @@ from vllm_tts_cache.entrypoints.cli.voices.source import (
     Url,
     Voices,
     client_of,
-    pairs,
     voices_of,
 )
 from vllm_tts_cache.errors import (
@@ -119,10 +118,6 @@ def edit(
         list[str] | None,
         typer.Option("--unlabel", metavar="KEY", help="take away; repeatable"),
     ] = None,
-    pinned: Annotated[
-        bool | None,
-        typer.Option("--pinned/--not-pinned", help="keep its encodings in memory"),
-    ] = None,
     expires_at: Annotated[
         str | None, typer.Option(help="ISO 8601, or Unix seconds; deleted then")
     ] = None,
@@ -143,12 +138,11 @@ def edit(
 
     JSON: what `PATCH /v1/audio/voices/NAME` answers.
     """
-    given = {
+    given: dict[str, Any] = {
         "name": new_name,
         "speaker_description": description,
         "language": language,
         "ref_text": ref_text,
-        "pinned": pinned,
         "expires_at": expires_at,
     }
     changes = {field: value for field, value in given.items() if value is not None}
@@ -249,7 +243,7 @@ COMMANDS = {
         edit,
         examples(
             "vllm-tts-cache voices edit keeper --name Keeper --label team:news",
-            "vllm-tts-cache voices edit keeper --clear ref-text --not-pinned",
+            "vllm-tts-cache voices edit keeper --clear ref-text",
             "vllm-tts-cache voices edit keeper --expires-at 2031-01-01T00:00:00Z",
         ),
     ),

@@ -1,17 +1,18 @@
 """A stopped server's directory, asked as its server would be."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from vllm_tts_cache.catalogue.pages import Page, cursor
-from vllm_tts_cache.config import Settings, load_settings
-from vllm_tts_cache.entrypoints import voice_models
-from vllm_tts_cache.entrypoints.cli.voices.source import OnConflict, Sort, pairs
+from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
+from vllm_tts_cache.config import Settings, expanded, load_settings
+from vllm_tts_cache.entrypoints.cli.style import pairs
+from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.errors import ConfigError, SpeakerNotFoundError
-from vllm_tts_cache.store.bundles import Bundles
+from vllm_tts_cache.store.bundles import Bundles, OnConflict
 from vllm_tts_cache.store.opening import open_existing
 from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
 from vllm_tts_cache.tenants import Tenant
@@ -47,7 +48,7 @@ class VoicesDirectory:
         while left is None or left > 0:
             page = replace(page, limit=_PAGE if left is None else min(left, _PAGE))
             records = self.store.catalogue.records(page)
-            yield from map(voice_models.voice, records)
+            yield from map(models.voice, records)
             if not records:
                 return
             left = None if left is None else left - len(records)
@@ -60,7 +61,7 @@ class VoicesDirectory:
         """
         found = self._found(name)
         return {
-            "voice": voice_models.voice(found.record),
+            "voice": models.voice(found.record),
             "encoded_by": sorted(found.fingerprints),
         }
 
@@ -69,7 +70,7 @@ class VoicesDirectory:
         if (found := self.store.find(name, self._tenant)) is None:
             return None
         is_lost = self.store.is_lost(found.record)
-        return voice_models.voice(found.record, is_lost=is_lost)
+        return models.voice(found.record, is_lost=is_lost)
 
     def delete(self, name: str) -> dict[str, Any]:
         """Delete a voice and all of its files that no other voice has.
@@ -88,6 +89,13 @@ class VoicesDirectory:
         _, data = self._bundles.export(name, self._tenant)
         return file.write(data)
 
+    def consents(self) -> Iterator[dict[str, Any]]:
+        """Yield consent recordings."""
+        after = ""
+        while page := self.store.consents.on_page(_PAGE, after, self._tenant):
+            yield from map(models.consent, page)
+            after = page[-1].consent_id
+
     def add_bundle(
         self, bundle: bytes, name: str | None, on_conflict: OnConflict
     ) -> dict[str, Any]:
@@ -104,7 +112,7 @@ class VoicesDirectory:
         if imported.done.deletion is not None:
             self.store.remove_files(imported.done.deletion)
         shown = {
-            "voice": voice_models.voice(imported.done.record),
+            "voice": models.voice(imported.done.record),
             "encodings_kept": imported.num_kept,
             "encodings_left": imported.num_left,
         }
@@ -142,10 +150,11 @@ def settings_of(directory: Path | None) -> Settings:
 
     Raises: ConfigError.
     """
-    settings = load_settings()
     if directory is None:
-        return settings
-    return replace(settings, samples_dir=directory.expanduser().absolute())
+        return load_settings()
+    # Of whom no home is known the environment need not name another one.
+    where = str(expanded(directory).absolute())
+    return load_settings({**os.environ, "SPEAKER_SAMPLES_DIR": where})
 
 
 def check_stopped(store: SpeakerStore) -> None:

@@ -1,8 +1,11 @@
-"""``voices ls`` and ``voices show``."""
+"""``voices ls`` and ``voices show``, and which voices any command is about."""
 
+import hashlib
 import itertools
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +21,91 @@ from vllm_tts_cache.entrypoints.cli.voices.source import (
     Sort,
     TenantName,
     Url,
+    Voices,
     voices_of,
 )
+from vllm_tts_cache.errors import ConfigError
+
+# With what tells it from others a file's name has less than 255 bytes.
+_MAX_NAME_BYTES = 200
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="or ids")]
+All = Annotated[
+    bool, typer.Option("--all", help="all voices, or all that --search finds")
+]
 
 _TIMES = ("created_at", "updated_at", "expires_at")
-_HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "PINNED", "EXPIRES", "LABELS")
+_HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A voice that a command is about.
+
+    Attributes:
+        name: What it is called in reports.
+        ref: What it is asked for by: its id, if it was listed, as it may be renamed
+            before its turn comes; else what was given.
+    """
+
+    name: str
+    ref: str
+
+
+def chosen_of(
+    source: Voices, names: list[str] | None, all_: bool, query: dict[str, Any]
+) -> list[Chosen]:
+    """Return the voices that a command is about.
+
+    Raises: ConfigError, RemoteError.
+    """
+    asks = all_ or any(query.values())
+    if bool(names) == asks:
+        raise ConfigError("give names, or --all, --search or --label")
+    if names:
+        return [Chosen(name, name) for name in dict.fromkeys(names)]
+    # Stock's server lists no ids.
+    listed = source.voices(**query)
+    return [Chosen(each["name"], each.get("id") or each["name"]) for each in listed]
+
+
+def file_names(chosen: Sequence[Chosen]) -> dict[Chosen, str]:
+    """What the file of each is called, without an end: no two the same.
+
+    That is its name as far as a file's can hold it; where those of several would be
+    one, each has its id behind it, or a hash of the name where no id is known.
+    """
+    # Imported here: a listing does without.
+    from vllm_tts_cache.catalogue.names import fold
+
+    found = {each: _safe_name(each.name) for each in chosen}
+    plain = set(found)
+    while True:
+        # As file systems compare them that know no case.
+        counts = Counter(map(fold, found.values()))
+        meeting = {each for each in plain if counts[fold(found[each])] > 1}
+        if not meeting:
+            return found
+        # What they are called now may be what another one is called.
+        plain -= meeting
+        found |= {each: f"{found[each]}-{_tag(each)}" for each in meeting}
+
+
+def _safe_name(name: str) -> str:
+    """A voice's name as part of a file's; voices of stock's may hold anything."""
+    safe = "".join(
+        "_" if not character.isprintable() or character in "/\\" else character
+        for character in name
+    )
+    encoded = safe.lstrip(".").encode(errors="replace")
+    shown = encoded[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return shown or "voice"
+
+
+def _tag(chosen: Chosen) -> str:
+    if chosen.ref != chosen.name:
+        return chosen.ref
+    return hashlib.sha256(chosen.name.encode(errors="replace")).hexdigest()[:32]
 
 
 def ls(
@@ -99,7 +182,6 @@ def _row(voice: Mapping[str, Any]) -> tuple[str, ...]:
         str(voice.get("id", "")),
         f"{seconds:.1f}" if isinstance(seconds, float | int) else "",
         str(voice.get("language") or ""),
-        "yes" if voice.get("pinned") else "",
         time_of(voice.get("expires_at")),
         _plain(voice.get("labels") or {}),
     )

@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_tts_cache.audio.clips import decode_clips
+from vllm_tts_cache.audio.decode import decode_clips
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
-from vllm_tts_cache.catalogue.details import check_is_to_come
+from vllm_tts_cache.catalogue.details import check_is_to_come, of_clips
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.catalogue.record import NewSpeaker
-from vllm_tts_cache.catalogue.transcripts import of_clips
-from vllm_tts_cache.entrypoints.voice_forms import parse_labels, parse_time
+from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.config import expanded
+from vllm_tts_cache.entrypoints.http.forms import parse_labels, parse_time
 from vllm_tts_cache.errors import (
     ConfigError,
     InvalidAudioError,
     InvalidSpeakerError,
     SpeakerRequestError,
 )
+from vllm_tts_cache.logs import utf8
 
 COLUMNS = (
     "name",
@@ -30,14 +31,12 @@ COLUMNS = (
     "language",
     "labels",
     "description",
-    "pinned",
     "expires_at",
 )
 _LABEL_COLUMN = "label:"
 _CLIP_SEPARATOR = ";"
 _NEEDED = ("name", "audio")
 _SHOWN_PROBLEMS = 20
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 class ManifestError(ConfigError):
@@ -75,7 +74,6 @@ class NewVoice:
     language: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     description: str | None = None
-    is_pinned: bool = False
     expires_at: float | None = None
     row: int | None = None
 
@@ -87,7 +85,10 @@ class NewVoice:
         Raises: SpeakerRequestError.
         """
         if not self.consent:
-            reason = "it is empty; a voice needs its speaker's consent"
+            reason = (
+                "it is empty; a voice needs its speaker's consent: give --consent"
+                f"{'' if self.row is None else ', or the column consent'}"
+            )
             raise InvalidSpeakerError("consent", reason)
         check_is_to_come(self.expires_at, time.time())
         NewSpeaker(
@@ -98,7 +99,7 @@ class NewVoice:
             language=self.language,
             labels=self.labels,
             expires_at=self.expires_at,
-            original_filename=self.clips[0].name,
+            original_filename=utf8(self.clips[0].name),
             audio_sha256="of clips that are read later",
             num_samples=len(self.clips),
             sample_rate_hz=1,
@@ -121,7 +122,6 @@ class NewVoice:
             "language": self.language,
             "labels": json.dumps(dict(self.labels)) if self.labels else None,
             "speaker_description": self.description,
-            "pinned": "true" if self.is_pinned else None,
             "expires_at": None if self.expires_at is None else repr(self.expires_at),
             "precompute": "true" if precompute else "false",
             "check": "true" if check else "false",
@@ -142,10 +142,9 @@ class NewVoice:
             "language": self.language,
             "labels": dict(self.labels),
             "speaker_description": self.description,
-            "pinned": self.is_pinned,
             "expires_at": None if self.expires_at is None else int(self.expires_at),
         }
-        theirs = {"labels": {}, "pinned": False, **voice}
+        theirs = {"labels": {}, **voice}
         found = [name for name in ours if ours[name] != theirs.get(name)]
         try:
             sha = decode_clips(clips).audio.audio_sha256
@@ -183,7 +182,7 @@ def read_manifest(path: Path, *, consent: str | None) -> list[NewVoice]:
             try:
                 voice = _voice(cells, path.parent, row, consent)
                 voice.check()
-            except (SpeakerRequestError, ValueError) as exc:
+            except (SpeakerRequestError, ConfigError, ValueError) as exc:
                 problems.append((row, str(exc)))
                 continue
             if (before := first.setdefault(fold(voice.name), row)) != row:
@@ -255,7 +254,6 @@ def _voice(
         language=cell("language"),
         labels=labels,
         description=cell("description"),
-        is_pinned=_flag("pinned", cell("pinned")),
         expires_at=parse_time(cell("expires_at")),
         row=row,
     )
@@ -263,19 +261,11 @@ def _voice(
 
 def _clips(folder: Path, audio: str) -> tuple[Path, ...]:
     """One file, or several with ``;`` between; one that has it in its name is one."""
-    whole = folder / Path(audio).expanduser()
+    whole = folder / expanded(Path(audio))
     if _CLIP_SEPARATOR not in audio or whole.is_file():
         return (whole,)
     names = [name.strip() for name in audio.split(_CLIP_SEPARATOR)]
     if not all(names):
         reason = f"the column audio has nothing on one side of a {_CLIP_SEPARATOR!r}"
         raise InvalidAudioError(reason)
-    return tuple(folder / Path(name).expanduser() for name in names)
-
-
-def _flag(column: str, text: str | None) -> bool:
-    lowered = (text or "").lower()
-    if lowered not in _TRUE + _FALSE:
-        reason = f"{text!r} is neither of true, yes, 1 nor of false, no, 0"
-        raise InvalidSpeakerError(column, reason)
-    return lowered in _TRUE
+    return tuple(folder / expanded(Path(name)) for name in names)

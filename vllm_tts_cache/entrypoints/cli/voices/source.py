@@ -92,6 +92,10 @@ class Voices(Protocol):
         """Write a voice's bundle; returns its bytes."""
         ...
 
+    def consents(self) -> Iterator[dict[str, Any]]:
+        """Yield consent recordings."""
+        ...
+
     def add_bundle(
         self, bundle: bytes, name: str | None, on_conflict: OnConflict
     ) -> dict[str, Any]:
@@ -137,14 +141,3 @@ def client_of(url: str, api_key: str | None) -> "VoicesClient":
     from vllm_tts_cache.client import VoicesClient
 
     return VoicesClient(url, api_key)
-
-
-def pairs(labels: list[str] | None) -> dict[str, str]:
-    """Parse ``key:value`` texts.
-
-    Raises: ConfigError.
-    """
-    found = [text.partition(":") for text in labels or ()]
-    if not all(key.strip() and separator for key, separator, _ in found):
-        raise ConfigError("--label: write it as KEY:VALUE")
-    return {key.strip(): value.strip() for key, _, value in found}

@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, checker, helper, numpy_
 
 from vllm_tts_cache.families.cosyvoice3.tiny import sizes
 from vllm_tts_cache.families.cosyvoice3.tiny.sizes import NetworkSizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _OPSET = 13
 _IR_VERSION = 8

@@ -1,7 +1,7 @@
 """Weights of the vocoder, in float32 and under the names of ``hift.pt``."""
 
 from vllm_tts_cache.families.cosyvoice3.tiny import sizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _NUM_HARMONICS = 9
 _NUM_BINS = 9  # of the short spectra that it ends with: loudness, and phase of each

@@ -7,7 +7,7 @@ logit is the same in every step, among the likeliest dozen.
 import torch
 
 from vllm_tts_cache.families.cosyvoice3.tiny import sizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _TIME_SIZE = 256
 _POSITION_KERNEL, _POSITION_GROUPS = 31, 16

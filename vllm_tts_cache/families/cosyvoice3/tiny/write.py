@@ -14,12 +14,12 @@ from vllm_tts_cache.families.cosyvoice3.tiny.networks import (
 from vllm_tts_cache.families.cosyvoice3.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.cosyvoice3.tiny.vocoder_weights import add_vocoder
 from vllm_tts_cache.families.cosyvoice3.tiny.weights import add_flow, add_talker
-from vllm_tts_cache.testing.qwen_tokenizer import (
+from vllm_tts_cache.testing.tiny_parts import (
     IM_END,
+    WeightBuilder,
     save_text_tokenizer,
     train_text_tokenizer,
 )
-from vllm_tts_cache.testing.weights import WeightBuilder
 
 _PARTS = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
 

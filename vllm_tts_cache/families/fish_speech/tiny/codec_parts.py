@@ -3,7 +3,7 @@
 import math
 
 from vllm_tts_cache.families.fish_speech.tiny import sizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # As at the start of a training, 0.01, a layer would add next to nothing.
 _LAYER_SCALE = 0.3

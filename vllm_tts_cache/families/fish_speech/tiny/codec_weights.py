@@ -10,7 +10,7 @@ from vllm_tts_cache.families.fish_speech.tiny.codec_parts import (
     add_transposed_conv,
 )
 from vllm_tts_cache.families.fish_speech.tiny.sizes import CodecSizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # Speech has a standard deviation of about 0.1; the layers behind work at about 1.
 _INPUT_GAIN = 10.0

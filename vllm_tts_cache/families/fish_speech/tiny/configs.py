@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vllm_tts_cache.families.fish_speech.tiny import sizes
 from vllm_tts_cache.families.fish_speech.tiny.sizes import CodecSizes, TransformerSizes
-from vllm_tts_cache.testing.byte_tokenizer import save_byte_tokenizer
+from vllm_tts_cache.testing.tiny_parts import save_byte_tokenizer
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 AUDIO_PAD = "<|audio_pad|>"

@@ -13,7 +13,7 @@ from vllm_tts_cache.families.fish_speech.tiny.sizes import (
     CheckpointOptions,
     TransformerSizes,
 )
-from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
 
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3

@@ -6,8 +6,8 @@ from vllm_tts_cache.families.higgs_audio_v3.encoders import SIZES
 from vllm_tts_cache.families.higgs_audio_v3.family import MODEL_TYPE
 from vllm_tts_cache.families.higgs_audio_v3.tiny import sizes
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import tokenizer_config
-from vllm_tts_cache.testing.byte_tokenizer import save_byte_tokenizer
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
+from vllm_tts_cache.testing.tiny_parts import save_byte_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 # The first and the last are where the released tokenizer has them: the host's pipeline

@@ -18,7 +18,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import (
     add_tokenizer,
     tokenizer_config,
 )
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3

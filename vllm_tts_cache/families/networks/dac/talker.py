@@ -10,7 +10,7 @@ import torch
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.networks.rows import ReferenceRows, checked_codes
 from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
 
@@ -35,22 +35,35 @@ class SlowAR(CachedTalker):
             sums: The same, of the codes' embeddings, see `_codebook_sums`.
         """
 
-    def _add_codes_or_fail(
+    def _add_codes(
         self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]
     ) -> None:
         """Add to the rows of a span what its codes make of them, in place.
 
-        Never raises: a request whose codes cannot be had fails alone instead.
+        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
         """
-        if self._has_failed(info):
-            return
-        try:
-            self._add_spoken(rows, input_ids, info)
-            if FIELD in info:
-                self._add_reference(rows, info)
-                self._count_if_complete(rows, info)
-        except Exception as exc:  # noqa: BLE001  raising here would end the engine
-            self._fail(info, exc)
+        self._add_spoken(rows, input_ids, info)
+        if FIELD in info:
+            self._add_reference(rows, info)
+            self._count_if_complete(rows, info)
+
+    def _passed_over(
+        self, input_ids: torch.Tensor, info: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """A span of a failed request, whose first sampled id ends it."""
+        num_tokens = len(input_ids)
+        size = num_tokens, self.codebook_embeddings.weight.shape[1]
+        rows = torch.zeros(size, dtype=torch.bfloat16, device=input_ids.device)
+        update: dict[str, Any] = {"codes": {"audio": self._no_frames(input_ids)}}
+        if num_tokens == 1 and not info.get("_omni_is_prefill", False):
+            # What the runner takes out of the update of a step that decodes.
+            update["mtp_inputs"] = (rows, rows)
+        return input_ids, rows, update
+
+    def _no_frames(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """``(num_tokens, num_codebooks)`` zeros, which are no frame to the host."""
+        size = len(input_ids), self._num_codebooks
+        return torch.zeros(size, dtype=torch.long, device=input_ids.device)
 
     def _add_spoken(
         self, rows: torch.Tensor, input_ids: torch.Tensor, info: Mapping[str, Any]

@@ -8,7 +8,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer import frames
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import TokenizerSizes
 from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import HiggsTokenizer
 from vllm_tts_cache.families.networks.resample import resample
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 CODEC = "codec"

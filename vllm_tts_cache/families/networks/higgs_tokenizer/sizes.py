@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]

@@ -18,8 +18,8 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     NUM_CODEBOOKS,
 )
 from vllm_tts_cache.families.networks.rows import ReferenceRows, checked_codes
-from vllm_tts_cache.model_executor.sampling_talker import SamplingTalker
-from vllm_tts_cache.speaker.ref import FIELD, SpeakerRef
+from vllm_tts_cache.model_executor.talker import SamplingTalker
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array
 
 

@@ -24,7 +24,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tiny_encoder import (
     add_semantic_encoder,
 )
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
-from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
 
 Json = dict[str, Any]
 

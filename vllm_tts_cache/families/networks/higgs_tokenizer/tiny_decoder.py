@@ -10,7 +10,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tiny_encoder import (
     add_semantic_units,
     add_snake,
 )
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # The output is taken as samples as it is.
 _OUTPUT_GAIN = 0.1

@@ -7,7 +7,7 @@ inputs have in common; so those there are blind to it.
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # Speech has a standard deviation of about 0.1; the layers behind work at about 1.
 _INPUT_GAIN = 10.0

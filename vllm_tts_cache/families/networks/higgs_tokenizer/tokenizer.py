@@ -24,7 +24,7 @@ from vllm_tts_cache.speaker.checkpoint import (
     read_tensors,
 )
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.speaker.reference import MemoryNeed
 
 NETWORK = "higgs audio tokenizer"
 # Raise it with any change here that changes what the network computes.

@@ -26,9 +26,9 @@ from vllm_tts_cache.speaker.checkpoint import (
     encoder_fingerprint,
     read_tensors,
 )
-from vllm_tts_cache.speaker.checkpoint_files import read_json
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
-from vllm_tts_cache.speaker.reference_encoder import MemoryNeed
+from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 # What the encoder is called in stored voices.

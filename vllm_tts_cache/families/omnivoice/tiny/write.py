@@ -14,7 +14,7 @@ from vllm_tts_cache.families.omnivoice.tiny.configs import (
     save_text_tokenizer,
 )
 from vllm_tts_cache.families.omnivoice.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
 
 # Of queries and keys, once they are normed: attention is to see some places more than
 # others, or every reference would be the same mean.

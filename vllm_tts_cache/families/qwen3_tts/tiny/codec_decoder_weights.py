@@ -7,7 +7,7 @@ from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
     CodecDecoderSizes,
     TransformerSizes,
 )
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _LAYER_SCALE = 0.01
 # The decoder clips its output to [-1, 1]; at this gain hardly a sample is clipped.

@@ -6,7 +6,7 @@ from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
     CodecEncoderSizes,
     TransformerSizes,
 )
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # Speech has a standard deviation of about 0.1; the layers behind work at about 1.
 _INPUT_GAIN = 25.0

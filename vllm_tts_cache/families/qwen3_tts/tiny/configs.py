@@ -9,8 +9,8 @@ from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
     CodecDecoderSizes,
     TransformerSizes,
 )
-from vllm_tts_cache.testing.qwen_tokenizer import IM_END, IM_START, TextTokenizer
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
+from vllm_tts_cache.testing.tiny_parts import IM_END, IM_START, TextTokenizer
 
 Json = dict[str, object]
 

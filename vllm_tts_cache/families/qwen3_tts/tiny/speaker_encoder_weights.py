@@ -3,7 +3,7 @@
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
 from vllm_tts_cache.families.qwen3_tts.tiny.gains import Gains
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import SpeakerEncoderSizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 
 def add_speaker_encoder(

@@ -15,7 +15,7 @@ from vllm_tts_cache.families.qwen3_tts.tiny import sizes
 from vllm_tts_cache.families.qwen3_tts.tiny.configs import CODEC_EOS_ID
 from vllm_tts_cache.families.qwen3_tts.tiny.gains import Gains
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import TransformerSizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _TEXT_OVER = 0
 # One frame is the sum of 16 code embeddings and a text embedding; at these sizes

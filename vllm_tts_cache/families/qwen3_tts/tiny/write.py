@@ -19,11 +19,12 @@ from vllm_tts_cache.families.qwen3_tts.tiny.speaker_encoder_weights import (
     add_speaker_encoder,
 )
 from vllm_tts_cache.families.qwen3_tts.tiny.talker_weights import add_talker
-from vllm_tts_cache.testing.qwen_tokenizer import (
+from vllm_tts_cache.testing.tiny_parts import (
     TextTokenizer,
+    WeightBuilder,
     save_text_tokenizer,
+    save_weights,
 )
-from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
 
 
 def write(

@@ -5,7 +5,7 @@ import math
 import torch
 
 from vllm_tts_cache.families.voxcpm2.tiny import sizes
-from vllm_tts_cache.testing.weights import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # Speech has a standard deviation of about 0.1; the layers behind work at about 1,
 # where a stage loses as much as its residual units add.

@@ -16,7 +16,7 @@ from vllm_tts_cache.families.voxcpm2.tiny.text_tokenizer import (
     text_vocab,
 )
 from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
-from vllm_tts_cache.testing.weights import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
 
 _EMBEDDING_STD = 1.0
 _ATTENTION_GAIN = 2.0  # of queries and keys each

@@ -1,0 +1,127 @@
+"""Of the host's routes those stay open that the list has; its chat builds no prompt."""
+
+import pytest
+from fastapi import APIRouter, FastAPI, WebSocket
+from vllm import SamplingParams
+
+from vllm_tts_cache.entrypoints.serving.host_surface import (
+    OPEN_PATHS,
+    ForeignRequestError,
+    believe_adapters_alone,
+    close_host_routes,
+)
+from vllm_tts_cache.tenants import ALONE, speaking_for
+
+
+async def test_what_a_later_host_adds_is_404_and_ours_is_there(server):
+    app, later = server.app, APIRouter()
+
+    @later.post("/v1/omni/later")
+    @later.get("/v1/audio/voices_of_everybody")
+    async def of_a_later_host():
+        return {}
+
+    @later.websocket("/v1/later")
+    async def socket_of_a_later_host(websocket: WebSocket):
+        await websocket.accept()
+
+    app.include_router(later)
+    mounted = FastAPI()
+    app.mount("/mounted", mounted)
+    assert (await server.client.post("/v1/omni/later")).status_code == 200
+    close_host_routes(app.router)
+    for method, path in [
+        ("POST", "/v1/omni/later"),
+        ("GET", "/v1/audio/voices_of_everybody"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/omni/sleep"),
+        ("GET", "/mounted/docs"),
+    ]:
+        answer = await server.client.request(method, path, json={})
+        assert answer.status_code == 404, path
+    assert (await server.client.get("/v1/audio/voices")).status_code == 200
+    assert (await server.client.get("/health")).status_code != 404
+    assert (await server.client.get("/voices")).status_code == 200
+    left = {getattr(route, "path", None) for route in app.router.routes}
+    assert "/v1/later" not in left and "/v1/audio/speech/stream" in left
+    assert left & {"/v1/models", "/openapi.json"} <= OPEN_PATHS
+    documented = (await server.client.get("/openapi.json")).json()["paths"]
+    assert "/v1/omni/sleep" not in documented and "/v1/audio/speech" in documented
+
+
+class Engine:
+    """Takes what comes to it."""
+
+    def __init__(self):
+        self.taken = []
+
+    def generate(self, prompt, *_, **__):
+        self.taken.append(prompt)
+
+
+@pytest.fixture
+def engine():
+    engine = Engine()
+    believe_adapters_alone(engine)
+    return engine
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"tts_cache_speaker": ["a" * 64, "registered"]},
+        {"meta": 5},
+        {"language": 5},
+        {"speaker": [["x"]]},
+        {"language": ["de"], "text": ["Hello."]},
+        {5: 5},
+    ],
+    ids=str,
+)
+def test_what_a_client_told_a_talker_is_refused(engine, told):
+    prompt = {"prompt_token_ids": [1], "additional_information": told}
+    for given in (prompt, [{"prompt_token_ids": [1]}, prompt]):
+        with pytest.raises(ForeignRequestError, match="POST /v1/audio/speech"):
+            engine.generate(given)
+    assert not engine.taken
+    with speaking_for(ALONE):
+        engine.generate(prompt)
+    assert engine.taken == [prompt]
+
+
+def test_what_the_hosts_chat_says_of_its_own_fields_is_taken(engine):
+    of_fields = {"language": ["de"], "speaker": ["vivian"], "instruction": "calm"}
+    for prompt in ("Hello.", {"prompt_token_ids": [1]}, [1, 2]):
+        engine.generate(prompt)
+    engine.generate({"prompt_token_ids": [1], "additional_information": of_fields})
+    assert len(engine.taken) == 4
+
+
+@pytest.mark.parametrize(
+    "extra_args",
+    [
+        {"kv_transfer_params": "x"},
+        {"kv_transfer_params": {"a": 1}},
+        {"kv_cache_report_mode": "x"},
+        {"tts_local_seed": "x"},
+        {"temperature": float("nan")},
+    ],
+    ids=str,
+)
+def test_what_the_scheduler_and_its_workers_read_is_checked_on_any_route(
+    engine, extra_args
+):
+    params = SamplingParams(extra_args=extra_args)
+    with pytest.raises(ForeignRequestError, match="vllm_xargs"):
+        engine.generate([1], params, "id")
+    with pytest.raises(ForeignRequestError, match="vllm_xargs"):
+        engine.generate([1], sampling_params_list=[SamplingParams(), params])
+    engine.generate([1], SamplingParams(extra_args={"tts_local_seed": 7}), "id")
+    assert engine.taken == [[1]]
+
+
+@pytest.mark.parametrize("request_id", ["a/b", "x" * 201, "a\0b"])
+def test_a_request_is_called_what_a_file_may_be_called(engine, request_id):
+    with pytest.raises(ForeignRequestError, match="request_id"):
+        engine.generate([1], None, request_id)
+    engine.generate([1], None, "cmpl-1")

@@ -1,0 +1,101 @@
+"""Steps of a talker as the host's runner makes them, and voices in its memory."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+from vllm_omni.model_executor.models.higgs_audio_v3 import (
+    higgs_audio_v3_talker as host,
+)
+from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
+    apply_delay_pattern,
+)
+
+from tests.audio_clips import voiced
+from tests.families.runner import PromptedVoice, forced_ids
+from vllm_tts_cache.families.higgs_audio_v3 import worker
+from vllm_tts_cache.families.higgs_audio_v3.family import CODEC, FAMILY
+from vllm_tts_cache.families.higgs_audio_v3.prompt import (
+    PromptBuilder,
+    num_reference_rows,
+)
+
+RATE_HZ = 24_000
+TEXT = "The keeper counts the ships, and then counts them again."
+SPOKEN = "What is said in the reference."
+
+
+def begin_step(talker, spans, request_ids):
+    """What the runner says of a step before it is computed."""
+    ends = np.cumsum([0, *(len(ids) for ids in spans)])
+    talker.update_decode_step_metadata(
+        input_ids=torch.cat(list(spans)),
+        omni_query_start_loc=torch.tensor(ends, dtype=torch.int32),
+        req_ids=list(request_ids),
+    )
+
+
+class Bench:
+    """In the shared tests of references' rows."""
+
+    takes_room = (worker, "apply_delay_pattern")
+
+    def __init__(self, talker, checkpoint):
+        self.talker = talker
+        self._builder = PromptBuilder(AutoTokenizer.from_pretrained(checkpoint))
+
+    def voice(self, number=0, spoken=SPOKEN):
+        def prompted(ref, num_samples):
+            num_rows = num_reference_rows(num_samples, RATE_HZ)
+            return self._builder.clone(TEXT, spoken, ref=ref, num_rows=num_rows)
+
+        samples = voiced(RATE_HZ, 3.3, pitch_hz=220.0 + 110 * number)[:, 0]
+        return PromptedVoice(self.talker, samples, RATE_HZ, CODEC, prompted)
+
+    @torch.inference_mode()
+    def rows(self, requests):
+        """Those that the layers would be given in a step."""
+        names, voices, begins, ends, infos = zip(*requests, strict=True)
+        spans = [v.ids[b:e] for v, b, e in zip(voices, begins, ends, strict=True)]
+        begin_step(self.talker, spans, names)
+        places = [torch.arange(b, e) for b, e in zip(begins, ends, strict=True)]
+        computed = []
+        run = self.talker._run_qwen3_layers_mlp_graph
+        self.talker._run_qwen3_layers_mlp_graph = lambda _positions, rows: (
+            computed.append(rows.clone()) or rows
+        )
+        try:
+            self.talker.forward(
+                torch.cat(spans), torch.cat(places), model_intermediate_buffer=[*infos]
+            )
+        finally:
+            self.talker._run_qwen3_layers_mlp_graph = run
+        (rows,) = computed
+        return rows.split([len(span) for span in spans])
+
+    @torch.inference_mode()
+    def hosts(self, voice):
+        """Of what its own adapter sends, by nothing but its code."""
+        delayed = apply_delay_pattern(torch.tensor(voice.codes).long())
+        sent = {
+            "audio_input_ids": delayed,
+            "audio_input_ids_mask": torch.ones(len(delayed), dtype=torch.bool),
+            "audio_placeholder_positions": voice.where.start
+            + torch.arange(len(delayed)),
+        }
+        begin_step(self.talker, [voice.ids], ["host"])
+        rows = self.talker.model.embed_tokens(voice.ids)
+        stock: Any = host.HiggsAudioV3TalkerForConditionalGeneration
+        positions = torch.arange(len(voice.ids))
+        put_in = stock._apply_ref_audio_substitution
+        return (put_in(self.talker, rows, voice.ids, positions, [sent]),)
+
+    def plain(self):
+        ids = torch.arange(300, 340)
+        given = SimpleNamespace(ids=ids, info={"generated_len": 0})
+        return given, self.talker.model.embed_tokens(ids)
+
+    def ended(self, *names):
+        return forced_ids(self.talker, FAMILY.failure_id, names)

@@ -1,0 +1,34 @@
+"""A family's API process with stand-ins for its encoders, whose arrays are as long."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.families.cases import Case
+from tests.in_process_workers import SpectrumEncoder
+from tests.speech_server import Server
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.store.encoding import Encoding
+
+
+class StandIn(SpectrumEncoder):
+    """Gives ``arrays`` of the audio."""
+
+    def __init__(self, name: str, arrays: Callable[[ReferenceAudio], Mapping]):
+        super().__init__(name)
+        self._arrays = arrays
+
+    def encode(self, audio: ReferenceAudio) -> Encoding:
+        super().encode(audio)
+        return Encoding(dict(self._arrays(audio)))
+
+
+def served(case: Case, *places: Any, **config: Any) -> Server:
+    """A server that has not begun; `Case.serve` is to be called when it has."""
+    encoders = [StandIn(name, arrays) for name, arrays in case.arrays.items()]
+    return Server(*places, encoders=encoders, family=case.family, **config)
+
+
+def message(answer: Any, status: int = 400) -> str:
+    """What a client is told of an error."""
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]["message"]

@@ -1,0 +1,96 @@
+"""What some families have over HTTP: streams of talkers, one KV prefix per voice."""
+
+import json
+
+import pytest
+from websockets.sync.client import connect
+
+from tests.crowds import prefix_tokens
+from vllm_tts_cache.testing.server import data_url
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SPOKEN = "These are the words of the reference."
+TEXT = "Hello there, this is a test."
+TEXTS = ("Hello there.", "Something else is said now, and it is longer.", "A third.")
+LONG_SECONDS = 29.5
+
+
+def audio(spoken):
+    assert spoken.status == 200 and spoken.audio, spoken.audio
+    return spoken.audio
+
+
+def registered(client, name, clip):
+    assert client.register(name, clip, ref_text=SPOKEN).status_code == 200
+    assert client.precompute(name).json()["cache_status"] == "ready"
+
+
+@pytest.mark.does("streams")
+def test_streams_batches_and_sockets_speak_alike(client, shared_server, make_clip):
+    client.register("every way", make_clip(), ref_text=SPOKEN)
+    client.precompute("every way").raise_for_status()
+    before = client.encodes()
+    whole = client.speak(TEXT, voice="every way", stream=False, stream_format=None)
+    stream = client.speak(TEXT, voice="every way")
+    events = client.speak(TEXT, voice="every way", stream_format="sse")
+    assert [s.cache for s in (whole, stream, events)] == ["hit"] * 3
+    assert audio(whole) == audio(stream)
+    assert events.audio.startswith(b"event: speech.audio.delta")
+    body = {
+        "voice": "every way",
+        "response_format": "pcm",
+        "items": [{"input": TEXT}, {"input": TEXT, "voice": "nobody"}],
+    }
+    batch = client.http.post("/v1/audio/speech/batch", json=body)
+    assert batch.headers["X-Speaker-Cache"] == "hit"
+    results = batch.json()["results"]
+    assert [r["status"] for r in results] == ["success", "error"]
+    assert by_socket(shared_server, "every way") == stream.audio
+    assert client.encodes() == before
+
+
+def by_socket(server, voice):
+    heard = bytearray()
+    config = {"voice": voice, "response_format": "pcm", "stream_audio": True, "seed": 7}
+    with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as ws:
+        for sent in (
+            {"type": "session.config", **config},
+            {"type": "input.text", "text": TEXT},
+            {"type": "input.done"},
+        ):
+            ws.send(json.dumps(sent))
+        while True:
+            received = ws.recv(timeout=60)
+            if isinstance(received, bytes):
+                heard += received
+            elif json.loads(received)["type"] == "session.done":
+                return bytes(heard)
+
+
+@pytest.mark.does("shares_kv")
+def test_a_new_text_of_a_voice_prefills_only_itself(client, make_clip):
+    registered(client, "long", make_clip(LONG_SECONDS))
+    inline = {"ref_audio": data_url(make_clip(LONG_SECONDS)), "ref_text": SPOKEN}
+    for who in ({"voice": "long"}, inline):
+        _, had, found = prefix_tokens(client, lambda who=who: client.speak(**who))
+        assert had - found > 600  # all of it; what came before may be counted late
+        for text in TEXTS[1:]:
+            speak = lambda text=text, who=who: client.speak(text, **who)  # noqa: E731
+            first, had, found = prefix_tokens(client, speak)
+            assert found / had >= 0.85
+            again, _, _ = prefix_tokens(client, speak)
+            assert again.audio == first.audio
+
+
+@pytest.mark.does("shares_kv")
+def test_another_voice_with_the_same_transcript_shares_no_block(client, make_clip):
+    heard = []
+    for name in ("first", "second"):
+        registered(client, name, make_clip(10.0))
+        spoken, _, found = prefix_tokens(
+            client, lambda name=name: client.speak(TEXTS[0], voice=name)
+        )
+        assert found == 0
+        heard.append(spoken.audio)
+    assert heard[0] != heard[1]

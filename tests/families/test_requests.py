@@ -1,0 +1,271 @@
+"""What clients may ask of every family, through the host's real routes and adapters."""
+
+import asyncio
+import importlib
+import threading
+from collections import Counter
+
+import msgspec
+import pytest
+
+from tests.families.cases import case_of, cloning_cases
+from tests.families.serving import message
+from tests.speaking import (
+    as_events,
+    as_raw_stream,
+    by_websocket,
+    data_url,
+    in_a_batch,
+    lose_files,
+    plainly,
+    registered,
+    wav,
+)
+from tests.speech_server import Server, running
+from vllm_tts_cache.speaker.family import CloneFacts, families, possible_modes
+from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
+
+VOICES = "/v1/audio/voices"
+SPOKEN = "What is said in it."
+CLONING = cloning_cases()
+# Models that speak with nobody but who is registered, or comes with the request.
+NEED_ONE = ("qwen3_tts", "cosyvoice3")
+NONE = ({}, {"voice": None}, {"voice": "default"}, {"voice": "Default"})
+BLANK = ({"voice": ""}, {"voice": " \n"})
+
+
+def of(cases):
+    """Run a test on the API process of each of these."""
+    return pytest.mark.parametrize(
+        "own_case", cases, ids=lambda case: case.name, scope="module"
+    )
+
+
+def told(server, number=-1):
+    """What the engine is told of a request beside its tokens."""
+    prompt = server.engine.prompts[number]
+    return prompt.get("additional_information", prompt)
+
+
+async def speak(server, **fields):
+    answer = await server.speak(**fields)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["X-Speaker-Cache"]
+
+
+# What the engine is told
+
+
+@of(CLONING)
+async def test_named_or_inline_a_clip_is_encoded_once_and_each_has_its_own_kv(
+    server, own_case
+):
+    """The host encodes an inline clip for every request, in its worker."""
+    family = own_case.family
+    await server.register("Ann", wav(), ref_text=SPOKEN)
+    inline = {"ref_audio": data_url(pitch_hz=330.0), "ref_text": SPOKEN}
+    outcomes = [
+        await speak(server, input=text, **who)
+        for who in ({"voice": "Ann"}, inline)
+        for text in ("Hello.", "Something else.")
+    ]
+    assert outcomes == ["miss", "hit", "miss", "hit"]
+    named = CloneFacts(stored_transcript=True)
+    inlined = CloneFacts(given_transcript=True, is_inline=True)
+    modes = [family.mode(facts) for facts in (named, inlined)]
+    encoders = Counter(name for mode in modes for name in mode.encoders)
+    assert Counter(server.encodes) == encoders
+    if family.shares_kv:
+        one, again, *others = [p["cache_salt"] for p in server.engine.prompts]
+        assert one == again and others[0] == others[1] != one
+
+
+@of(CLONING)
+async def test_a_name_then_its_transcript_then_inline_audio_are_each_themselves(server):
+    """Two of these requests ended stock's VoxCPM2, and one never ended."""
+    await server.register("Ann", wav(), ref_text=SPOKEN)
+    inline = [{"ref_audio": data_url(seconds=n), "ref_text": SPOKEN} for n in (5.0, 1)]
+    for fields in ({}, {"ref_text": "Other words."}, *inline, {}):
+        await speak(server, voice="Ann", **fields)
+    named, spoken, longer, shorter, again = server.engine.prompts
+    for prompt in (named, again):
+        prompt.pop(REQUEST_FIELD, None)
+    assert named == again != spoken
+    refs = [told(server, number)[FIELD] for number in range(5)]
+    assert refs[0] == refs[1] == refs[4]
+    assert refs[2][1] == refs[3][1] == "inline" and refs[2] != refs[3]
+    if "prompt_token_ids" in named:
+        lengths = [len(p["prompt_token_ids"]) for p in (shorter, longer)]
+        assert lengths == sorted(lengths)
+
+
+@of(CLONING)
+async def test_a_message_has_no_audio_and_hardly_grows_with_the_clip(server, own_case):
+    sizes = []
+    for seconds in (1.0, 29.0):
+        await speak(server, ref_audio=data_url(seconds=seconds), ref_text=SPOKEN)
+        prompt = server.engine.prompts[-1]
+        assert not {"multi_modal_data", "mm_processor_kwargs"} & set(prompt)
+        sizes.append(len(msgspec.msgpack.encode(prompt)))
+    assert sizes[1] <= own_case.message_max_bytes
+    assert sizes[1] - sizes[0] <= 28 * own_case.message_bytes_per_second + 8
+
+
+@of([case for case in CLONING if not case.family.pipelines])
+@pytest.mark.parametrize("tell", [in_a_batch, by_websocket])
+async def test_a_voice_speaks_in_a_batch_and_on_a_websocket(server, tell):
+    await server.register("Ann", wav(), ref_text=SPOKEN)
+    assert await tell(server, voice="Ann") is None
+    assert FIELD in told(server)
+    assert "not registered" in str(await tell(server, voice="Bob"))
+
+
+@of(CLONING)
+async def test_a_request_whose_encoding_is_lost_on_the_way_is_submitted_again(server):
+    sha = await registered(server)
+    server.engine.before_prefill = [lambda: lose_files(server, sha)]
+    assert await speak(server, voice="Ann") == "miss"
+    lost, again = server.engine.prompts
+    assert lost == again
+
+
+def builder_of(case):
+    """What makes prompts of texts, where that is ours."""
+    part = importlib.import_module(f"vllm_tts_cache.families.{case.name}.prompt")
+    return part.PromptBuilder
+
+
+@of([case for case in CLONING if case.name in ("cosyvoice3", "fish_speech", "voxcpm2")])
+async def test_a_long_text_is_read_off_the_event_loop(server, own_case, monkeypatch):
+    await server.register("Ann", wav(), ref_text=SPOKEN)
+    here, is_here = threading.get_ident(), []
+    builder = builder_of(own_case)
+    name = "speak" if hasattr(builder, "speak") else "clone"
+    build = getattr(builder, name)
+
+    def seen(self, *args, **kwargs):
+        is_here.append(threading.get_ident() == here)
+        return build(self, *args, **kwargs)
+
+    monkeypatch.setattr(builder, name, seen)
+    for text in ("short", "long " * 1000):
+        await asyncio.wait_for(speak(server, voice="Ann", input=text), 20)
+    assert not is_here[-1] and len(is_here) == 2
+
+
+# Without a voice
+
+
+@of([case for case in CLONING if case.name != "higgs_audio_v2"])  # no processor
+async def test_what_is_sent_without_a_voice_is_spoken_or_told_what_to_send(
+    server, own_case
+):
+    has_own = own_case.name not in NEED_ONE
+    for fields in (*NONE, *([] if has_own else BLANK)):
+        for said in await told_each_way(server, own_case, fields):
+            if has_own:
+                assert said is None and FIELD not in told(server)
+                assert server.engine.prompts[-1] == server.engine.prompts[0]
+                continue
+            assert said is not None
+            assert "Invalid voice: the request names none ('default' and " in said
+            assert "GET /v1/audio/voices" in said and "ref_audio" in said
+            assert "task_type" not in said
+    listed = (await server.client.get(VOICES)).json()["voices"]
+    assert ("default" in listed) == has_own
+    assert bool(server.engine.prompts) == has_own
+    if has_own:
+        assert await speak(server) == "none"
+
+
+async def told_each_way(server, case, fields):
+    """The error of each way to speak; None where it was spoken."""
+    ways = [plainly, as_raw_stream]
+    if not case.family.pipelines:  # of which the host streams no events
+        ways.append(as_events)
+    answers = [await say(server, **fields) for say in ways]
+    said = [
+        None if answer.status_code == 200 else answer.json()["error"]["message"]
+        for answer in answers
+    ]
+    if not case.family.pipelines:
+        said += [
+            await in_a_batch(server, **fields),
+            await by_websocket(server, **fields),
+        ]
+    return said
+
+
+@pytest.mark.parametrize("kind", ["custom voice", "voice design"])
+async def test_a_checkpoint_that_clones_nobody_speaks_as_the_host_does(
+    kind, tiny, tmp_path, monkeypatch
+):
+    (qwen3,) = (family for family in families() if family.name == "qwen3_tts")
+    checkpoint = tmp_path / "checkpoint"
+    case_of(qwen3).refusing[kind](checkpoint, tiny)
+    server = Server(checkpoint, tmp_path / "speakers", monkeypatch, family=qwen3)
+    async with running(server):
+        names = {"ryan", "vivian"} if kind == "custom voice" else set()
+        for voice in names:
+            await speak(server, voice=voice)
+        if kind == "voice design":
+            await speak(server, task_type="VoiceDesign", instructions="warm")
+        listed = (await server.client.get(VOICES)).json()["voices"]
+        assert listed == sorted({*names, "default"})
+        for fields in NONE:
+            assert "names none" not in (await server.speak(**fields)).text
+
+
+# What is refused
+
+REFUSED = (
+    ({"voice": "Bob"}, "not registered"),
+    ({"ref_audio": "data:x", "ref_text": SPOKEN}, "reference audio"),
+    ({"voice": "Ann", "ref_text": SPOKEN, "input": " "}, "empty"),
+    ({"voice": "Ann", "extra_params": {"clone_mode": "by ear"}}, "it has "),
+)
+WITHOUT_EMBEDDINGS = (
+    ({"speaker_embedding": [0.5] * 64}, "not from an embedding"),
+    ({"voice": "Ann", "x_vector_only_mode": True}, "x_vector_only_mode"),
+)
+
+
+@of(CLONING)
+async def test_what_the_family_cannot_do_is_a_400_that_says_so(server, own_case):
+    family = own_case.family
+    assert (await server.register("Ann", wav())).status_code == 200
+    refused = [*REFUSED, *own_case.refused]
+    needs_transcript = not possible_modes(family, has_transcript=False)
+    if needs_transcript:
+        refused.append(({"voice": "Ann"}, "ref_text"))
+    if needs_transcript or family.asks_inline_transcript:
+        refused.append(({"ref_audio": data_url()}, "ref_text"))
+    if family.embedding_mode is None:
+        refused += WITHOUT_EMBEDDINGS
+        form = {"name": "raw", "consent": "c", "speaker_embedding": str([0.5] * 64)}
+        answer = await server.client.post(VOICES, data=form)
+        assert "audio_sample" in message(answer)
+    for fields, says in refused:
+        assert says in message(await server.speak(**fields)), fields
+    assert server.engine.prompts == [] and not any(server.encodes.values())
+    await speak(server, voice="Ann", ref_text=SPOKEN)
+
+
+@of([case for case in CLONING if case.control_tokens])
+async def test_a_control_token_is_refused_in_every_text(server, own_case):
+    """The model would read it as something else; `<s>` ended stock's engine."""
+    for token in own_case.control_tokens:
+        bad = token if len(token) > 1000 else f"{token} Hello."
+        answers = [
+            await server.speak(input=bad),
+            await server.speak(ref_audio=data_url(), ref_text=SPOKEN, input=bad),
+            await server.speak(ref_audio=data_url(), ref_text=bad),
+            await server.register("Bob", wav(), ref_text=bad),
+        ]
+        for answer in answers:
+            said = message(answer)
+            assert any(part in said for part in (token, "at most", "[SPEAKERn]")), said
+    assert server.engine.prompts == []
+    assert server.service.store.catalogue.count() == 0
+    text = "a <b> c, < s > and [laughter],\n\nso on"
+    await speak(server, input=text, ref_audio=data_url(), ref_text=SPOKEN)

@@ -1,0 +1,224 @@
+"""A request reads its voice's row; the last one serves while the catalogue is away."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from tests.catalogues import (  # noqa: F401  a fixture and a hook: on both engines
+    engine,
+    pytest_generate_tests,
+)
+from tests.lease_times import SECONDS, silent_for
+from tests.store_samples import opened, register
+from tests.unit.test_service import Rig
+from tests.waiting import soon
+from vllm_tts_cache.catalogue import leases
+from vllm_tts_cache.catalogue.records import SpeakerChanges
+from vllm_tts_cache.entrypoints.speakers import lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import LastRows, boot_seconds
+from vllm_tts_cache.entrypoints.speakers.registering import Upload
+from vllm_tts_cache.errors import StorageUnavailableError
+from vllm_tts_cache.tenants import ALONE
+
+pytestmark = pytest.mark.every_backend
+
+EMBEDDING = (0.5,) * 16
+server = pytest.mark.postgresql
+
+
+@pytest.fixture
+async def rigs(tmp_path):
+    made = [Rig(tmp_path), Rig(tmp_path)]
+    if not made[0].store.catalogue.is_local:
+        for each in made:
+            await soon(lambda each=each: last_of(each)._good_until > 0.0)
+    yield made
+    for each in made:
+        await each.close()
+
+
+def last_of(rig):
+    return rig.service.lookups.last
+
+
+async def spoken(rig, name="Ann"):
+    return await rig.service.lookups.find_to_speak(ALONE, name)
+
+
+async def test_every_server_speaks_what_was_answered_last(rigs):
+    rig, other = rigs
+    for number in range(5):
+        ann = await other.register(pitch_hz=200 + 10 * number)
+        for name in ("Ann", ann.speaker_id):
+            assert (await spoken(rig, name)).record == ann
+        bob = await other.service.change(ALONE, "Ann", SpeakerChanges({"name": "Bob"}))
+        assert await spoken(rig) is None
+        assert (await spoken(rig, "Bob")).record == bob
+        await other.service.deletions.delete("Bob", ALONE.name)
+        assert await spoken(rig, "Bob") is None
+
+
+async def test_a_change_waits_for_no_server(rigs, monkeypatch):
+    """Each took fifteen seconds while another server was slow to delete something."""
+    rig, other = rigs
+    await other.register()
+    go_on, round_ = asyncio.Event(), rig.service.deletions._round
+
+    async def held():
+        await go_on.wait()
+        await round_()
+
+    monkeypatch.setattr(rig.service.deletions, "_round", held)
+    record = await asyncio.wait_for(other.register(pitch_hz=300), 10)
+    assert (await spoken(rig)).record == record
+    go_on.set()
+
+
+async def test_an_embedding_is_that_of_the_row(rigs):
+    rig, other = rigs
+    upload = Upload(name="Vec", consent="yes")
+    for embedding in (EMBEDDING, tuple(-value for value in EMBEDDING)):
+        await other.service.register_embedding(ALONE, upload, embedding)
+        found = await spoken(rig, "Vec")
+        assert await rig.service.lookups.embedding(found.record) == embedding
+    await other.service.deletions.delete("Vec", ALONE.name)
+    assert await spoken(rig, "Vec") is None
+
+
+def works(store):
+    try:
+        return store.catalogue.count() >= 1
+    except StorageUnavailableError:
+        return False
+
+
+@server
+async def test_without_the_catalogue_voices_that_spoke_go_on_for_a_while(
+    rigs, postgres, monkeypatch
+):
+    rig, other = rigs
+    record = await other.register()
+    gone = await other.register("Gone", pitch_hz=300)
+    upload = Upload(name="Vec", consent="yes")
+    await other.service.register_embedding(ALONE, upload, EMBEDDING)
+    await spoken(rig)
+    await spoken(rig, "Gone")
+    vec = (await spoken(rig, "Vec")).record
+    await rig.service.lookups.embedding(vec)
+    await other.service.deletions.delete("Gone", ALONE.name)
+    postgres.stop()
+    try:
+        for _ in range(3):
+            assert (await spoken(rig)).record == record
+        assert (await spoken(rig, "Vec")).record == vec
+        assert await rig.service.lookups.embedding(vec) == EMBEDDING
+        for name in ("Bob", "Gone", gone.speaker_id):
+            with pytest.raises(StorageUnavailableError):
+                await spoken(rig, name)
+        later = boot_seconds() + SECONDS
+        monkeypatch.setattr(lookups, "boot_seconds", lambda: later)
+        with pytest.raises(StorageUnavailableError):
+            await spoken(rig)
+    finally:
+        postgres.start()
+    monkeypatch.undo()
+    for each in rigs:
+        await soon(lambda each=each: works(each.store))
+    again = await other.register(pitch_hz=400)
+    assert (await spoken(rig)).record == again
+
+
+@server
+async def test_whoever_is_waited_for_no_longer_speaks_by_no_last_row(
+    rigs, postgres, monkeypatch
+):
+    """Others delete without it."""
+    rig, other = rigs
+    await other.register()
+    await spoken(rig)
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+    monkeypatch.setattr(leases, "GAP_SECONDS", 60.0)
+    await asyncio.sleep(2.5)  # until the last of the renewals that were due
+    with rig.store.catalogue.database.write() as db:
+        silent_for(db, SECONDS + 1)
+    await soon(lambda: last_of(rig)._good_until < boot_seconds())
+    postgres.stop()
+    try:
+        with pytest.raises(StorageUnavailableError):
+            await spoken(rig)
+    finally:
+        postgres.start()
+    for each in rigs:
+        await soon(lambda each=each: works(each.store))
+
+
+@pytest.fixture
+def found(tmp_path):
+    made = opened(tmp_path / "voices")
+    register(made, "a", 0)
+    yield made.find("a")
+    made.close()
+
+
+@pytest.mark.sqlite
+def test_a_row_is_good_while_deletions_wait_and_until_it_is_deleted(found, monkeypatch):
+    last = LastRows()
+    last.keep("t", "a", found)
+    assert last.find("t", "a", 0.0) is None  # nobody has said that they wait
+    last.good_for(60.0, boot_seconds())
+    assert last.find("t", "a", 0.0) == found
+    assert (last.find("t", "b", 0.0), last.find("u", "a", 0.0)) == (None, None)
+    last.keep("t", "a", None)
+    assert last.find("t", "a", 0.0) is None
+    last.keep("t", "a", found)
+    last.delete(found.record.speaker_id)
+    last.keep("t", "a", found)  # which was read before
+    assert last.find("t", "a", 0.0) is None
+    monkeypatch.setattr(lookups, "MAX_LAST_ROWS", 3)
+    for number in range(4):
+        last.delete(f"other {number}")
+    assert last.find("t", "a", 0.0) is None
+
+
+@pytest.mark.sqlite
+def test_a_row_is_kept_once_whatever_is_around_its_name(found):
+    last = LastRows()
+    last.good_for(60.0, boot_seconds())
+    for num_spaces in (0, 1, 1_000_000):
+        last.keep("t", "a" + num_spaces * " ", found)
+        assert last.find("t", num_spaces * " " + "a", 0.0) == found
+    assert len(last._rows) == 1
+
+
+@pytest.mark.sqlite
+def test_an_embedding_is_of_its_voice_and_not_of_a_number(found):
+    """A failover that lost a registration gives its generation to another speaker."""
+    last, record = LastRows(), found.record
+    last.keep_embedding(record, EMBEDDING)
+    assert last.embedding(record) == EMBEDDING
+    assert last.embedding(dataclasses.replace(record, speaker_id="voice_other")) is None
+
+
+async def test_what_is_read_while_all_is_deleted_is_not_kept(rigs, monkeypatch):
+    rig, _ = rigs
+    await rig.register()
+    find = rig.service.lookups.find
+
+    async def emptied_meanwhile(tenant, name):
+        found = await find(tenant, name)
+        last_of(rig).delete_all()
+        return found
+
+    monkeypatch.setattr(rig.service.lookups, "find", emptied_meanwhile)
+    assert await spoken(rig) is not None
+    assert len(last_of(rig)._rows) == 0
+
+
+@pytest.mark.sqlite
+async def test_of_a_local_file_nothing_is_kept(tmp_path):
+    rig = Rig(tmp_path)
+    await rig.register()
+    assert await spoken(rig) is not None
+    assert len(last_of(rig)._rows) == 0
+    await rig.close()

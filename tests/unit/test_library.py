@@ -1,0 +1,194 @@
+"""A library of voices goes into files and out of them, and is seen to be there."""
+
+import json
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.encoding_samples import make_encoding
+from tests.store_samples import clip, delete, key, opened, voice
+from vllm_tts_cache.catalogue.records import AUDIO_KIND, SpeakerChanges
+from vllm_tts_cache.entrypoints.cli import main
+from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
+from vllm_tts_cache.entrypoints.cli.voices.directory import VoicesDirectory
+from vllm_tts_cache.entrypoints.cli.voices.library import Importing, files_of
+from vllm_tts_cache.errors import ConfigError, SourceCorruptError
+
+NAMES = ("Ann", "Bea", "Cid", "Dan")
+SECRET = "a secret of both servers"
+
+
+def sound(number):
+    """As `clip`, and as long as an upload has to be."""
+    return clip(number, 30_000)
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A stopped server's directory with voices, one without, and a folder."""
+    monkeypatch.setenv("SPEAKER_BUNDLE_KEY", SECRET)
+    old, new, folder = (tmp_path / name for name in ("old", "new", "folder"))
+    with closing(opened(old)) as store:
+        kept = store.consents.add("Ann's", "de", sound(9))
+        for number, name in enumerate(NAMES):
+            fields = {"labels": {"n": "o"}, "ref_text": name, "file_size": 5}
+            if number == 0:
+                fields["consent"] = kept.consent_id
+            audio = sound(number)
+            record = store.register(voice(name, audio, **fields), audio).record
+            encoding_key = replace(key(), audio_sha256=record.audio_sha256)
+            assert store.publish(encoding_key, make_encoding(number))
+    opened(new).close()
+    return old, new, folder
+
+
+@pytest.fixture
+def voices(capsys):
+    def call(*arguments):
+        status = main(["voices", *map(str, arguments), "--json"])
+        printed = capsys.readouterr()
+        return status, json.loads(printed.out), printed.err
+
+    return call
+
+
+def rows(directory):
+    """All that a library has, but for numbers of this store alone."""
+    with closing(opened(directory)) as store:
+        assert store.verify() == []
+        found = filter(None, map(store.find, NAMES))
+        return (
+            [(replace(each.record, generation=0), each.fingerprints) for each in found],
+            [replace(each, number=0) for each in store.consents.on_page(9)],
+        )
+
+
+def change(directory, act):
+    with closing(opened(directory)) as store:
+        act(store)
+
+
+def test_an_export_goes_on_and_replaces_nothing_that_changed(places, voices):
+    old, _, folder = places
+    out = ["export", "--all", "--out", folder, "--directory", old]
+    voices(*out)
+    (folder / "Bea.voice").unlink()
+    change(old, lambda store: store.change("Cid", SpeakerChanges({"labels": {}})))
+    before = (folder / "Cid.voice").read_bytes()
+    (folder / "Dan.voice").write_bytes(b"half")
+    status, saved, _ = voices(*out)
+    assert status == 1
+    outcomes = {each["name"]: each["outcome"] for each in saved["voices"]}
+    assert list(outcomes.items()) == [
+        ("Ann", "unchanged"),
+        ("Bea", "exported"),
+        ("Cid", "failed"),
+        ("Dan", "failed"),
+    ]
+    assert (folder / "Cid.voice").read_bytes() == before
+    status, saved, _ = voices(*out, "--force")
+    assert (status, saved["counts"]) == (0, {"exported": 4})
+
+
+@pytest.mark.parametrize("is_renamed", (True, False))
+def test_a_voice_that_was_changed_there_is_not_imported_again(
+    places, voices, is_renamed
+):
+    old, new, folder = places
+    voices("export", "Ann", "--out", folder, "--directory", old)
+    voices("import", folder, "--directory", new)
+    changes = {"name": "Eva"} if is_renamed else {"description": "warm"}
+    change(new, lambda store: store.change("Ann", SpeakerChanges(changes)))
+    status, done, _ = voices("import", folder, "--directory", new)
+    assert (status, done["counts"]) == (1, {"failed": 1})
+    what = "name" if is_renamed else "speaker_description"
+    assert f"already registered with other {what}" in done["files"][0]["error"]
+
+
+def test_one_that_got_another_name_is_known_again(places, voices):
+    old, new, folder = places
+    voices("export", "Ann", "--out", folder, "--directory", old)
+    change(new, lambda store: store.register(voice("Ann", sound(7)), sound(7)))
+    rename = ["import", folder, "--on-conflict", "rename", "--directory", new]
+    for outcome in ("imported", "unchanged"):
+        status, done, _ = voices(*rename)
+        assert (status, done["counts"]) == (0, {outcome: 1})
+        assert done["verified"] == {"voices": 1, "there": 1, "with_their_ids": 1}
+    with closing(opened(new)) as store:
+        assert list(store.catalogue.iter_names()) == ["Ann", "Ann (2)"]
+
+
+def test_with_another_key_all_is_there_under_new_ids(places, voices, monkeypatch):
+    old, new, folder = places
+    voices("export", "--all", "--out", folder, "--directory", old)
+    monkeypatch.setenv("SPEAKER_BUNDLE_KEY", "another secret of servers")
+    status, done, _ = voices("import", folder, "--directory", new)
+    assert status == 0
+    assert done["verified"] == {"voices": 4, "there": 4, "with_their_ids": 0}
+
+
+def test_a_voice_whose_end_has_come_is_not_missed(places, voices):
+    old, new, folder = places
+    end = time.time() + 1.5
+    change(old, lambda store: store.change("Ann", SpeakerChanges({"expires_at": end})))
+    voices("export", "--all", "--out", folder, "--directory", old)
+    time.sleep(max(0.0, end - time.time()))
+    status, done, _ = voices("import", folder, "--directory", new)
+    assert (status, done["counts"]) == (0, {"expired": 1, "imported": 3})
+    assert done["verified"] == {"voices": 3, "there": 3, "with_their_ids": 3}
+
+
+def test_recordings_of_no_voice_are_said_to_stay_behind(places, voices):
+    old, _, folder = places
+    out = ["export", "--all", "--out", folder, "--directory", old]
+    assert "stay behind" not in voices(*out)[2]
+    change(old, lambda store: store.consents.add("Eva's", "de", sound(8)))
+    assert "1 consent recordings stay behind" in voices(*out)[2]
+
+
+class Losing(VoicesDirectory):
+    """A library in which voices do not stay as they were imported."""
+
+    def add_bundle(self, bundle, name, on_conflict):
+        answer = super().add_bundle(bundle, name, on_conflict)
+        [imported] = answer["imported"]
+        if imported["voice"]["name"] == "Bea":
+            delete(self.store, "Bea")
+        elif imported["voice"]["name"] == "Cid":
+            self.store.change("Cid", SpeakerChanges({"labels": {}, "language": "de"}))
+        elif imported["voice"]["name"] == "Dan":
+            sha = imported["voice"]["audio_sha256"]
+            path = Path(self.store.files.file_name(sha, AUDIO_KIND))
+            path.write_bytes(b"what is left of it")
+            with pytest.raises(SourceCorruptError):
+                self.store.read_audio(sha)
+        return answer
+
+
+def test_what_is_not_there_in_the_end_has_failed_and_is_counted(places, voices):
+    old, new, folder = places
+    voices("export", "--all", "--out", folder, "--directory", old)
+    with closing(opened(new)) as store:
+        importing = Importing(Losing(store, SECRET, "default"), None, "fail")
+        many = in_parallel(
+            files_of([folder]), importing.add, name=str, title="", num_jobs=1
+        )
+        assert (many.counts, many.status) == ({"imported": 4}, 0)
+        many, found = importing.verified(many, 1)
+    assert (many.counts, many.status) == ({"imported": 1, "failed": 3}, 1)
+    assert found == {"voices": 4, "there": 1, "with_their_ids": 1}
+    errors = [each.error for each in many.outcomes]
+    assert errors == [
+        None,
+        "it was imported, and is not there",
+        "it is there with other language, labels",
+        "it is there, and its reference audio is lost",
+    ]
+
+
+def test_a_folder_without_voices_is_a_mistake(tmp_path):
+    with pytest.raises(ConfigError, match="no file that ends in"):
+        files_of([tmp_path])

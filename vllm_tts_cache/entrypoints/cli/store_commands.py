@@ -1,0 +1,176 @@
+"""``vllm-tts-cache gc`` and ``verify``: the voices of a stopped server.
+
+The first does what a server does at its start and beside its work, now. The second
+reads every stored voice and says what is wrong.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints.cli import style
+from vllm_tts_cache.entrypoints.cli.style import (
+    FAILED,
+    Json,
+    examples,
+    leave,
+    new_app,
+    print_json,
+    say,
+)
+from vllm_tts_cache.entrypoints.cli.voices.source import Directory
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+_EXPIRED_AT_ONCE = 100
+
+gc_app = new_app()
+
+verify_app = new_app()
+
+
+@gc_app.command(
+    epilog=examples(
+        "vllm-tts-cache gc --dry-run",
+        "vllm-tts-cache gc --directory /srv/speakers --json",
+    )
+)
+def gc(
+    directory: Directory = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="say what is to be done; write nothing"),
+    ] = False,
+    as_json: style.Json = False,
+) -> None:
+    """Tidy the directory of a stopped server (SPEAKER_SAMPLES_DIR, or --directory).
+
+    Deletes voices whose end has come, finishes what killed processes began, removes
+    files that no voice has and what is over the budgets, and looks at all that is left.
+    Refused (2) while a server has it open; status 1 if something stays wrong.
+
+    JSON: {"directory", "dry_run", "expired": [names], "recovered": [what was done],
+    "over_budget_bytes": {"inline audio": 0, ...}, "evicted_files", "problems": [...]}.
+    With --dry-run, "problems" has what would be looked into.
+    """
+    from vllm_tts_cache.entrypoints.cli.voices.directory import (
+        check_stopped,
+        settings_of,
+    )
+    from vllm_tts_cache.store.opening import open_existing
+
+    store = open_existing(settings_of(directory))
+    try:
+        if not dry_run:
+            check_stopped(store)
+        found = _look(store) if dry_run else _tidy(store)
+    finally:
+        store.close()
+    found = {"directory": str(store.directory), "dry_run": dry_run, **found}
+    if as_json:
+        style.print_json(found)
+    else:
+        _print(found)
+    style.leave(style.FAILED if found["problems"] and not dry_run else 0)
+
+
+def _look(store: "SpeakerStore") -> dict[str, Any]:
+    return {
+        "expired": _expired(store),
+        "recovered": [],
+        "over_budget_bytes": _excess(store),
+        "evicted_files": 0,
+        "problems": store.verify(),
+    }
+
+
+def _tidy(store: "SpeakerStore") -> dict[str, Any]:
+    expired = _expired(store)
+    while over := store.delete_expired(_EXPIRED_AT_ONCE):
+        for deletion in over:
+            store.remove_files(deletion)
+    recovered = [*store.recover(), *store.remove_strays()]
+    excess, num_evicted = _excess(store), store.trim()
+    store.sweep()  # of a bucket's objects only the rows are gone by now
+    return {
+        "expired": expired,
+        "recovered": recovered,
+        "over_budget_bytes": excess,
+        "evicted_files": num_evicted,
+        "problems": store.verify(),
+    }
+
+
+def _expired(store: "SpeakerStore") -> list[str]:
+    return store.expired_names()
+
+
+def _excess(store: "SpeakerStore") -> dict[str, int]:
+    return {
+        f"{segment.value} {'audio' if is_audio else 'encodings'}": num_bytes
+        for (segment, is_audio), num_bytes in store.excess().items()
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    will = "would " if found["dry_run"] else ""
+    for name in found["expired"]:
+        style.say(f"{will}delete {name}: its end has come")
+    for line in found["recovered"]:
+        style.say(line)
+    for what, num_bytes in found["over_budget_bytes"].items():
+        style.say(f"{will}evict {num_bytes} bytes of {what}, which is over its budget")
+    if num_files := found["evicted_files"]:
+        style.say(f"evicted {num_files} files")
+    for line in found["problems"]:
+        style.say(f"{'to look into' if found['dry_run'] else 'still wrong'}: {line}")
+    kinds = ("expired", "recovered", "over_budget_bytes", "problems")
+    if not any(found[kind] for kind in kinds):
+        style.say(f"{found['directory']}: nothing to do")
+
+
+@verify_app.command(
+    epilog=examples("vllm-tts-cache verify", "vllm-tts-cache verify --json")
+)
+def verify(
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="first finish what killed processes began, as a server's start does, "
+            "and remove from a bucket what the catalogue does not know",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check the stored voices under SPEAKER_SAMPLES_DIR.
+
+    Reads the catalogue, the reference audio and the encodings, and prints one line for
+    each thing that is wrong. Nothing is written, and servers may go on using the
+    directory. Status: 0 nothing is wrong, 1 something is, 2 there is nothing to look
+    at.
+    """
+    from vllm_tts_cache.store.opening import open_existing
+
+    store = open_existing(load_settings())
+    try:
+        repaired = [*store.recover(), *store.remove_strays()] if repair else []
+        problems = store.verify()
+    finally:
+        store.close()
+    if as_json:
+        print_json(
+            {
+                "directory": str(store.directory),
+                "repaired": repaired,
+                "problems": problems,
+            }
+        )
+    else:
+        nothing = [] if problems else [f"{store.directory}: nothing wrong"]
+        done = [f"repaired: {line}" for line in repaired]
+        for line in (*done, *problems, *nothing):
+            say(line)
+    leave(FAILED if problems else 0)

@@ -1,0 +1,1 @@
+"""Parses requests and answers them: routes, forms, models, limits, callers."""

@@ -1,0 +1,144 @@
+"""How much a speech request may say, seen before anybody reads what it says.
+
+The host tokenizes texts and takes URLs apart on the event loop, repeats to a client and
+to its log what is wrong, and has pydantic look at each value of a list first.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_tts_cache.audio.decode import is_data_url
+from vllm_tts_cache.catalogue.names import MAX_LOOKED_UP_CHARS, is_too_long
+from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
+
+MAX_INPUT_CHARS = 32_768  # half an hour of speech
+MAX_URL_CHARS = 8192  # but of a data URL
+MAX_TEXT_CHARS = 16_384  # of any other field, and of all that options say
+MAX_WORD_CHARS = 1024
+MAX_VALUES = 8192  # of an embedding, or of all options
+MAX_ITEMS = 1024
+_MAX_FIELDS = 256
+_MAX_DEPTH = 8
+_MAX_QUOTED = 64
+
+_MOST_CHARS = {
+    "input": MAX_INPUT_CHARS,
+    "model": MAX_WORD_CHARS,
+    "language": MAX_WORD_CHARS,
+}
+_LOOKED_UP = ("voice", "speaker")
+_SCHEMES = ("http:", "https:", "file:", "data:")
+_URLS = ("ref_audio", "ref_audio_2")
+_REFERENCES, _PATH = "references", "audio_path"
+
+
+def check_scheme(field: str, url: str) -> None:
+    """Refuse a reference that is no URL. Raises: InvalidSpeakerError."""
+    if not url[:_MAX_QUOTED].lower().startswith(_SCHEMES):
+        shown = f"{url[:_MAX_QUOTED]!r}{'…' * (len(url) > _MAX_QUOTED)}"
+        reason = (
+            f"{shown} begins with none of http:, https:, file: and data:. A clip in "
+            "base64 needs data:audio/wav;base64, before it"
+        )
+        raise InvalidSpeakerError(field, reason)
+
+
+def check_speech(given: object) -> None:
+    """Refuse a request's JSON that says too much.
+
+    Raises: InvalidSpeakerError that names the field, InvalidAudioError.
+    """
+    if isinstance(given, dict):
+        _check(given)
+
+
+def check_batch(given: object) -> None:
+    """As `check_speech`, of a batch and of each of its items."""
+    if not isinstance(given, dict):
+        return
+    _check({name: value for name, value in given.items() if name != "items"})
+    items = given.get("items")
+    if isinstance(items, list):
+        if len(items) > MAX_ITEMS:
+            raise InvalidSpeakerError("items", f"at most {MAX_ITEMS:,} are taken")
+        for item in items:
+            check_speech(item)
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    if len(given) > _MAX_FIELDS:
+        raise InvalidSpeakerError("request", f"it has more than {_MAX_FIELDS} fields")
+    for name, value in given.items():
+        field = name[:_MAX_QUOTED]
+        if name in _URLS:
+            _check_urls(field, value)
+        elif name in _LOOKED_UP and isinstance(value, str):
+            if is_too_long(value):
+                raise _too_long(field, MAX_LOOKED_UP_CHARS)
+        elif name == _REFERENCES and isinstance(value, list):
+            _check_references(value)
+        elif isinstance(value, str):
+            most = _MOST_CHARS.get(name, MAX_TEXT_CHARS)
+            if len(value) > most:
+                raise _too_long(field, most)
+        elif isinstance(value, (dict, list)):
+            _check_values(field, value)
+
+
+def _check_references(given: list[Any]) -> None:
+    """As Higgs Audio's own examples bring a clip."""
+    _check_number(_REFERENCES, len(given))
+    for each in given:
+        others = [each]
+        if isinstance(each, dict):
+            _check_urls(_REFERENCES, each.get(_PATH))
+            others = [value for name, value in each.items() if name != _PATH]
+        _check_values(_REFERENCES, others)
+
+
+def _check_urls(field: str, value: object) -> None:
+    urls = value if isinstance(value, list) else [value]
+    _check_number(field, len(urls))
+    for url in urls:
+        if isinstance(url, str):
+            if len(url) > MAX_URL_CHARS and not is_data_url(url):
+                check_scheme(field, url)
+                reason = f"a URL has {MAX_URL_CHARS:,} characters at most"
+                raise InvalidAudioError(reason)
+        elif isinstance(url, (dict, list)):
+            _check_values(field, url)
+
+
+def _check_values(field: str, value: "dict[str, Any] | list[Any]") -> None:
+    """Refuse more values and more text than any model has options for."""
+    num_values = num_chars = 0
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                num_chars += len(each)
+            elif isinstance(each, (dict, list)):
+                num_values += len(each)
+                _check_number(field, num_values)
+                if isinstance(each, dict):
+                    num_chars += sum(map(len, each))
+                    below += each.values()
+                else:
+                    below += each
+            if num_chars > MAX_TEXT_CHARS:
+                raise _too_long(field, MAX_TEXT_CHARS)
+        if not below:
+            return
+        level = below
+    raise InvalidSpeakerError(field, f"at most {_MAX_DEPTH} levels are taken")
+
+
+def _check_number(field: str, num_values: int) -> None:
+    if num_values > MAX_VALUES:
+        raise InvalidSpeakerError(field, f"at most {MAX_VALUES:,} values are taken")
+
+
+def _too_long(field: str, max_chars: int) -> InvalidSpeakerError:
+    reason = f"at most {max_chars:,} characters are allowed"
+    return InvalidSpeakerError(field, reason)

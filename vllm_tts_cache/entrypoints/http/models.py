@@ -1,0 +1,308 @@
+"""What the voices routes answer: stock's fields, OpenAI's, and ours beside them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_tts_cache.audio.limits import AudioWarning
+from vllm_tts_cache.catalogue.consents import ConsentRecord
+from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
+from vllm_tts_cache.catalogue.records import SpeakerRecord
+
+# Of somebody's voice: for whoever asked, and as what it is.
+FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
+
+
+class _Answer(BaseModel):
+    """Documents an answer; none is checked against it while it is served."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class VoiceClip(_Answer):
+    """One of several clips of a voice: a part of its audio."""
+
+    start_seconds: float
+    duration_seconds: float
+
+
+class Voice(_Answer):
+    """A registered voice."""
+
+    id: str = Field(examples=["voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
+    object: Literal["audio.voice"]
+    type: Literal["audio_sample"]
+    name: str = Field(examples=["keeper"])
+    consent: str = Field(description="as it was sent", examples=["recorded 2026-11-01"])
+    consent_id: str | None = Field(
+        default=None, description="the consent recording that it stands on"
+    )
+    created_at: int = Field(description="Unix seconds", examples=[1793491200])
+    updated_at: int | None = None
+    expires_at: int | None = Field(
+        default=None, description="Unix seconds; it is deleted then"
+    )
+    file_size: int
+    mime_type: str
+    embedding_source: Literal["audio", "direct"]
+    embedding_dim: int | None
+    generation: int | None = Field(
+        default=None,
+        description="grows with every registration; not told where there are tenants",
+    )
+    labels: dict[str, str] = Field(examples=[{"gender": "female"}])
+    language: str | None = Field(default=None, examples=["de"])
+    ref_text: str | None = None
+    speaker_description: str | None = None
+    audio_sha256: str | None = Field(
+        default=None, description="content address of the reference audio"
+    )
+    sample_rate: int | None = None
+    duration_seconds: float | None = Field(
+        default=None, description="of all clips together"
+    )
+    clips: list[VoiceClip] | None = Field(
+        default=None, description="in their order; of a voice of several clips only"
+    )
+    audio_lost: Literal[True] | None = Field(
+        default=None,
+        description="its reference audio is not stored any more: register the clip "
+        "again; of one voice that is asked for",
+    )
+
+
+class Warned(_Answer):
+    """Something that is no error, but may be heard."""
+
+    code: str
+    message: str
+
+
+class Reason(_Answer):
+    """Something that speaks against a clip."""
+
+    code: str = Field(examples=["noisy"])
+    message: str = Field(description="what it is, and what to do")
+
+
+class Quality(_Answer):
+    """What a clip is worth; a figure that cannot be measured is null."""
+
+    verdict: Literal["good", "fair", "poor"]
+    reasons: list[Reason]
+    duration_seconds: float
+    speech_seconds: float
+    speech_share: float
+    longest_pause_seconds: float
+    loudness_lufs: float | None
+    peak_dbfs: float | None
+    clipped_share: float
+    noise_dbfs: float | None
+    snr_db: float | None
+    bandwidth_hz: int | None
+
+
+class Registered(_Answer):
+    """A registration: the voice as stock shows it, and as OpenAI's client reads it."""
+
+    success: Literal[True]
+    voice: Voice
+    id: str
+    object: Literal["audio.voice"]
+    type: Literal["audio_sample"]
+    name: str
+    created_at: int
+    warnings: list[Warned] = Field(default_factory=list)
+    quality: Quality | None = None
+    note: str | None = None
+
+
+class CacheStatus(_Answer):
+    """Whether a voice's encodings exist."""
+
+    voice: str = Field(description="its name")
+    cache_status: CacheState
+    error: str | None = None
+    message: str | None = None
+
+
+class VoiceStatus(_Answer):
+    """A voice and what it can be used for now."""
+
+    voice: Voice
+    cache_status: CacheState
+    error: str | None = None
+    modes: list[str] = Field(
+        description="ways of cloning that need nothing more than the voice",
+        examples=[["x_vector", "in_context"]],
+    )
+
+
+class VoiceList(_Answer):
+    """A page of voices: stock's two lists, and where the next page begins."""
+
+    voices: list[str]
+    uploaded_voices: list[Voice] = Field(default_factory=list)
+    max_clips: int | None = Field(
+        default=None,
+        description="clips that the served model takes for one voice; not beside names",
+        examples=[1],
+    )
+    next: str | None = Field(
+        default=None, description="give it as `after`; missing on the last page"
+    )
+
+
+class ImportedVoice(_Answer):
+    """What became of a bundle."""
+
+    voice: Voice
+    encodings_kept: int = Field(description="taken from the bundle, or there before")
+    encodings_left: int = Field(description="not taken; the voice is encoded again")
+
+
+class Imported(_Answer):
+    """The voices of a bundle."""
+
+    imported: list[ImportedVoice]
+
+
+class VoiceDeleted(_Answer):
+    """Nothing of the voice is left."""
+
+    success: Literal[True]
+    message: str
+    id: str
+    object: Literal["audio.voice.deleted"]
+    deleted: Literal[True]
+
+
+class Consent(_Answer):
+    """A consent recording."""
+
+    id: str = Field(examples=["cons_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
+    object: Literal["audio.voice_consent"]
+    name: str
+    language: str = Field(examples=["en-US"])
+    created_at: int
+
+
+class ConsentList(_Answer):
+    """A page of consent recordings, newest first."""
+
+    object: Literal["list"]
+    data: list[Consent]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ConsentDeleted(_Answer):
+    """Nothing of the recording is left."""
+
+    id: str
+    object: Literal["audio.voice_consent"]
+    deleted: Literal[True]
+
+
+def voice(
+    record: SpeakerRecord, *, is_numbered: bool = True, is_lost: bool = False
+) -> dict[str, Any]:
+    """Show a voice as the list does: stock's fields first.
+
+    Args:
+        record: The voice.
+        is_numbered: Whether to tell its number among all registrations.
+        is_lost: Whether its reference audio is not stored any more.
+    """
+    shown: dict[str, Any] = {
+        "name": record.name,
+        "consent": record.consent,
+        "created_at": int(record.created_at),
+        "file_size": record.file_size or 0,
+        "mime_type": record.mime_type or "",
+        "embedding_source": "audio" if record.audio_sha256 else "direct",
+        "embedding_dim": record.embedding_dim,
+    }
+    if record.ref_text:
+        shown["ref_text"] = record.ref_text
+    if record.description:
+        shown["speaker_description"] = record.description
+    if is_numbered:
+        shown["generation"] = record.generation
+    if record.audio_sha256:
+        shown["audio_sha256"] = record.audio_sha256
+        shown["sample_rate"] = record.sample_rate_hz
+        shown["duration_seconds"] = round(record.seconds, 3)
+    if is_lost:
+        shown["audio_lost"] = True
+    if record.num_clips > 1:
+        shown["clips"] = _clips(record)
+    return {**openai_voice(record), **shown, **_details(record)}
+
+
+def openai_voice(record: SpeakerRecord) -> dict[str, Any]:
+    """Show what OpenAI's client reads of a voice."""
+    return {
+        "id": record.speaker_id,
+        "object": "audio.voice",
+        "created_at": int(record.created_at),
+        "name": record.name,
+        "type": "audio_sample",
+    }
+
+
+def consent(record: ConsentRecord) -> dict[str, Any]:
+    """Show a consent recording."""
+    return {
+        "id": record.consent_id,
+        "object": "audio.voice_consent",
+        "created_at": int(record.created_at),
+        "name": record.name,
+        "language": record.language,
+    }
+
+
+def warnings(found: Sequence[AudioWarning]) -> list[dict[str, str]]:
+    """Show what is not an error but may be heard."""
+    return [{"code": str(w.code), "message": w.message} for w in found]
+
+
+def first_page(records: Iterable[SpeakerRecord]) -> list[SpeakerRecord]:
+    """Return as many records as one answer may hold: at least one, if there is one."""
+    page: list[SpeakerRecord] = []
+    num_bytes = 0
+    for record in records:
+        num_bytes += bytes_in_answer(record)
+        if page and num_bytes > PAGE_MAX_BYTES:
+            break
+        page.append(record)
+    return page
+
+
+def _details(record: SpeakerRecord) -> dict[str, Any]:
+    given = {
+        "language": record.language,
+        "consent_id": record.consent_id,
+        "updated_at": _seconds(record.updated_at),
+        "expires_at": _seconds(record.expires_at),
+    }
+    shown = {name: value for name, value in given.items() if value is not None}
+    return {"labels": record.labels, **shown}
+
+
+def _clips(record: SpeakerRecord) -> list[dict[str, float]]:
+    return [
+        {
+            "start_seconds": round(start / record.sample_rate_hz, 3),
+            "duration_seconds": round(seconds, 3),
+        }
+        for start, seconds in zip(record.clip_starts, record.clip_seconds, strict=True)
+    ]
+
+
+def _seconds(moment: float | None) -> int | None:
+    return None if moment is None else int(moment)

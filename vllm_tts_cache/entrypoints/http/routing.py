@@ -1,0 +1,390 @@
+"""What our routes share: keys, bodies, and errors in the host's JSON shape.
+
+A body is not too large while it arrives, and whole if it is a form.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from http import HTTPStatus
+from tempfile import gettempdir
+from typing import Any
+
+from fastapi import HTTPException as FastAPIHTTPException
+from fastapi import Request, Response, params
+from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.exceptions import HTTPException
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import (
+    create_error_response,
+)
+
+from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
+from vllm_tts_cache.entrypoints.http.callers import caller_of
+from vllm_tts_cache.entrypoints.http.sending import RangeNotSatisfiableError
+from vllm_tts_cache.entrypoints.http.validation import invalid_request, refuse_halves
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.errors import (
+    DeletionPendingError,
+    InvalidSpeakerError,
+    RequestTooLargeError,
+    SpeakerRequestError,
+    TTSCacheError,
+)
+from vllm_tts_cache.files import storage_error
+from vllm_tts_cache.logs import ThrottledLog
+
+Message = MutableMapping[str, Any]
+
+# Parsed, each takes some hundred bytes, and each that is wrong some thousand.
+JSON_MAX_PARTS = 500_000
+_MAX_DIGITS = 18
+_END = {"type": "http.disconnect"}
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+_MIB = 1024 * 1024
+# A clip, and what a form holds beside it: texts, an embedding, the parts' headers.
+VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
+_MAX_MESSAGE_CHARS = 2000  # which quote what a client sent
+# Texts in JSON, each with a limit of its own.
+CHANGES_MAX_BYTES = 64 * 1024
+# A clip in base64, and 1 MiB of text and options.
+SPEECH_MAX_BYTES = -(-DEFAULT_LIMITS.max_bytes // 3) * 4 + _MIB
+# A batch has 32 items by the host's default; few of them bring a clip of their own.
+BATCH_MAX_BYTES = 64 * _MIB
+_REGISTERING = ("/v1/audio/voices", "/v1/audio/voices/import")
+
+
+class FormCutOffError(SpeakerRequestError):
+    """A form of several parts came without its end (400)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The form ends before its last part does, so something of it is missing: "
+            "send it whole, up to the closing boundary."
+        )
+
+
+class TooManyPartsError(SpeakerRequestError):
+    """JSON of more values than any request has (400)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"The request has more than {JSON_MAX_PARTS:,} values; send less at a time."
+        )
+
+
+class BoundedBody:
+    """Counts a body while it arrives, and ends the reading of what is no good.
+
+    Whoever reads it is told that the client has left then, and lets go of its files.
+
+    Args:
+        request: Whose body it is.
+        max_bytes: What the route takes.
+        is_form: Whether the route takes a form.
+
+    Attributes:
+        error: What is wrong with the body, as far as it is known.
+    """
+
+    def __init__(self, request: Request, max_bytes: int, *, is_form: bool):
+        self._receive = request.receive
+        self._max_bytes = max_bytes
+        self._num_bytes = self._num_parts = 0
+        self._is_form = is_form
+        headers = request.headers
+        self._form = _form_of(headers.get("content-type")) if is_form else None
+        self.error: SpeakerRequestError | None = None
+        self._bound(_announced(headers.get("content-length")))
+
+    def check(self) -> None:
+        """Raise what is wrong with it."""
+        if self.error is not None:
+            raise self.error
+
+    async def receive(self) -> Message:
+        """Pass the next message on, or say that there is none if that is wrong."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            data = message.get("body", b"")
+            self._num_bytes += len(data)
+            self._bound(self._num_bytes)
+            if not self._is_form:
+                self._num_parts += sum(map(data.count, (b"{", b"[", b",")))
+                if self._num_parts > JSON_MAX_PARTS:
+                    self.error = self.error or TooManyPartsError()
+            if self._form is not None:
+                self._form.write(data)
+                if not (message.get("more_body") or self._form.has_ended):
+                    self.error = self.error or FormCutOffError()
+        return message if self.error is None else _END
+
+    def _bound(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            self.error = RequestTooLargeError(self._max_bytes)
+
+
+class _Form:
+    """Reads a form of several parts along, to see whether its end comes.
+
+    The parser that keeps the parts takes one without it: a field may be missing then
+    that was sent, and the file of a part that was begun is closed by nobody.
+    """
+
+    def __init__(self, boundary: bytes):
+        self.has_ended = False
+        self._boundary = boundary
+        self._parser: MultipartParser | None = None
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes."""
+        try:
+            if self._parser is None:
+                self._parser = MultipartParser(self._boundary, {"on_end": self._end})
+            self._parser.write(data)
+        except FormParserError:  # which the other one raises as well
+            self._end()
+
+    def _end(self) -> None:
+        self.has_ended = True
+
+
+def _form_of(content_type: str | None) -> _Form | None:
+    """Return what reads a form along, or None where there are no parts."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if kind != b"multipart/form-data" or boundary is None:
+        return None
+    return _Form(boundary)
+
+
+def _announced(content_length: str | None) -> int:
+    """How many bytes the sender says that there are, if it does."""
+    if content_length and content_length.isascii() and content_length.isdigit():
+        # Python refuses to read a number of more than 4,300 digits.
+        return int(content_length[:_MAX_DIGITS])
+    return 0
+
+
+class GuardedRoute(APIRoute):
+    """Asks for a key, and maps our errors here.
+
+    The host's application owns its exception handlers, and knows keys, but no tenants.
+    """
+
+    body_max_bytes = _MIB
+    check_json: Callable[[object], None] | None = None
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler that FastAPI made."""
+        handle = super().get_route_handler()
+        of_body = None if self.body_field is None else self.body_field.field_info
+        is_form = isinstance(of_body, params.Form)
+        fields = get_flat_dependant(self.dependant).body_params
+        files = {f.alias for f in fields if isinstance(f.field_info, params.File)}
+
+        async def bounded(request: Request) -> Response:
+            body = BoundedBody(request, self.body_max_bytes, is_form=is_form)
+            body.check()
+            try:
+                answer = await handle(_Request(request, body, type(self).check_json))
+            except HTTPException as exc:
+                # FastAPI takes what goes wrong while it reads for a body that is
+                # wrong: a body without end, or a full disk to spool an upload to.
+                raise body.error or _error_behind(exc) from exc
+            except RequestValidationError as exc:
+                errors = exc.errors()
+                invalid = invalid_request(errors, is_form=is_form, files=files)
+                raise body.error or invalid from exc
+            body.check()
+            return answer
+
+        async def guarded(request: Request) -> Response:
+            try:
+                request.state.caller = caller_of(request)
+                return await self.counted(bounded(request))
+            except TTSCacheError as exc:
+                return self._answer(request, exc)
+
+        return guarded
+
+    async def counted(self, handled: Awaitable[Response]) -> Response:
+        """Count what is asked of the route: here nothing."""
+        return await handled
+
+    def _answer(self, request: Request, error: TTSCacheError) -> Response:
+        if is_server_fault(status_of(error)):
+            cause = f"answering: {type(error).__name__}"
+            # Not the path that was called, which may name a voice.
+            where = request.method, self.path
+            throttled.warn_of(cause, "%s %s: %s", *where, error.log_text)
+        return json_response(error)
+
+
+class VoicesRoute(GuardedRoute):
+    """Counts registrations, whatever it is that refuses them."""
+
+    async def counted(self, handled: Awaitable[Response]) -> Response:
+        """Count what is asked of the route, if that is to register a voice."""
+        if self.path not in _REGISTERING or "POST" not in self.methods:
+            return await handled
+        metrics = process_metrics()
+        metrics.uploads.inc()
+        try:
+            return await handled
+        except Exception as exc:
+            metrics.refuse_upload(exc)
+            raise
+
+
+class _Request(Request):
+    """One whose JSON is looked at before anybody makes something of it."""
+
+    def __init__(
+        self,
+        request: Request,
+        body: BoundedBody,
+        check: Callable[[object], None] | None,
+    ):
+        super().__init__(request.scope, body.receive)
+        self._check = check
+
+    async def json(self) -> Any:
+        """Return the body. Raises: SpeakerRequestError, JSONDecodeError."""
+        given = await super().json()
+        refuse_halves(given)
+        if self._check is not None:
+            self._check(given)
+        return given
+
+
+def guarded_route(
+    body_max_bytes: int,
+    kind: type[GuardedRoute] = GuardedRoute,
+    check_json: Callable[[object], None] | None = None,
+) -> type[GuardedRoute]:
+    """Return the route class whose bodies have at most so many bytes.
+
+    Args:
+        body_max_bytes: How many.
+        kind: What the class is one of.
+        check_json: Refuses, by a `SpeakerRequestError`, what JSON may not say.
+    """
+    limits = {
+        "body_max_bytes": body_max_bytes,
+        "check_json": None if check_json is None else staticmethod(check_json),
+    }
+    return type(kind.__name__, (kind,), limits)
+
+
+def _error_behind(exc: HTTPException) -> TTSCacheError:
+    """Return the error of ours that an exception stands for.
+
+    Raises: FastAPI's exception if there is none: Starlette's own class, which it is a
+        subclass of, would pass the host's handler by.
+    """
+    cause = exc.__cause__
+    if isinstance(cause, TTSCacheError):
+        return cause
+    if isinstance(cause, OSError):
+        return storage_error(gettempdir(), cause)
+    if exc.detail.startswith("Part exceeded maximum size"):
+        return InvalidSpeakerError("form", _TOO_MUCH_TEXT)
+    raise FastAPIHTTPException(exc.status_code, exc.detail, exc.headers) from exc
+
+
+_TOO_MUCH_TEXT = (
+    "a field has more than 1 MiB of text. Send a clip as a file: its part of the form "
+    "needs a filename (curl: -F audio_sample=@clip.wav)"
+)
+
+
+class NoSpeechModelError(SpeakerRequestError):
+    """The served model has no speech API."""
+
+    http_status = HTTPStatus.NOT_FOUND
+
+    def __init__(self) -> None:
+        super().__init__("The model does not support Speech API")
+
+
+def status_of(error: Exception) -> HTTPStatus:
+    """Return the status that a voices route answers this error with."""
+    if isinstance(error, TTSCacheError):
+        return error.http_status
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def error_response(error: Exception) -> ErrorResponse:
+    """Return the error of a speech request, as the host's serving class does.
+
+    An unknown voice is a wrong field here, not a missing resource.
+    """
+    status = status_of(error)
+    if status is HTTPStatus.NOT_FOUND:
+        status = HTTPStatus.BAD_REQUEST
+    return bounded_error_response(str(error), _kind(status), status)
+
+
+def bounded_error_response(
+    message: str | Exception, *args: Any, **kwargs: Any
+) -> ErrorResponse:
+    """Return the host's, which goes through a message by the square of its length."""
+    if isinstance(message, str):
+        message = message[:_MAX_MESSAGE_CHARS]
+    return create_error_response(message, *args, **kwargs)
+
+
+def json_response(error: Exception, **details: Any) -> JSONResponse:
+    """Return the answer of a voices route; ``details`` go beside ``error``."""
+    status = status_of(error)
+    param = getattr(error, "param", None)
+    body = bounded_error_response(str(error), _kind(status), status, param).model_dump()
+    headers = retry_after(error)
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers = {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, RangeNotSatisfiableError):
+        headers = {"Content-Range": f"bytes */{error.num_bytes}"}
+    return JSONResponse({**body, **details}, status_code=status.value, headers=headers)
+
+
+def pending_response(error: DeletionPendingError) -> JSONResponse:
+    """Return the answer of a DELETE that goes on: how far it is."""
+    progress = {"files_removed": error.files_removed, "waiting_for": error.waiting_for}
+    return json_response(error, deletion=progress)
+
+
+def speech_response(error: Exception) -> JSONResponse:
+    """Return the answer of a speech route: as `error_response`, and when to retry."""
+    body = error_response(error)
+    return JSONResponse(
+        body.model_dump(), status_code=body.error.code, headers=retry_after(error)
+    )
+
+
+def retry_after(error: Exception) -> dict[str, str] | None:
+    """Return the header that tells a client when it is worth trying again."""
+    seconds = getattr(error, "retry_after_seconds", None)
+    return None if seconds is None else {"Retry-After": str(seconds)}
+
+
+def is_server_fault(status: HTTPStatus) -> bool:
+    """Tell whether a status says that the request was fine (5xx)."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _kind(status: HTTPStatus) -> str:
+    kinds = {
+        HTTPStatus.NOT_FOUND: "NotFoundError",
+        HTTPStatus.CONFLICT: "ConflictError",
+        HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    }
+    if is_server_fault(status):
+        return "InternalServerError"
+    return kinds.get(status, "BadRequestError")

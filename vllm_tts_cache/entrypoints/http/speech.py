@@ -1,0 +1,223 @@
+"""The host's speech routes, with a bound on the body and what the speaker tells."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import model_validator
+from starlette.background import BackgroundTask
+from vllm.entrypoints.serve.utils.api_utils import (
+    validate_json_request,
+    with_cancellation,
+)
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm_omni.entrypoints.openai import api_server
+from vllm_omni.entrypoints.openai.protocol.audio import (
+    BatchSpeechRequest,
+    OpenAICreateAudioGenerateRequest,
+    OpenAICreateSpeechRequest,
+)
+
+from vllm_tts_cache.entrypoints.http import routing
+from vllm_tts_cache.entrypoints.http.callers import (
+    CallingTenant,
+    caller_found,
+    tenant_of,
+)
+from vllm_tts_cache.entrypoints.http.limits import check_batch, check_speech
+from vllm_tts_cache.entrypoints.http.openapi import file_answers, refusals
+from vllm_tts_cache.entrypoints.http.routing import (
+    BATCH_MAX_BYTES,
+    SPEECH_MAX_BYTES,
+    guarded_route,
+)
+from vllm_tts_cache.entrypoints.serving.request_speaker import (
+    CACHE_HEADER,
+    Outcomes,
+    observe_outcomes,
+    with_plain_voice,
+)
+from vllm_tts_cache.tenants import speaking_for
+
+_SSE_ERROR = "event: speech.audio.error"
+
+# The host takes texts and numbers there, and no audio.
+GENERATE_MAX_BYTES = 1024 * 1024
+
+speech_router = APIRouter(
+    route_class=guarded_route(SPEECH_MAX_BYTES, check_json=check_speech)
+)
+batch_router = APIRouter(
+    route_class=guarded_route(BATCH_MAX_BYTES, check_json=check_batch)
+)
+generate_router = APIRouter(
+    route_class=guarded_route(GENERATE_MAX_BYTES, check_json=check_speech)
+)
+
+_JSON = [Depends(validate_json_request)]
+# Nobody reads it: the client has left.
+_CLIENT_CLOSED_REQUEST = 499
+_TEXT = "The keeper counts the ships at dusk."
+
+
+@with_cancellation
+async def first_chunk_or_disconnect(
+    response: StreamingResponse, raw_request: Request
+) -> Response:
+    """As `after_first_chunk`; ends with the client's connection, answering None.
+
+    The host's own watch for disconnects ends where a handler has returned a stream.
+    """
+    del raw_request
+    return await after_first_chunk(response)
+
+
+async def after_first_chunk(response: StreamingResponse) -> Response:
+    """Wait for the first chunk; what fails before it is an error with a status.
+
+    Raises: Whatever the stream raises before its first chunk.
+    """
+    chunks: Any = response.body_iterator
+    try:
+        first = await anext(chunks, None)
+    except BaseException:
+        # The engine must not go on for a client that got an error or has left.
+        await chunks.aclose()
+        raise
+    if isinstance(first, str) and first.startswith(_SSE_ERROR):
+        await chunks.aclose()
+        return _error_of_event(first)
+    response.body_iterator = _resumed(first, chunks)
+    return response
+
+
+async def _resumed(first: Any, chunks: Any) -> AsyncIterator[Any]:
+    async with aclosing(chunks):
+        if first is not None:
+            yield first
+        async for chunk in chunks:
+            yield chunk
+
+
+def _error_of_event(event: str) -> JSONResponse:
+    data = event.split("data: ", 1)[1]
+    error = json.loads(data)["error"]
+    return JSONResponse({"error": error}, status_code=int(error["code"]))
+
+
+def _said(example: dict[str, Any]) -> dict[str, Any]:
+    """Document a body by an example; its fields are the host's."""
+    return {"requestBody": {"content": {"application/json": {"example": example}}}}
+
+
+class SpeechBatch(BatchSpeechRequest):
+    """The host's, whose voices may be objects with an id, as OpenAI's client's are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_plain_voices(cls, given: Any) -> Any:
+        given = with_plain_voice(given)
+        if isinstance(given, dict) and isinstance(given.get("items"), list):
+            items = [with_plain_voice(item) for item in given["items"]]
+            return {**given, "items": items}
+        return given
+
+
+@speech_router.post(
+    "/v1/audio/speech",
+    dependencies=_JSON,
+    responses=file_answers(("audio/*", "text/event-stream"), 413, 500, 507),
+    response_class=Response,
+    openapi_extra=_said({"input": _TEXT, "voice": "keeper"}),
+)
+async def create_speech(
+    request: OpenAICreateSpeechRequest, raw_request: Request
+) -> Response:
+    """As stock, plus a header; a stream answers when its first audio is there."""
+    # Not by a dependency, on whose way FastAPI spends more than on this.
+    tenant = tenant_of(caller_found(raw_request))
+    with speaking_for(tenant), observe_outcomes() as outcomes:
+        response: Any = await api_server.create_speech(request, raw_request)
+        if isinstance(response, StreamingResponse):
+            response = await _begun(response, raw_request, outcomes)
+        if outcomes.error is not None:
+            response = _of_error(outcomes.error, response)
+    return _with_header(response, outcomes)
+
+
+@batch_router.post(
+    "/v1/audio/speech/batch",
+    dependencies=_JSON,
+    responses=refusals(413, 500, 507),
+    openapi_extra=_said({"items": [{"input": _TEXT}], "voice": "keeper"}),
+)
+async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Response:
+    """As stock, plus the header: `miss` if any item's voice had to be encoded."""
+    tenant = tenant_of(caller_found(raw_request))
+    with speaking_for(tenant), observe_outcomes() as outcomes:
+        response = await api_server.create_speech_batch(request, raw_request)
+    return _with_header(response, outcomes)
+
+
+@generate_router.post(
+    "/v1/audio/generate",
+    dependencies=_JSON,
+    responses=file_answers(("audio/*",), 413, 500),
+    response_class=Response,
+    openapi_extra=_said({"input": "Rain on a tin roof."}),
+)
+async def create_audio_generate(
+    request: OpenAICreateAudioGenerateRequest,
+    raw_request: Request,
+    tenant: CallingTenant,
+) -> Any:
+    """As stock, which names no voices; for a tenant, where there are some."""
+    del tenant
+    return await api_server.create_audio_generate(request, raw_request)
+
+
+async def _begun(
+    response: StreamingResponse, raw_request: Request, outcomes: Outcomes
+) -> Any:
+    """Wait for the first chunk; None if the client leaves before it comes.
+
+    Raises: What the host's route raises for an engine that fails.
+    """
+    after_answer = response.background or BackgroundTask(_nothing)
+    try:
+        begun: Any = await first_chunk_or_disconnect(response, raw_request)
+    except Exception as exc:
+        if outcomes.error is not None:
+            return response  # in whose place the error is answered
+        await after_answer()
+        if isinstance(exc, (EngineGenerateError, EngineDeadError)):
+            raise
+        raise HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, str(exc)) from exc
+    if begun is None:
+        await after_answer()
+    elif begun is not response:
+        begun.background = after_answer
+    return begun
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _of_error(error: Exception, response: Any) -> Response:
+    answer = routing.speech_response(error)
+    # The host counts the requests that it works on; this one is over.
+    answer.background = getattr(response, "background", None)
+    return answer
+
+
+def _with_header(response: Any, outcomes: Outcomes) -> Response:
+    # The host answers None to a client that has left.
+    if response is None:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    response.headers[CACHE_HEADER] = outcomes.header()
+    return response

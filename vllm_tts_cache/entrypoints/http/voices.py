@@ -1,0 +1,335 @@
+"""The voices routes: stock's paths and fields, and ours beside them."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
+from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+
+from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
+from vllm_tts_cache.catalogue.records import SpeakerRecord
+from vllm_tts_cache.entrypoints.http import forms, models, routing
+from vllm_tts_cache.entrypoints.http.callers import AnyCaller, CallingTenant
+from vllm_tts_cache.entrypoints.http.forms import (
+    VoiceChanges,
+    parse_label_filters,
+    upload_of_form,
+)
+from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, VoiceName, answers
+from vllm_tts_cache.entrypoints.http.routing import (
+    CHANGES_MAX_BYTES,
+    VOICE_MAX_BYTES,
+    VoicesRoute,
+    guarded_route,
+)
+from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
+from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
+from vllm_tts_cache.entrypoints.speakers.registering import Upload
+from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
+from vllm_tts_cache.errors import (
+    DeletionPendingError,
+    InvalidSpeakerError,
+    ServerFaultError,
+)
+from vllm_tts_cache.store.speaker_store import Found
+
+router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES, VoicesRoute))
+changes_router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
+
+MAX_PAGE = 1000
+
+
+def _handler(request: Request) -> CachedServingSpeech:
+    handler = getattr(request.app.state, "openai_serving_speech", None)
+    if not isinstance(handler, CachedServingSpeech):
+        raise routing.NoSpeechModelError
+    return handler
+
+
+Handler = Annotated[CachedServingSpeech, Depends(_handler)]
+Search = Annotated[
+    str | None,
+    Query(description="in names, descriptions and labels' values", examples=["keep"]),
+]
+Labels = Annotated[
+    list[str] | None,
+    Query(
+        description="`key:value`; may be repeated, and all must fit",
+        examples=[["team:news"]],
+    ),
+]
+Flag = Annotated[bool, Query(examples=[True])]
+
+_STILL_MADE: dict[str, Any] = {
+    "model": models.CacheStatus,
+    "description": "with `urgent=false`: they are still being made; ask again",
+}
+
+
+def shown(
+    speakers: SpeakerService, record: SpeakerRecord, *, is_lost: bool = False
+) -> dict[str, Any]:
+    """Show a voice as all routes do.
+
+    Of several tenants none learns from a number how much the others register.
+    """
+    is_numbered = not speakers.tenants.is_on
+    return models.voice(record, is_numbered=is_numbered, is_lost=is_lost)
+
+
+@router.post("/v1/audio/voices", responses=answers(models.Registered, 409, 413, 507))
+async def register_voice(
+    handler: Handler,
+    tenant: CallingTenant,
+    upload: Annotated[Upload, Depends(upload_of_form)],
+    audio_sample: Annotated[
+        list[UploadFile] | None,
+        BeforeValidator(forms.without_empty),
+        File(description="the clip; repeated, several clips of one voice"),
+    ] = None,
+    ref_text: Annotated[
+        list[str] | None,
+        Form(
+            description="what is said in it; of several a line, or a field, for each",
+            examples=[["The keeper counts the ships at dusk."]],
+        ),
+    ] = None,
+    speaker_embedding: Annotated[
+        str | None,
+        Form(
+            description="instead of a clip: a JSON list of the model's dimension",
+            examples=["[0.12, -0.53, 0.08]"],
+        ),
+    ] = None,
+    precompute: Annotated[
+        bool, Form(description="encode it in the background", examples=[True])
+    ] = True,
+    check: Annotated[
+        bool,
+        Form(description="say what the clip is worth: `quality`", examples=[True]),
+    ] = True,
+) -> Any:
+    """Register a voice by reference clips or by a raw speaker embedding.
+
+    Most models take one clip; several are a 400 on those.
+    Registering over an existing name replaces it, unless the policy is `immutable`.
+    With `precompute` (the default) its encodings are made in the background.
+    """
+    clips = audio_sample or []
+    handler.speakers.uploads.check_number(len(clips))
+    transcript = forms.transcript_of(ref_text or [], max(1, len(clips)))
+    upload = replace(upload, ref_text=transcript)
+    upload.check_texts()
+    handler.check_new(upload.name, upload.ref_text)
+    if (not clips) == (speaker_embedding is None):
+        reason = "give either audio_sample or speaker_embedding"
+        raise InvalidSpeakerError("audio_sample", reason)
+    if clips:
+        upload = replace(
+            upload,
+            mime_type=clips[0].content_type,
+            original_filename=clips[0].filename,
+        )
+        upload.check_texts()
+        files = await forms.read_clips(clips)
+        done = await handler.speakers.register_audio(
+            tenant, upload, *files, precompute=precompute, check=check
+        )
+    else:
+        embedding = forms.parse_embedding(speaker_embedding or "")
+        handler.check_embedding(embedding)
+        done = await handler.speakers.register_embedding(tenant, upload, embedding)
+    answer: dict[str, Any] = {
+        "success": True,
+        "voice": shown(handler.speakers, done.record),
+        **models.openai_voice(done.record),
+    }
+    if done.quality is not None:
+        answer["quality"] = done.quality.to_dict()
+    if done.warnings:
+        answer["warnings"] = models.warnings(done.warnings)
+    if handler.note is not None:
+        answer["note"] = handler.note
+    return answer
+
+
+def _page(
+    tenant: CallingTenant,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, examples=[100])] = MAX_PAGE,
+    after: Annotated[
+        str | None,
+        Query(
+            description="`next` of the last page, a name, or an id",
+            examples=["keeper"],
+        ),
+    ] = None,
+    search: Search = None,
+    label: Labels = None,
+    sort: Annotated[Sort, Query(examples=["name"])] = "name",
+) -> Page:
+    return Page(
+        limit=limit,
+        after=after or "",
+        search=search or "",
+        labels=parse_label_filters(label or []),
+        sort=sort,
+        tenant=tenant.name,
+    )
+
+
+@router.get("/v1/audio/voices", responses=answers(models.VoiceList))
+async def list_voices(
+    handler: Handler, page: Annotated[Page, Depends(_page)], names_only: Flag = False
+) -> Any:
+    """List voices: stock's two lists, a page at a time.
+
+    A page holds at most `limit` voices, and about 1 MiB of them. `next` is there if
+    more may follow; give it as `after`. Built-in voices come with the first page.
+    """
+    answer: dict[str, Any] = {}
+    if names_only and page.sort == "name":
+        names = await handler.speakers.lookups.names(page)
+        num_found, last = len(names), names[-1:]
+    else:
+        records = await handler.speakers.lookups.records(page)
+        num_found = len(records)
+        records = models.first_page(records)
+        last = [cursor(record, page.sort) for record in records[-1:]]
+        names = [record.name for record in records]
+        if not names_only:
+            voices = [shown(handler.speakers, record) for record in records]
+            answer["uploaded_voices"] = voices
+            answer["max_clips"] = handler.speakers.model.max_clips
+    answer["voices"] = sorted({*_builtin(handler, page), *names})
+    if last and (num_found == page.limit or len(names) < num_found):
+        answer["next"] = last[0]
+    # As it is: FastAPI would go through a thousand voices once more.
+    return JSONResponse(answer)
+
+
+def _builtin(handler: CachedServingSpeech, page: Page) -> set[str]:
+    """The voices that come with the checkpoint, if they are on the page."""
+    if page.after or page.labels:
+        return set()
+    builtin = handler.builtin_names
+    if not handler.needs_voice:  # else it is no voice: a request with it is refused
+        builtin |= {PLACEHOLDER}
+    return {name for name in builtin if fold(page.search) in fold(name)}
+
+
+@router.get("/v1/audio/voices/{name}", responses=answers(models.VoiceStatus, 404))
+async def get_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
+    """Show one voice, named or by its id, and the state of its encodings."""
+    return await _shown(
+        handler.speakers, await handler.speakers.lookups.get(tenant, name)
+    )
+
+
+@changes_router.patch(
+    "/v1/audio/voices/{name}",
+    responses=answers(models.VoiceStatus, 404, 409, 413),
+)
+async def change_voice(
+    handler: Handler, tenant: CallingTenant, name: VoiceName, changes: VoiceChanges
+) -> Any:
+    """Change what is written beside a voice; its audio and its id stay.
+
+    What the body leaves out stays, null takes away. With a transcript, or without, a
+    voice can be cloned in other ways: `modes` says which need nothing more.
+    """
+    parsed = changes.parsed()
+    handler.check_changes(parsed)
+    changed = await handler.speakers.change(tenant, name, parsed)
+    found = await handler.speakers.lookups.get(tenant, changed.speaker_id)
+    return await _shown(handler.speakers, found)
+
+
+@router.delete("/v1/audio/voices/{name}", responses=answers(models.VoiceDeleted, 404))
+async def delete_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
+    """Delete a voice; answers when nothing of it is left anywhere.
+
+    If that takes long the answer is 503, and says how far it is; repeated, it says
+    that again, or that it is done.
+    """
+    try:
+        deleted = await handler.speakers.deletions.delete(name, tenant.name)
+    except DeletionPendingError as exc:
+        return routing.pending_response(exc)
+    return {
+        "success": True,
+        "message": f"Voice '{name}' deleted successfully",
+        "id": deleted.public_id or name,
+        "object": "audio.voice.deleted",
+        "deleted": True,
+    }
+
+
+@router.post(
+    "/v1/audio/voices/{name}/cache",
+    responses={**answers(models.CacheStatus, 404), 202: _STILL_MADE},
+)
+@with_cancellation
+async def precompute_voice(
+    raw_request: Request,  # of which it is seen that the client has left
+    handler: Handler,
+    tenant: CallingTenant,
+    name: VoiceName,
+    force: Flag = False,
+    urgent: Flag = True,
+) -> Any:
+    """Make the voice's encodings exist and wait for it; one encode for all callers.
+
+    With `urgent=false` they are made in the background, as one of many, which running
+    streams feel less of. After 10 s the answer is 202: ask again.
+    """
+    del raw_request
+    found = await handler.speakers.lookups.get(tenant, name)
+    answer = {"voice": found.record.name, "cache_status": "ready"}
+    try:
+        existed = await handler.speakers.encodings.precompute(
+            found, force=force, urgent=urgent
+        )
+    except ServerFaultError as exc:
+        details = {"voice": found.record.name, "cache_status": "failed"}
+        return routing.json_response(exc, **details)
+    if existed is None:
+        return JSONResponse({**answer, "cache_status": "processing"}, 202)
+    if existed:
+        answer["message"] = "The cache already exists and is valid."
+    return answer
+
+
+@router.get("/v1/audio/voices/{name}/cache", responses=answers(models.CacheStatus, 404))
+async def cache_status(handler: Handler, tenant: CallingTenant, name: VoiceName) -> Any:
+    """Show whether the voice's encodings exist."""
+    return await _status(
+        handler.speakers, await handler.speakers.lookups.get(tenant, name)
+    )
+
+
+@router.get("/v1/audio/speaker_cache", responses=answers(SpeakerCache))
+async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
+    """Show what is registered and stored and, per worker, counters and sizes.
+
+    Where the server has tenants, that is for an administrator's key; a tenant's shows
+    what the tenant has.
+    """
+    return JSONResponse(await handler.speakers.stats(caller))
+
+
+async def _shown(speakers: SpeakerService, found: Found) -> dict[str, Any]:
+    is_lost = await speakers.lookups.is_lost(found.record)
+    return {
+        **await _status(speakers, found),
+        "voice": shown(speakers, found.record, is_lost=is_lost),
+        "modes": speakers.model.modes(found.record),
+    }
+
+
+async def _status(speakers: SpeakerService, found: Found) -> dict[str, Any]:
+    status, error = await speakers.encodings.status(found)
+    told = {"voice": found.record.name, "cache_status": status}
+    return told if error is None else {**told, "error": error}

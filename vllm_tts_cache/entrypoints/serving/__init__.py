@@ -1,0 +1,1 @@
+"""The host's serving classes and adapters with ours in their place, and its fixes."""

@@ -1,0 +1,386 @@
+"""What the adapters of all families that we serve share: resolve, ensure, prompt."""
+
+import hashlib
+import logging
+from abc import abstractmethod
+from collections.abc import Container
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cachetools import LRUCache
+from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+
+from vllm_tts_cache.catalogue.details import of_clips
+from vllm_tts_cache.catalogue.records import Segment, SpeakerRecord, check_embedding
+from vllm_tts_cache.entrypoints.metrics.series import CountedRequest, process_metrics
+from vllm_tts_cache.entrypoints.serving.request_speaker import (
+    MISSING_VOICE,
+    as_clone,
+    clone_facts,
+    names_nobody,
+    names_speaker,
+    refuse_embedding,
+    report,
+    single_url,
+    speak_by_embedding,
+    unset_what_is_ignored,
+)
+from vllm_tts_cache.entrypoints.speakers.inline import Clip
+from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
+from vllm_tts_cache.entrypoints.speakers.wants import MAX_TRIES, GoneError
+from vllm_tts_cache.errors import (
+    CheckpointError,
+    InvalidAudioError,
+    InvalidSpeakerError,
+    SpeakerNotFoundError,
+    SpeakerRequestError,
+)
+from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint
+from vllm_tts_cache.speaker.family import Family, Mode
+from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef
+from vllm_tts_cache.store.speaker_store import Found
+from vllm_tts_cache.tenants import Tenant, speaking_tenant
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# What the host's validation takes for inline audio; nothing is ever read from it.
+_ELSEWHERE = "data:,"
+
+# A text is checked and cut into tokens in microseconds; a long one holds up the loop.
+SHORT_CHARS = 2000
+_MAX_STORED = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """A request's speaker, whose encodings exist.
+
+    Attributes:
+        request: The request without its speaker: no voice, no audio, the mode's
+            ``ref_text``.
+    """
+
+    clip: Clip
+    mode: Mode
+    request: Any
+
+    @property
+    def ref(self) -> SpeakerRef:
+        """What the engine is told of it."""
+        return self.clip.ref
+
+
+class CachedAdapter:
+    """Comes before the host's adapter of a family: the waveform stays where it is.
+
+    The speaker is resolved where the prompt is built, so the host calls through as it
+    does without us, and sees a request that names no speaker.
+
+    Attributes:
+        tts_cache_needs_voice: Whether a checkpoint that clones voices speaks with no
+            other ones.
+    """
+
+    ctx: Any
+    capabilities: Any
+    tts_cache_family: ClassVar[Family]
+    tts_cache_needs_voice: ClassVar[bool] = False
+
+    @cached_property
+    def tts_cache_refusal(self) -> str | None:
+        """Why the checkpoint that is served clones no voices; None if it does.
+
+        None as well if it cannot be told here: the workers, which have loaded it, may
+        run elsewhere, and they refuse for themselves.
+        """
+        try:
+            return self.tts_cache_family.clones(self._checkpoint())
+        except CheckpointError as exc:
+            logger.warning("Whether this model clones voices is not known: %s", exc)
+            return None
+
+    @cached_property
+    def tts_cache_clones(self) -> bool:
+        """Whether the checkpoint clones voices through us."""
+        return bool(self.tts_cache_family.modes) and self.tts_cache_refusal is None
+
+    @abstractmethod
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Build the prompt of a clone.
+
+        Raises: InvalidSpeakerError, EncodeError, WorkerRPCError.
+        """
+
+    def tts_cache_check_text(self, field: str, text: str) -> None:
+        """Refuse text that the model would read as something else.
+
+        Raises: InvalidSpeakerError.
+        """
+
+    def validate(self, request: Any) -> str | None:
+        """As the host, except for a request that names a speaker: `build` does that."""
+        host: Any = super()
+        if not self.tts_cache_clones:
+            return self._refusal(request) or host.validate(request)
+        unset_what_is_ignored(request, self._presets)
+        if self.tts_cache_needs_voice and names_nobody(request):
+            return MISSING_VOICE
+        if names_speaker(request, self._presets):
+            return None
+        if request.speaker_embedding is not None:
+            try:
+                mode = self._embedding_mode("speaker_embedding")
+                check_embedding(_flat(request.speaker_embedding))
+            except InvalidSpeakerError as exc:
+                return str(exc)
+            speak_by_embedding(request, mode)
+        return host.validate(request)
+
+    async def build(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """Resolve the speaker, ensure its encodings, build a prompt that names them.
+
+        Raises: SpeakerRequestError, ServerFaultError; SpeakerReplacedError of a voice
+            that was replaced each time.
+        """
+        with process_metrics().request(self.tts_cache_family.name) as counted:
+            if not (self.tts_cache_clones and names_speaker(request, self._presets)):
+                report("none")
+                return await self.speak(
+                    request, sampling_params_list, has_inline_ref_audio
+                )
+            for _ in range(MAX_TRIES - 1):
+                # Deleted or replaced since, or an inline clip was deleted with a voice.
+                with suppress(GoneError):
+                    return await self._spoken(request, sampling_params_list, counted)
+            return await self._spoken(request, sampling_params_list, counted)
+
+    async def tts_cache_prepared(self, request: Any) -> PreparedRequest:
+        """Build the prompt of a registered voice for a request that is no client's.
+
+        Raises: as `build`.
+        """
+        found = await self._found(request)
+        return await self._cloned(request, found, CountedRequest())
+
+    async def speak(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """Build the prompt of a request without reference audio, as the host does."""
+        host: Any = super()
+        return await host.build(request, sampling_params_list, has_inline_ref_audio)
+
+    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
+        """Refuse texts that the model would read as something else: here none.
+
+        Args:
+            request: A clone, with the transcript that it is to be made with.
+            has_own_ref_text: Whether that came with the request. A stored one need
+                not be looked at each time.
+
+        Raises: InvalidSpeakerError.
+        """
+
+    def _checkpoint(self) -> Path:
+        """Return the folder of the checkpoint. Raises: CheckpointError."""
+        return local_checkpoint(self.ctx.engine_client.model_config)
+
+    @cached_property
+    def _service(self) -> SpeakerService:
+        return self.ctx.server.speakers
+
+    @cached_property
+    def _presets(self) -> Container[str]:
+        return self.ctx.server.builtin_names
+
+    @property
+    def _tenant(self) -> Tenant:
+        """Whose request is worked on. Raises: NoTenantError."""
+        return speaking_tenant(self._service.tenants)
+
+    async def _found(self, request: Any) -> Found | None:
+        """Return the registered voice that a request names; None for inline audio.
+
+        Raises: SpeakerNotFoundError, StorageError.
+        """
+        if request.ref_audio is not None:
+            return None
+        tenant = speaking_tenant(self._service.tenants)
+        find = self._service.lookups.find_to_speak
+        if (found := await find(tenant, request.voice)) is None:
+            raise SpeakerNotFoundError(request.voice)
+        return found
+
+    async def _spoken(
+        self, request: Any, sampling_params_list: list[Any], counted: CountedRequest
+    ) -> PreparedRequest:
+        found = await self._found(request)
+        try:
+            if found is not None and found.record.audio_sha256 is None:
+                report("none")
+                named = await self._named_by_embedding(request, found.record)
+                return await self.speak(named, sampling_params_list, False)
+            return await self._cloned(request, found, counted)
+        except GoneError:
+            if found is not None:
+                sha = found.record.audio_sha256
+                stays = self._service.lookups.check_stays
+                await stays(self._tenant, request.voice, sha)
+            raise
+
+    async def _cloned(
+        self, request: Any, found: Found | None, counted: CountedRequest
+    ) -> PreparedRequest:
+        record = None if found is None else found.record
+        stored_ref_text = None if record is None else record.ref_text
+        facts = clone_facts(
+            request, stored_ref_text=stored_ref_text, is_inline=record is None
+        )
+        mode = self.tts_cache_family.mode(facts)
+        # Later the host asks this request for its task, not the copy it validates.
+        request.task_type = mode.stand_in.get("task_type", request.task_type)
+        seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
+        if record is not None and record.clip_starts_json is not None:
+            self._service.model.check_clips(record.num_clips)
+            seen.ref_text = of_clips(seen.ref_text, record.num_clips)
+        # First what costs nothing: a request that is refused fetches nothing.
+        self._check(seen)
+        await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
+        if found is not None:
+            clip = self._registered_clip(request, found.record)
+            existed = await self._existed(clip, mode, found.fingerprints)
+        else:
+            with self._service.places.inline(self._tenant):
+                url = single_url(request.ref_audio)
+                connector = self.ctx.server.media_connector
+                clip = await self._service.inline.resolve(url, connector)
+                existed = await self._existed(clip, mode, None)
+        counted.outcome = "hit" if existed else "miss"
+        report(counted.outcome)
+        return await self.clone(Speaker(clip=clip, mode=mode, request=seen))
+
+    @staticmethod
+    def _registered_clip(request: Any, record: SpeakerRecord) -> Clip:
+        if (sha := record.audio_sha256) is None:
+            # It was replaced by an embedding while its audio was waited for.
+            reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
+            raise SpeakerRequestError(reason)
+        return Clip(
+            ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
+            num_samples=record.num_samples,
+            sample_rate_hz=record.sample_rate_hz,
+            num_clips=1 if record.clip_starts_json is None else record.num_clips,
+        )
+
+    async def _existed(
+        self, clip: Clip, mode: Mode, stored: frozenset[str] | None
+    ) -> bool:
+        """Return when the clip's encodings exist, and whether they did before."""
+        limits = self.tts_cache_family.limits
+        problem = limits.problem(clip.num_samples, clip.sample_rate_hz)
+        if problem is not None:
+            raise InvalidAudioError(problem)
+        need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
+        return await self._service.encodings.ensurer.ensure(need, stored=stored)
+
+    async def _named_by_embedding(self, request: Any, record: SpeakerRecord) -> Any:
+        mode = self._embedding_mode("voice")
+        request.task_type = mode.stand_in.get("task_type", request.task_type)
+        embedding = await self._service.lookups.embedding(record)
+        named = as_clone(request, mode, stored_ref_text=None)
+        named.speaker_embedding = list(embedding)
+        self._check(named)
+        return named
+
+    def _embedding_mode(self, field: str) -> Mode:
+        refuse_embedding(self.tts_cache_family, field)
+        mode = self.tts_cache_family.embedding_mode
+        assert mode is not None
+        return mode
+
+    def _refusal(self, request: Any) -> str | None:
+        """Say why a checkpoint without encoders does not speak as it is asked to."""
+        if self.tts_cache_refusal is None:
+            return None  # the host clones with it, or not
+        named = request.ref_audio, request.speaker_embedding
+        if named != (None, None):
+            return self.tts_cache_refusal
+        if names_speaker(request, self._presets):
+            host: Any = super()
+            return host.validate(request) and self.tts_cache_refusal
+        return None
+
+    def _check(self, seen: Any) -> None:
+        """Validate as the host does a clone.
+
+        Raises: SpeakerRequestError.
+        """
+        host: Any = super()
+        seen.ref_audio = _ELSEWHERE
+        problem = host.validate(seen)
+        seen.ref_audio = None
+        if problem is not None:
+            raise SpeakerRequestError(problem)
+
+
+def _flat(embedding: list[Any]) -> list[float]:
+    """Return an embedding's values, which may be in a list of their own."""
+    rows = (each if isinstance(each, list) else [each] for each in embedding)
+    return [value for row in rows for value in row]
+
+
+class TextCheckingAdapter(CachedAdapter):
+    """Refuses control tokens in what is to be spoken and in its transcript."""
+
+    @abstractmethod
+    def tts_cache_check_text(self, field: str, text: str) -> None:
+        """Refuse text that the model would read as something else.
+
+        Raises: InvalidSpeakerError.
+        """
+
+    async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
+        """Refuse a control token that would end or forge a turn.
+
+        Raises: InvalidSpeakerError.
+        """
+        await self._check_text("input", request.input)
+        if request.ref_text is None:
+            return
+        if has_own_ref_text:
+            await self._check_text("ref_text", request.ref_text)
+        else:
+            await self._check_stored(request.ref_text)
+
+    async def speak(
+        self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """As the host.
+
+        Raises: InvalidSpeakerError.
+        """
+        await self._check_text("input", request.input)
+        return await super().speak(request, sampling_params_list, has_inline_ref_audio)
+
+    async def _check_text(self, field: str, text: str) -> None:
+        if len(text) <= SHORT_CHARS:
+            self.tts_cache_check_text(field, text)
+        else:
+            await self._service.texts.run(self.tts_cache_check_text, field, text)
+
+    async def _check_stored(self, text: str) -> None:
+        """Once for each: registered for another model or by stock, it was not yet."""
+        # Not by the text: it would outlive its voice here.
+        digest = hashlib.sha256(text.encode()).digest()
+        if digest not in self._checked:
+            await self._check_text("ref_text", text)
+        self._checked[digest] = None
+
+    @cached_property
+    def _checked(self) -> LRUCache[bytes, None]:
+        """The digests of stored transcripts that may be spoken."""
+        return LRUCache(_MAX_STORED)

@@ -1,0 +1,276 @@
+"""The catalogue as the host's other parts expect to find it: mappings of plain dicts.
+
+Adapters of families that we do not serve look voices up by these, in the host's way:
+on the event loop, which must not wait for a database behind a network. So the voices
+that a request names are read before, in threads, and `known` while it is worked on.
+
+The host's models that clone without us, or not at all, have their requests unchanged.
+The voices routes only tell of them, and refuse: a voice that no request could ever
+speak with is not stored.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.records import SpeakerRecord
+from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
+from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
+from vllm_tts_cache.speaker.family import clips_problem
+from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+
+# Of MOSS's checkpoints, which one adapter serves, those that speak as a text says.
+_MOSS_WITHOUT_CLIPS = frozenset({"sound_effect", "voice_generator"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostVoice:
+    """What there is to tell the host of a name.
+
+    Attributes:
+        row: As it keeps voices; None if nobody is registered under the name.
+        audio: Samples, ``(num_samples,)`` float32, and their rate in Hz.
+        embedding: What the voice was registered as, if that was no audio.
+        error: Why it cannot be told.
+    """
+
+    row: dict[str, Any] | None = None
+    audio: tuple[Any, int] | None = None
+    embedding: list[float] | None = None
+    error: TTSCacheError | None = None
+
+
+NOBODY = HostVoice()
+_known: ContextVar[Mapping[str, HostVoice]] = ContextVar("host_voices")
+
+
+@contextmanager
+def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
+    """Tell the host this of names, by their folded form, in whatever runs inside."""
+    token = _known.set({**_known.get({}), **voices})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def told_of(name: str) -> HostVoice | None:
+    """What the host is told of the name; None if nobody has read it.
+
+    Raises: StorageError if it could not be read.
+    """
+    voice = _known.get({}).get(fold(name))
+    if voice is not None and voice.row is None and voice.error is not None:
+        raise voice.error
+    return voice
+
+
+def read_voice(store: SpeakerStore, found: Found) -> HostVoice:
+    """Read whatever the host may ask of a voice; for a thread."""
+    row, error, audio = _as_host_dict(found.record, store), None, None
+    try:
+        audio = _audio(store, found)
+    except TTSCacheError as exc:
+        error = exc
+    embedding = _embedding(store, found)
+    return HostVoice(row=row, audio=audio, embedding=embedding, error=error)
+
+
+class HostView(Mapping[str, dict[str, Any]]):
+    """``uploaded_speakers`` of the host, read through on every look-up.
+
+    Args:
+        store: Where voices are.
+        tenant: Tells whose request is worked on.
+    """
+
+    def __init__(self, store: SpeakerStore, tenant: Callable[[], str]):
+        self._store = store
+        self._tenant = tenant
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        if (row := self._row(name)) is None:
+            raise KeyError(name)
+        return row
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._row(name) is not None
+
+    def _row(self, name: str) -> dict[str, Any] | None:
+        if (voice := told_of(name)) is not None:
+            return voice.row
+        found = self._store.find(name, self._tenant())
+        return None if found is None else _as_host_dict(found.record, self._store)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._store.catalogue.iter_names(self._tenant())
+
+    def __len__(self) -> int:
+        # Of all tenants: the host asks while it starts, for a line in its log.
+        return self._store.catalogue.count()
+
+
+class SpeakerNames(Set[str]):
+    """All names a request may use; the host asks per request, so none is listed."""
+
+    def __init__(self, builtin: frozenset[str], registered: Mapping[str, Any]):
+        self._builtin = builtin
+        self._registered = registered
+
+    def __contains__(self, name: object) -> bool:
+        # The host asks for the placeholder before anything, and nobody registers it.
+        is_registered = name != PLACEHOLDER and name in self._registered
+        return name in self._builtin or is_registered
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._builtin
+        yield from (name for name in self._registered if name not in self._builtin)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __or__(self, other: Set[Any]) -> set[Any]:
+        return set(self) | set(other)
+
+
+class NoMemo(dict[str, str]):
+    """The host remembers waveforms by name here; another server may replace it."""
+
+    def __setitem__(self, name: str, url: str) -> None:
+        """Remember nothing."""
+
+
+def load_audio(
+    store: SpeakerStore, name: str, tenant: Callable[[], str]
+) -> tuple[Any, int] | None:
+    """Return a voice's samples, ``(num_samples,)`` float32, and their rate in Hz.
+
+    None if it has no audio, or none that can be read: the host says that it is missing.
+
+    Raises:
+        SpeakerRequestError: It is made of several clips, which these families do not
+            take: joined they would be another clip.
+    """
+    if (voice := told_of(name)) is not None:
+        if voice.error is not None:
+            raise voice.error
+        return voice.audio
+    found = store.find(name, tenant())
+    return None if found is None else _audio(store, found)
+
+
+def _audio(store: SpeakerStore, found: Found) -> tuple[Any, int] | None:
+    if found.record.audio_sha256 is None:
+        return None
+    if (problem := clips_problem(None, found.record.num_clips)) is not None:
+        name = found.record.name
+        raise SpeakerRequestError(f"Voice {name!r} cannot be spoken here: {problem}.")
+    audio = store.read_audio(found.record.audio_sha256)
+    return None if audio is None else (audio.samples, audio.sample_rate_hz)
+
+
+def load_embedding(
+    store: SpeakerStore, name: str, tenant: Callable[[], str]
+) -> list[float] | None:
+    """Return the raw embedding that a voice was registered as; None if it has audio."""
+    if (voice := told_of(name)) is not None:
+        return voice.embedding
+    if (found := store.find(name, tenant())) is None:
+        return None
+    return _embedding(store, found)
+
+
+def _embedding(store: SpeakerStore, found: Found) -> list[float] | None:
+    embedding = store.catalogue.speaker_embedding(found.record)
+    return None if embedding is None else list(embedding)
+
+
+def _as_host_dict(record: SpeakerRecord, store: SpeakerStore) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "consent": record.consent,
+        "created_at": record.generation,
+        "ref_text": record.ref_text,
+        "speaker_description": record.description,
+        "mime_type": record.mime_type,
+        "file_size": record.file_size,
+        "sample_rate": record.sample_rate_hz,
+        "embedding_source": "audio" if record.audio_sha256 else "direct",
+        "embedding_dim": record.embedding_dim,
+        # The host asks whether it is there, and reads it through `load_audio`.
+        "file_path": str(store.directory),
+    }
+
+
+def _always(_adapter: Any) -> bool:
+    return True
+
+
+def _never(_adapter: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherModel:
+    """A model of the host's that no family of ours serves.
+
+    Attributes:
+        title: As people call it.
+        takes_clips: Whether the host speaks with voices that were registered by a
+            clip, from its adapter: some serve several checkpoints.
+        takes_embeddings: Likewise by a raw embedding.
+    """
+
+    title: str
+    takes_clips: Callable[[Any], bool] = _always
+    takes_embeddings: bool = False
+
+    def note(self, adapter: Any) -> str:
+        """Say in a sentence what becomes of reference audio on this model."""
+        if not self.takes_clips(adapter):
+            return (
+                f"{self.title} speaks with no voice that is registered by a clip, so "
+                "none is stored for it."
+            )
+        return (
+            f"{self.title} is not among the models whose reference audio is cached "
+            "here: the host reads a voice's clip anew, so there is nothing to "
+            "precompute."
+        )
+
+
+# By the host's names of their adapters. A model of the host's that is neither here nor
+# a family is taken for one that can all of it: see `of_model`.
+OTHER_MODELS: Mapping[str, OtherModel] = {
+    "audex": OtherModel(title="Audex", takes_clips=_never),
+    "audex_tta": OtherModel(title="Audex TTA", takes_clips=_never),
+    "covo_audio": OtherModel(title="Covo-Audio", takes_clips=_never),
+    "gepard": OtherModel(title="Gepard", takes_clips=_never),
+    "glm_tts": OtherModel(title="GLM-TTS"),
+    "indextts2": OtherModel(title="IndexTTS 2"),
+    "indextts2_5": OtherModel(title="IndexTTS 2.5"),
+    # Its embeddings come with a request, and never from a registered voice.
+    "ming_flash_omni_tts": OtherModel(title="Ming-flash-omni TTS", takes_clips=_never),
+    "ming_tts": OtherModel(title="Ming TTS", takes_embeddings=True),
+    "minimax_music3": OtherModel(title="MiniMax Music 3", takes_clips=_never),
+    "moss_tts": OtherModel(
+        title="MOSS-TTS",
+        takes_clips=lambda adapter: adapter._moss_variant not in _MOSS_WITHOUT_CLIPS,
+    ),
+    "moss_tts_nano": OtherModel(title="MOSS-TTS-Nano"),
+    "step_audio2": OtherModel(title="Step-Audio2", takes_clips=_never),
+}
+_UNKNOWN = OtherModel(title="This model", takes_embeddings=True)
+
+
+def of_model(adapter_name: str | None) -> OtherModel:
+    """Return what is known of the model whose adapter the host calls so."""
+    return OTHER_MODELS.get(adapter_name or "", _UNKNOWN)
+
+
+def without_voices(title: str) -> OtherModel:
+    """Return what there is to say of a model that no registered voice can speak on."""
+    return OtherModel(title=title, takes_clips=_never)

@@ -1,0 +1,188 @@
+"""What the host's own routes may do beside ours.
+
+vLLM-Omni serves everything that it has for every model: routes that complete, chat, put
+the engine to sleep or make pictures. None of them knows tenants, and its chat hands on
+to the talker what a client says under ``additional_information``, where a talker looks
+for what its adapter has built. ``/health`` is well only where voices can be cloned as
+well.
+"""
+
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from vllm_tts_cache.entrypoints.serving.request_speaker import check_sampling
+from vllm_tts_cache.entrypoints.serving.serving import (
+    CachedServingSpeech,
+    KnowsItsModel,
+)
+from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.tenants import is_speaking
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+Serve = Callable[..., Coroutine[Any, Any, Any]]
+
+# Beside ours, where there are tenants: what says how the server is, and the WebSocket,
+# which asks for a tenant's key. docs/tenants.md has the list.
+OPEN_PATHS = frozenset(
+    {
+        "/docs",
+        "/docs/oauth2-redirect",
+        "/load",
+        "/metrics",
+        "/openapi.json",
+        "/ping",
+        "/redoc",
+        "/v1/audio/speech/stream",
+        "/v1/models",
+        "/version",
+    }
+)
+
+INFORMATION = "additional_information"
+# What the host's chat makes of fields of its own.
+_CHATS_OWN = frozenset({"instruction", "language", "speaker"})
+
+
+# It names files and shared memory; a longer one, or a path, leaves a request waiting.
+_REQUEST_ID = re.compile(r"[^/\0]{1,200}")
+
+router = APIRouter()
+
+
+class ForeignRequestError(ValueError):
+    """A route of the host asks for what only an adapter may (400, as it maps it)."""
+
+
+def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
+    """The host's ``serve_http``, of an application whose host's routes are harmless.
+
+    Args:
+        serve_http: Serves an application until it ends.
+        has_tenants: Whether routes that know no tenants are taken off.
+    """
+
+    async def serve(app: Any, *args: Any, **options: Any) -> Any:
+        if has_tenants:
+            close_host_routes(app.router)
+        speech = app.state.openai_serving_speech
+        if isinstance(speech, KnowsItsModel) and speech.cached_adapter is not None:
+            believe_adapters_alone(app.state.engine_client)
+        return await serve_http(app, *args, **options)
+
+    return serve
+
+
+def close_host_routes(router: Any) -> None:
+    """Leave our routes and `OPEN_PATHS`; what else the host has, or will have, is 404.
+
+    Args:
+        router: Of the whole application.
+    """
+    left = [route for route in router.routes if _is_open(route)]
+    num_closed = len(router.routes) - len(left)
+    router.routes[:] = left
+    message = "With tenants, %d routes of vLLM-Omni that know none answer 404."
+    logger.info(message, num_closed)
+
+
+def _is_open(route: Any) -> bool:
+    endpoint = getattr(route, "endpoint", None)
+    is_ours = getattr(endpoint, "__module__", "").startswith("vllm_tts_cache.")
+    return is_ours or getattr(route, "path", None) in OPEN_PATHS
+
+
+def believe_adapters_alone(engine: Any) -> None:
+    """Have an engine client refuse what a client told a talker past its adapter.
+
+    Args:
+        engine: The API process's own; what it has under ``generate`` is replaced.
+    """
+    host = engine.generate
+
+    def generate(
+        prompt: Any, sampling_params: Any = None, request_id: str = "", **named: Any
+    ) -> Any:
+        if not is_speaking():
+            if not _REQUEST_ID.fullmatch(request_id or "none"):
+                raise ForeignRequestError("request_id: it is too long, or has a /.")
+            for params in [sampling_params, *(named.get("sampling_params_list") or ())]:
+                _check_params(params)
+            if isinstance(prompt, AsyncGenerator):
+                prompt = _checked_stream(prompt)
+            for each in prompt if isinstance(prompt, list) else [prompt]:
+                _check_prompt(each)
+        return host(prompt, sampling_params, request_id, **named)
+
+    engine.generate = generate
+
+
+async def _checked_stream(
+    inputs: AsyncGenerator[Any, None],
+) -> AsyncGenerator[Any, None]:
+    async for each in inputs:
+        _check_prompt(each.prompt)
+        yield each
+
+
+def _check_params(params: Any) -> None:
+    """Raises: ForeignRequestError."""
+    extra_args = getattr(params, "extra_args", None)
+    if isinstance(extra_args, Mapping):
+        try:
+            check_sampling(extra_args)
+        except InvalidSpeakerError as exc:
+            raise ForeignRequestError(f"vllm_xargs: {exc.reason}") from exc
+
+
+def _check_prompt(prompt: Any) -> None:
+    """Raises: ForeignRequestError."""
+    information = prompt.get(INFORMATION) if isinstance(prompt, dict) else None
+    if not isinstance(information, Mapping):
+        return
+    foreign = [
+        str(name)
+        for name, value in information.items()
+        if name not in _CHATS_OWN or not _is_text(value)
+    ]
+    if foreign:
+        raise ForeignRequestError(
+            f"{INFORMATION}: {', '.join(sorted(foreign))[:200]} cannot be set by a "
+            "request. Send the text and the voice to POST /v1/audio/speech."
+        )
+
+
+def _is_text(value: object) -> bool:
+    texts = value if isinstance(value, list) else [value]
+    return all(isinstance(text, str) for text in texts)
+
+
+@router.get("/health", include_in_schema=False)
+async def health(raw_request: Request) -> Any:
+    """As the host's; 503 with a reason until the workers' encoders are known.
+
+    Also where they never will be, as they have another store than this process has: no
+    traffic is for a server like that.
+    """
+    from vllm_omni.entrypoints.openai import api_server
+
+    answer = await api_server.health(raw_request)
+    handler = getattr(raw_request.app.state, "openai_serving_speech", None)
+    if answer.status_code != HTTPStatus.OK or not _lacks_encoders(handler):
+        return answer
+    reason = "the workers have not said yet how they encode voices; see the log"
+    content = {"status": "unhealthy", "reason": reason}
+    return JSONResponse(content, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _lacks_encoders(handler: object) -> bool:
+    return (
+        isinstance(handler, CachedServingSpeech)
+        and not handler.speakers.encodings.knows_encoders
+    )

@@ -1,0 +1,271 @@
+"""Which speaker a speech request names, which way it clones, and what came of it.
+
+What it says of sampling the host hands to the engine as it is, where it is read in a
+step that everybody shares: a word in the place of a number would end the engine.
+"""
+
+import dataclasses
+import math
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+
+from vllm_tts_cache.entrypoints.http.limits import check_scheme
+from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
+from vllm_tts_cache.speaker.family import (
+    CLONE_MODE,
+    CloneFacts,
+    Family,
+    Mode,
+    Transcript,
+)
+
+# What OpenAI clients send where the host wants no voice at all.
+PLACEHOLDER = "default"
+_VOICE_FIELDS = ("voice", "speaker")  # the host's second name for it
+# The host takes the placeholder away from some requests, and it is not seen here.
+MISSING_VOICE = (
+    "Invalid voice: the request names none ('default' and '' are none), and this model "
+    "has no voice of its own. Send the name of a registered one (GET /v1/audio/voices "
+    "lists them, POST /v1/audio/voices registers one from name, consent and "
+    "audio_sample), or a clip as ref_audio."
+)
+
+CacheOutcome = Literal["hit", "miss", "none"]
+
+CACHE_HEADER = "X-Speaker-Cache"
+
+_EXTRA_PARAMS = "extra_params"
+
+
+def unset_what_is_ignored(request: Any, presets: Container[str]) -> None:
+    """Take the voice away from a request that does not mean it.
+
+    A raw embedding is the speaker, whatever else is named; and the placeholder is
+    nobody, unless the checkpoint has a speaker of that name.
+    """
+    if request.speaker_embedding is not None:
+        request.voice = request.ref_audio = None
+    elif (
+        request.voice is not None
+        and PLACEHOLDER not in presets
+        and request.voice.strip().lower() == PLACEHOLDER
+    ):
+        request.voice = None
+
+
+def with_plain_voice(given: Any) -> Any:
+    """Return a request's JSON object with the id alone in place of ``{"id": id}``.
+
+    The host takes a voice like that, as OpenAI's client sends it, at one of its routes.
+
+    Raises: ValueError if it is an object without an id.
+    """
+    if not isinstance(given, dict):
+        return given
+    objects = {name: given[name] for name in _VOICE_FIELDS if _is_object(given, name)}
+    for name, voice in objects.items():
+        if not isinstance(voice.get("id"), str):
+            raise ValueError(f"{name} must be a name, an id, or an object with an 'id'")
+    return {**given, **{name: voice["id"] for name, voice in objects.items()}}
+
+
+def _is_object(given: dict[str, Any], name: str) -> bool:
+    return isinstance(given.get(name), dict)
+
+
+def names_speaker(request: Any, presets: Container[str]) -> bool:
+    """Tell whether reference audio or a registered voice is to speak."""
+    if request.ref_audio is not None:
+        return True
+    return request.voice is not None and request.voice.strip().lower() not in presets
+
+
+def names_nobody(request: Any) -> bool:
+    """Tell whether a request has no voice, no reference audio and no embedding.
+
+    Of one whose placeholder is unset.
+    """
+    given = request.ref_audio, request.speaker_embedding
+    return given == (None, None) and not (request.voice or "").strip()
+
+
+def single_url(ref_audio: Any) -> str:
+    """Return the one URL of a request's ``ref_audio``.
+
+    Raises: InvalidAudioError if there is not exactly one, InvalidSpeakerError if it is
+        none.
+    """
+    urls = ref_audio if isinstance(ref_audio, list) else [ref_audio]
+    if len(urls) != 1 or not isinstance(urls[0], str):
+        raise InvalidAudioError("give one URL (http, https, file or data)")
+    check_scheme("ref_audio", urls[0])
+    return urls[0]
+
+
+def clone_facts(
+    request: Any, *, stored_ref_text: str | None, is_inline: bool
+) -> CloneFacts:
+    """Return what decides the mode of a request."""
+    return CloneFacts(
+        given_transcript=bool((request.ref_text or "").strip()),
+        stored_transcript=bool((stored_ref_text or "").strip()),
+        is_inline=is_inline,
+        named=(request.extra_params or {}).get(CLONE_MODE),
+        x_vector_only=request.x_vector_only_mode,
+    )
+
+
+def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
+    """Return a copy that names no speaker, as the host's adapters take a clone."""
+    uses_transcript = mode.transcript is not Transcript.UNUSED
+    changed = {
+        "voice": None,
+        "ref_audio": None,
+        "ref_text": _ref_text(request, stored_ref_text) if uses_transcript else None,
+        "extra_params": request.extra_params and _without_mode(request.extra_params),
+        **mode.stand_in,
+    }
+    return request.model_copy(update=changed)
+
+
+def without_speaker(request: Any) -> Any:
+    """Return a copy that names no speaker and no mode, whatever it is spoken with."""
+    changed = {
+        "voice": None,
+        "ref_audio": None,
+        "ref_text": None,
+        "extra_params": _without_mode(request.extra_params),
+    }
+    return request.model_copy(update=changed)
+
+
+def speak_by_embedding(request: Any, mode: Mode) -> None:
+    """Say of a request with a raw embedding what it left out, as the host infers it."""
+    for field, value in mode.stand_in.items():
+        if getattr(request, field) is None:
+            setattr(request, field, value)
+
+
+def refuse_embedding(family: Family, field: str) -> None:
+    """Refuse a raw speaker embedding where the family cannot speak with one.
+
+    Raises: InvalidSpeakerError.
+    """
+    if family.embedding_mode is None:
+        reason = (
+            f"{family.title} clones from reference audio, not from an embedding; "
+            "register the voice with audio_sample and ref_text"
+        )
+        raise InvalidSpeakerError(field, reason)
+
+
+def _ref_text(request: Any, stored: str | None) -> str | None:
+    given = request.ref_text or ""
+    return (given if given.strip() else stored) or None
+
+
+def _without_mode(extra_params: dict[str, Any] | None) -> dict[str, Any] | None:
+    rest = {k: v for k, v in (extra_params or {}).items() if k != CLONE_MODE}
+    return rest or None
+
+
+@dataclass(slots=True, eq=False)
+class Outcomes:
+    """What the speakers of one HTTP request (a batch has several) found.
+
+    Attributes:
+        error: Why the last of them failed, before the host rewords it.
+    """
+
+    seen: list[CacheOutcome] = dataclasses.field(default_factory=list)
+    error: Exception | None = None
+
+    def header(self) -> str:
+        """``miss`` if any was encoded, ``hit`` if all were there, else ``none``."""
+        return min(self.seen, key=["miss", "hit", "none"].index, default="none")
+
+
+# A context variable, because the host's serving class calls through several layers
+# between our two ends, and runs several requests of a batch beside each other.
+_outcomes: ContextVar[Outcomes | None] = ContextVar("speaker_outcomes", default=None)
+
+
+@contextmanager
+def observe_outcomes() -> Iterator[Outcomes]:
+    """Collect the outcomes of what runs inside."""
+    outcomes = Outcomes()
+    token = _outcomes.set(outcomes)
+    try:
+        yield outcomes
+    finally:
+        _outcomes.reset(token)
+
+
+def report(outcome: CacheOutcome) -> None:
+    """Tell whoever observes."""
+    if (outcomes := _outcomes.get()) is not None:
+        outcomes.seen.append(outcome)
+
+
+def report_error(error: Exception) -> bool:
+    """Tell whoever observes why the request failed; False if nobody does."""
+    if (outcomes := _outcomes.get()) is None:
+        return False
+    outcomes.error = error
+    return True
+
+
+class _Numbers(msgspec.Struct, omit_defaults=True):
+    """Those that the host's workers read, of whatever model."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    tts_local_seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    cfg_alpha: float | None = None
+
+
+# The scheduler reads these of every request, and they are for its connectors to say.
+_OF_CONNECTORS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params")
+
+
+def check_sampling(extra_params: Mapping[str, Any] | None) -> None:
+    """Refuse what the engine would not survive.
+
+    Args:
+        extra_params: Of a speech request; or what another route of the host has put
+            under ``extra_args``, where the engine finds both.
+
+    Raises: InvalidSpeakerError.
+    """
+    if not extra_params:
+        return
+    for name in _OF_CONNECTORS:
+        if extra_params.get(name):
+            raise InvalidSpeakerError(
+                f"{_EXTRA_PARAMS}.{name}", "it is not for requests"
+            )
+    try:
+        given = msgspec.to_builtins(msgspec.convert(extra_params, _Numbers))
+        for name, value in given.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} is not finite")
+        # All of it goes to the engine, and some is too large for the message there.
+        SamplingParams(
+            extra_args=dict(extra_params),
+            **{
+                k: v for k, v in given.items() if k in ("temperature", "top_p", "top_k")
+            },
+        )
+    except (ValueError, VLLMValidationError) as exc:
+        raise InvalidSpeakerError(
+            _EXTRA_PARAMS, f"{exc}; correct it, or leave it out"
+        ) from exc

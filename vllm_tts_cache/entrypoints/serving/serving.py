@@ -1,0 +1,489 @@
+"""The host's speech serving class with its speaker side replaced, and its model's."""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from vllm.exceptions import VLLMClientError
+from vllm.multimodal.media import MediaConnector
+from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
+from vllm_omni.errors import OmniClientError
+
+from vllm_tts_cache.catalogue.names import fold
+from vllm_tts_cache.catalogue.records import SpeakerChanges
+from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints.http.callers import KnowsTenants
+from vllm_tts_cache.entrypoints.http.routing import bounded_error_response, status_of
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers
+from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
+from vllm_tts_cache.entrypoints.serving.diffusion import (
+    DiffusionAdapter,
+    other_model_of,
+)
+from vllm_tts_cache.entrypoints.serving.host_speakers import (
+    NOBODY,
+    HostView,
+    HostVoice,
+    NoMemo,
+    OtherModel,
+    SpeakerNames,
+    of_model,
+)
+from vllm_tts_cache.entrypoints.serving.request_speaker import (
+    check_sampling,
+    refuse_embedding,
+    report_error,
+    without_speaker,
+)
+from vllm_tts_cache.entrypoints.speakers.served_model import (
+    CannotCloneError,
+    ServedModel,
+)
+from vllm_tts_cache.entrypoints.speakers.service import open_service
+from vllm_tts_cache.errors import (
+    EncodeError,
+    InvalidSpeakerError,
+    SpeakerRequestError,
+    StorageError,
+    TTSCacheError,
+)
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.reference import SpeakerRef
+from vllm_tts_cache.tenants import TenantKeys, speaking_tenant
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+# Where a voice is replaced again and again, each new prompt may be lost as well.
+MAX_SUBMITS = 3
+
+T = TypeVar("T")
+Prepared = tuple[str, Any, dict[str, Any]]
+
+
+class KnowsItsModel(OmniOpenAIServingSpeech):
+    """The host's, which tells our routes and adapters of the model that it serves."""
+
+    _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
+    _diffusion_adapter: DiffusionAdapter | None = None
+
+    @property
+    def builtin_names(self) -> frozenset[str]:
+        """Speakers that come with the checkpoint."""
+        if (adapter := getattr(self, "_adapter", None)) is None:
+            return frozenset()
+        known = adapter.capabilities
+        return frozenset(known.supported_speakers) | frozenset(
+            known.precomputed_speakers
+        )
+
+    @property
+    def served_family(self) -> Family | None:
+        """The family of the model that is served; None if it clones not through us."""
+        adapter = self.cached_adapter
+        if adapter is None or not adapter.tts_cache_clones:
+            return None
+        return adapter.tts_cache_family
+
+    @property
+    def needs_voice(self) -> bool:
+        """Whether the checkpoint speaks with no voices but those that it clones."""
+        adapter = self.cached_adapter
+        if adapter is None or not adapter.tts_cache_clones:
+            return False
+        return adapter.tts_cache_needs_voice
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the checkpoint clones no voices, in one text for all who ask."""
+        adapter = self.cached_adapter
+        return None if adapter is None else adapter.tts_cache_refusal
+
+    @property
+    def other_model(self) -> OtherModel:
+        """What there is to say of a model that is of no family of ours."""
+        if self._diffusion_mode:  # the host calls each of them OmniVoice
+            return other_model_of(self._diffusion_engine)
+        return of_model(self._tts_model_type)
+
+    @property
+    def note(self) -> str | None:
+        """What becomes of references on such a model; None on one of ours."""
+        if self.served_family is not None or self.refusal is not None:
+            return None
+        return self.other_model.note(self._get_tts_adapter())
+
+    @property
+    def cached_adapter(self) -> CachedAdapter | None:
+        """Ours, of a model that is of a family of ours."""
+        if self._diffusion_mode:
+            return self._diffusion_adapter
+        adapter = self._get_tts_adapter()
+        return adapter if isinstance(adapter, CachedAdapter) else None
+
+    @property
+    def media_connector(self) -> MediaConnector:
+        """The host's, which knows what may be fetched."""
+        if self._media_connector is None:
+            self._media_connector = MediaConnector(
+                allowed_local_media_path=self.model_config.allowed_local_media_path,
+                allowed_media_domains=self.model_config.allowed_media_domains,
+            )
+        return self._media_connector
+
+    def check_new(self, name: str, ref_text: str | None) -> None:
+        """Refuse a voice that nobody could speak with, and a name that is taken.
+
+        Raises: InvalidSpeakerError, CannotCloneError.
+        """
+        if self.refusal is not None:
+            raise CannotCloneError(self.refusal)
+        if self.note is not None and not self._takes_voices:
+            raise CannotCloneError(self.note)
+        self._check_name(name)
+        self._check_ref_text(ref_text)
+
+    def check_changes(self, changes: SpeakerChanges) -> None:
+        """Refuse a new name that is taken, and a transcript that cannot be used.
+
+        Raises: InvalidSpeakerError.
+        """
+        if "name" in changes.given:
+            self._check_name(changes.given["name"])
+        self._check_ref_text(changes.given.get("ref_text"))
+
+    def _check_name(self, name: str) -> None:
+        if fold(name) in {fold(builtin) for builtin in self.builtin_names}:
+            reason = f"{name!r} is a built-in voice of this model; choose another"
+            raise InvalidSpeakerError("name", reason)
+
+    def _check_ref_text(self, ref_text: str | None) -> None:
+        adapter = self.cached_adapter
+        if adapter is not None and ref_text is not None:
+            adapter.tts_cache_check_text("ref_text", ref_text)
+
+    def check_embedding(self, embedding: tuple[float, ...]) -> None:
+        """Refuse a raw embedding that the model cannot speak with.
+
+        Raises: InvalidSpeakerError.
+        """
+        field = "speaker_embedding"
+        if (family := self.served_family) is not None:
+            refuse_embedding(family, field)
+        elif not self.other_model.takes_embeddings:
+            reason = (
+                f"{self.other_model.title} takes reference audio, not an embedding; "
+                "register the voice with audio_sample"
+            )
+            raise InvalidSpeakerError(field, reason)
+        if (adapter := self._get_tts_adapter()) is not None:
+            problem = adapter.validate_tts_embedding_dim(len(embedding))
+            if problem is not None:
+                raise InvalidSpeakerError(field, problem)
+
+    @property
+    def _takes_voices(self) -> bool:
+        other = self.other_model
+        return other.takes_embeddings or other.takes_clips(self._get_tts_adapter())
+
+
+class RefusedRequestError(ValueError):
+    """What the host logs in one line; the route answers the error behind it."""
+
+
+class CachedServingSpeech(KnowsTenants, KnowsItsModel):
+    """Speech requests whose speakers come from the catalogue, by content address."""
+
+    _is_started = False
+    create_error_response = staticmethod(bounded_error_response)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._start()
+
+    @classmethod
+    def for_diffusion(cls, *args: Any, **kwargs: Any) -> "CachedServingSpeech":
+        """As the host, which leaves `__init__` out for a diffusion model."""
+        speech: Any = super().for_diffusion(*args, **kwargs)
+        engine = speech._diffusion_engine
+        speech._diffusion_adapter = diffusion.adapter_of(speech, engine)
+        speech._diffusion_engine = diffusion.PromptingEngine(engine)
+        speech._start()
+        return speech
+
+    def _start(self) -> None:
+        self._is_started = True
+        self.media_connector.connection = self.speakers.connection
+        if (adapter := self.cached_adapter) is not None:
+            process_metrics().begin_family(adapter.tts_cache_family.name)
+        if self.served_family is not None or self.refusal is not None:
+            # Registered voices are found where the prompt is built: the host, which
+            # asks before that for each request, need know no more than the presets.
+            self._get_available_speakers = self.builtin_names.copy
+
+    # -------- what the host asks of its speaker storage
+
+    def _restore_uploaded_speakers(self) -> None:
+        """Open the storage; stock opens every stored file here."""
+        is_diffusion = self._diffusion_mode
+        engine: Any = self._diffusion_engine if is_diffusion else self.engine_client
+        self.speakers = open_service(
+            load_settings(),
+            engine,
+            ServedModel(
+                family=lambda: self.served_family,
+                refusal=lambda: self.refusal,
+                note=lambda: self.other_model.note(self._get_tts_adapter()),
+            ),
+            speech=self,
+        )
+        self.speakers.start()
+        view = HostView(self.speakers.store, self._tenant_name)
+        self.uploaded_speakers = view  # type: ignore[assignment]
+        self._ref_audio_data_url_cache = NoMemo()
+
+    def _get_available_speakers(self) -> Any:
+        # The host lists all of them once, while it starts, for a line in its log.
+        registered = self.uploaded_speakers if self._is_started else {}
+        return SpeakerNames(self.builtin_names, registered)
+
+    def _drop_shadowing_uploads(self) -> None:
+        """Nothing to delete: a built-in name is looked up before a registered one."""
+
+    def _load_uploaded_audio(self, voice_name: str) -> tuple[Any, int] | None:
+        """Read a voice's audio in our form, for families that we do not serve."""
+        try:
+            return host_speakers.load_audio(
+                self.speakers.store, voice_name, self._tenant_name
+            )
+        except StorageError as exc:
+            throttled.warn_of("reading a voice", "Reading a voice: %s", exc.log_text)
+            return None
+
+    def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
+        """Read a voice's raw embedding, for families that we do not serve."""
+        return host_speakers.load_embedding(
+            self.speakers.store, voice_name, self._tenant_name
+        )
+
+    def _tenant_name(self) -> str:
+        return speaking_tenant(self.tenants).name
+
+    def shutdown(self) -> None:
+        """Close what the process holds; stock would go through all names."""
+        self.uploaded_speakers = {}
+        super().shutdown()
+        self.speakers.shutdown()
+
+    @property
+    def tenants(self) -> TenantKeys:
+        """Whose API keys are whose."""
+        return self.speakers.tenants
+
+    # -------- requests
+
+    async def create_speech_batch(self, batch_request: Any) -> Any:
+        """As the host, which asks for the voices of all items before any is spoken."""
+        if self._diffusion_mode:  # which has no batches
+            return await super().create_speech_batch(batch_request)
+        named = [batch_request, *batch_request.items[: self._batch_max_items]]
+        with host_speakers.known(await self._read_for_host(*named)):
+            return await super().create_speech_batch(batch_request)
+
+    async def _read_for_host(self, *requests: Any) -> dict[str, HostVoice]:
+        """Read the voices that requests name, by their folded names.
+
+        The host asks for them on the event loop; of a model of ours it may ask for
+        presets alone.
+        """
+        names = {fold(r.voice): r.voice for r in requests if r.voice is not None}
+        if self.served_family is not None:
+            return dict.fromkeys(names, NOBODY)
+        return {key: await self._read_voice(name) for key, name in names.items()}
+
+    async def _read_voice(self, name: str) -> HostVoice:
+        try:
+            if (known := host_speakers.told_of(name)) is not None:  # of a batch
+                return known
+            tenant = speaking_tenant(self.tenants)
+            if (found := await self.speakers.lookups.find(tenant, name)) is None:
+                return NOBODY
+            read = host_speakers.read_voice
+            return await self.speakers.lookups.reads.run(
+                read, self.speakers.store, found
+            )
+        except TTSCacheError as exc:
+            return HostVoice(error=exc)
+
+    async def _prepare_speech_generation(
+        self,
+        request: Any,
+        request_id: str | None = None,
+        has_inline_ref_audio: bool | None = None,
+        arrival_time: float | None = None,
+    ) -> Prepared:
+        """As the host; a request whose prompt is lost in the engine goes there again.
+
+        Raises: RefusedRequestError where a route of ours listens; else TTSCacheError.
+        """
+        self.speakers.kv_warming.stop()
+        # The same id for both: it is how the client's request is aborted.
+        prepare = functools.partial(
+            super()._prepare_speech_generation,
+            request,
+            has_inline_ref_audio=has_inline_ref_audio,
+            arrival_time=arrival_time,
+        )
+        try:
+            check_sampling(request.extra_params)
+        except InvalidSpeakerError as exc:
+            raise _as_told(exc) from exc
+        with host_speakers.known(await self._read_for_host(request)):
+            prepared = await _told(prepare(request_id=request_id))
+        request_id, outputs, params = prepared
+        outputs = _refusing(outputs)
+        if (ref := SpeakerRef.from_info(params)) is None:
+            return request_id, outputs, params
+        self.speakers.kv_warming.delete(ref.audio_sha256)
+
+        async def again() -> AsyncIterator[Any]:
+            nonlocal ref
+            self._doubt(ref)
+            _, outputs, params = await _told(prepare(request_id=request_id))
+            ref = SpeakerRef.from_info(params)  # another one, if it was replaced
+            # The host took this before the first output, and will not again.
+            self._speech_output_policies.pop(request_id, None)
+            return _refusing(outputs)
+
+        begun = self._until_begun(
+            request_id, outputs, again, lambda: self._check_stays(request, ref)
+        )
+        return request_id, begun, params
+
+    async def _create_diffusion_speech(self, request: Any) -> Any:
+        """As the host, with a speaker that the prompt names by content address."""
+        host = super()._create_diffusion_speech
+        if (adapter := self._diffusion_adapter) is None:
+            with host_speakers.known(await self._read_for_host(request)):
+                return await host(request)
+        build = functools.partial(
+            adapter.build, request, [], request.ref_audio is not None
+        )
+        try:
+            if (problem := adapter.validate(request)) is not None:
+                raise SpeakerRequestError(problem)
+            named = (await build()).prompt
+        except asyncio.CancelledError:  # as the host: its route counts what it answers
+            return self._diffusion_error_response("Client disconnected")
+        except TTSCacheError as exc:
+            report_error(exc)
+            return self._diffusion_error_response(str(exc), status_of(exc))
+        if (ref := SpeakerRef.from_info(named)) is None:
+            return await host(request)
+
+        def speak(request_id: str, submit: diffusion.Submit) -> AsyncIterator[Any]:
+            async def again() -> AsyncIterator[Any]:
+                nonlocal ref
+                self._doubt(ref)
+                prompt = (await _told(build())).prompt
+                ref = SpeakerRef.from_info(prompt)  # another one, if it was replaced
+                return submit(prompt)
+
+            return self._until_begun(
+                request_id,
+                submit(named),
+                again,
+                lambda: self._check_stays(request, ref),
+            )
+
+        with diffusion.spoken_by(speak):
+            return await host(without_speaker(request))
+
+    def _doubt(self, ref: SpeakerRef | None) -> None:
+        if ref is not None:
+            self.speakers.encodings.ensurer.doubt(ref.audio_sha256)
+
+    async def _check_stays(self, request: Any, ref: SpeakerRef | None) -> None:
+        """See that the voice of a request is the one that it was last submitted with.
+
+        Raises: SpeakerNotFoundError, SpeakerReplacedError, StorageError.
+        """
+        if ref is not None and request.ref_audio is None:
+            tenant, sha = speaking_tenant(self.tenants), ref.audio_sha256
+            await self.speakers.lookups.check_stays(tenant, request.voice, sha)
+
+    async def _until_begun(
+        self,
+        request_id: str,
+        outputs: AsyncIterator[Any],
+        again: Callable[[], Awaitable[AsyncIterator[Any]]],
+        stays: Callable[[], Awaitable[None]],
+    ) -> AsyncIterator[Any]:
+        """Pass outputs on; without any, for want of the prompt, submit anew."""
+        for num_left in reversed(range(MAX_SUBMITS)):
+            has_begun = False
+            # A prefill may have begun while this one's speaker was encoded.
+            self.speakers.kv_warming.stop()
+            # The first step hands the request to the engine, some milliseconds of the
+            # host's on the event loop, right after as many to prepare it: others go
+            # first, and that prefill's end.
+            await asyncio.sleep(0)
+            try:
+                async for output in outputs:
+                    has_begun = True
+                    yield output
+                return
+            # The last is a diffusion model's that computes a step at a time.
+            except (EngineGenerateError, RuntimeError, OmniClientError) as exc:
+                cause = None
+                if not has_begun:
+                    cause = await self.speakers.encodings.ensurer.cause_of_failure(
+                        request_id
+                    )
+                if cause is None:
+                    raise
+                if num_left == 0:
+                    await _told(stays())
+                    reason = f"The speaker prompt could not be had: {cause}"
+                    raise _as_told(EncodeError(reason)) from exc
+            finally:
+                if (close := getattr(outputs, "aclose", None)) is not None:
+                    await close()
+            outputs = await again()
+
+
+async def _refusing(outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Pass outputs on; what the engine will not begin is the request's mistake.
+
+    A text longer than the model's context, say, which only the engine client counts.
+
+    Raises: RefusedRequestError where a route of ours listens; else SpeakerRequestError.
+    """
+    has_begun = False
+    try:
+        async for output in outputs:
+            has_begun = True
+            yield output
+    except (ValueError, VLLMClientError) as exc:
+        if has_begun or isinstance(exc, OmniClientError):
+            raise
+        raise _as_told(InvalidSpeakerError("request", str(exc))) from exc
+    finally:
+        if (close := getattr(outputs, "aclose", None)) is not None:
+            await close()
+
+
+async def _told(prepared: Awaitable[T]) -> T:
+    try:
+        return await prepared
+    except TTSCacheError as exc:
+        raise _as_told(exc) from exc
+
+
+def _as_told(error: TTSCacheError) -> Exception:
+    """Tell the route what is wrong, and the host no more than one line of its log."""
+    return RefusedRequestError(str(error)) if report_error(error) else error

@@ -1,0 +1,259 @@
+"""The host's speech WebSocket: what is done for a client ends when it leaves."""
+
+import asyncio
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import ValidationError
+from vllm_omni.entrypoints.openai.protocol.audio import StreamingSpeechSessionConfig
+from vllm_omni.entrypoints.openai.serving_speech_stream import (
+    OmniStreamingSpeechHandler,
+)
+
+from vllm_tts_cache.entrypoints.http.callers import caller_of, tenant_of
+from vllm_tts_cache.entrypoints.http.limits import MAX_INPUT_CHARS, check_speech
+from vllm_tts_cache.entrypoints.http.routing import json_response
+from vllm_tts_cache.entrypoints.http.validation import (
+    Pieces,
+    invalid_request,
+    refuse_halves,
+)
+from vllm_tts_cache.entrypoints.serving.request_speaker import with_plain_voice
+from vllm_tts_cache.errors import SpeakerRequestError
+from vllm_tts_cache.tenants import Tenant, speaking_for
+
+Message = MutableMapping[str, Any]
+
+# A session's configuration may bring a clip, for which the host takes 4 MiB.
+AHEAD_MAX_BYTES = 8 * 1024 * 1024
+# Of a sentence that does not end; clients that send what a model writes send words.
+_MAX_MESSAGES = 2048
+_TOO_BIG = 1009
+_DENIED = 1008
+_GONE = 1006
+
+
+class CachedStreamingSpeech(OmniStreamingSpeechHandler):
+    """Sessions as the host's, which listen to their client all the time.
+
+    The host listens between utterances only: while a reference is fetched or encoded
+    it would not see that nobody waits for it any more.
+    """
+
+    async def handle_session(self, websocket: WebSocket) -> None:
+        """Serve one connection until it is closed, by whomever."""
+        try:
+            tenant = tenant_of(caller_of(websocket))
+        except SpeakerRequestError as exc:
+            await _deny(websocket, exc)
+        else:
+            await self._serve(websocket, tenant)
+
+    async def _serve(self, websocket: WebSocket, tenant: Tenant) -> None:
+        ahead = _ReadAhead(websocket)
+        seen = _Session(websocket.scope, ahead.receive, ahead.send)
+        with speaking_for(tenant):  # which the task keeps
+            session = asyncio.create_task(super().handle_session(seen))
+        reading = asyncio.create_task(ahead.read())
+        tasks = {session, reading}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if ahead.is_too_much:
+            await self._send_error(websocket, "Too much was sent ahead of the speech")
+            with suppress(Exception):  # it may have left
+                await websocket.close(_TOO_BIG)
+        if not session.cancelled():
+            session.result()
+
+    async def _parse_message(
+        self, websocket: WebSocket, raw: str
+    ) -> dict[str, Any] | None:
+        """As the host; what only Python's parser refuses is no JSON either.
+
+        Raises: WebSocketDisconnect of who says more than one utterance may have.
+        """
+        try:
+            message = await super()._parse_message(websocket, raw)
+        except (RecursionError, ValueError):
+            await self._send_error(websocket, "Invalid JSON message")
+            return None
+        if message is None:
+            return None
+        message = _of(websocket).whole(message)
+        if not _of(websocket).takes(message):
+            told = f"An utterance has {MAX_INPUT_CHARS:,} characters at most"
+            await self._send_error(websocket, told)
+            await websocket.close(_TOO_BIG)
+            raise WebSocketDisconnect(_TOO_BIG)
+        return message
+
+    async def _build_config(self, websocket: WebSocket, msg: dict[str, Any]) -> Any:
+        """As the host; the voice may be an object with an id."""
+        try:
+            refuse_halves(msg)
+            check_speech(msg)
+            plain = with_plain_voice(msg)
+            _check_fields(plain)
+            config = await super()._build_config(websocket, plain)
+        except (ValueError, SpeakerRequestError) as exc:
+            await self._send_error(websocket, f"Invalid session config: {exc}")
+            return None
+        if config is not None:
+            _of(websocket).is_split = config.split_granularity != "none"
+        return config
+
+    async def _generate_and_send(
+        self, websocket: WebSocket, *args: Any, **kwargs: Any
+    ) -> None:
+        """As the host, as long as the key is one: it may have been taken away."""
+        _of(websocket).begin()
+        try:
+            caller_of(websocket)
+        except SpeakerRequestError as exc:
+            await self._send_error(websocket, str(exc))
+            await websocket.close(_DENIED)
+            raise WebSocketDisconnect(_DENIED) from exc
+        await super()._generate_and_send(websocket, *args, **kwargs)
+
+
+class _Session(WebSocket):
+    """What the host sees of a connection, and how much text it holds for it.
+
+    Attributes:
+        is_split: Whether the text is looked through for the end of a sentence, with
+            each message from where that may have begun.
+    """
+
+    is_split = False
+    _num_chars = _num_messages = 0
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._pieces = Pieces()
+
+    def whole(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message whose text holds whole characters only."""
+        if message.get("type") == "input.done":
+            self._pieces.end()
+        text = message.get("text")
+        if message.get("type") != "input.text" or not isinstance(text, str):
+            return message
+        return {**message, "text": self._pieces.feed(text)}
+
+    def takes(self, message: dict[str, Any]) -> bool:
+        """Whether a message's text is not too much, with what nobody speaks yet."""
+        if message.get("type") == "input.done":
+            self.begin()
+        text = message.get("text")
+        if message.get("type") != "input.text" or not isinstance(text, str):
+            return True
+        held, self._num_chars = self._num_chars, self._num_chars + len(text)
+        self._num_messages += self.is_split
+        # What is split ends somewhere in what comes now, for all that is known.
+        num_chars = held if self.is_split else self._num_chars
+        is_too_often = self._num_messages > _MAX_MESSAGES
+        return num_chars <= MAX_INPUT_CHARS and not is_too_often
+
+    def begin(self) -> None:
+        """What was held is spoken from now on."""
+        self._num_chars = self._num_messages = 0
+
+
+def _check_fields(config: dict[str, Any]) -> None:
+    """Refuse in sentences what the host refuses in pydantic's text.
+
+    Raises: InvalidRequestError.
+    """
+    fields = {name: value for name, value in config.items() if name != "type"}
+    try:
+        StreamingSpeechSessionConfig(**fields)
+    except ValidationError as exc:
+        errors = [
+            {**error, "loc": ("session.config", *error["loc"])}
+            for error in exc.errors(include_url=False)
+        ]
+        raise invalid_request(errors, is_form=False, files=()) from exc
+
+
+def _of(websocket: WebSocket) -> _Session:
+    assert isinstance(websocket, _Session), "it is served by us"
+    return websocket
+
+
+async def _deny(websocket: WebSocket, error: SpeakerRequestError) -> None:
+    """Answer the handshake by HTTP; where the server cannot, close it."""
+    try:
+        await websocket.send_denial_response(json_response(error))
+    except RuntimeError:
+        await websocket.close(_DENIED)
+
+
+class _ReadAhead:
+    """What a client sends, taken before the session asks for it.
+
+    Bounded in what the session has not taken yet, and in what it has taken without
+    telling the client anything, as it does while it only collects text.
+    """
+
+    def __init__(self, websocket: WebSocket):
+        self._websocket = websocket
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._num_ahead = 0
+        self._num_unanswered = 0
+
+    @property
+    def is_too_much(self) -> bool:
+        return max(self._num_ahead, self._num_unanswered) > AHEAD_MAX_BYTES
+
+    async def read(self) -> None:
+        """Return when the client has left, or has sent too much."""
+        try:
+            while not self.is_too_much:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                self._num_ahead += _num_bytes(message)
+                self._messages.put_nowait(message)
+        finally:
+            # Before Python 3.12 `wait_for` may take a cancellation for nothing: a
+            # session that outlives it must not wait for who is no longer there.
+            self._messages.put_nowait({"type": "websocket.disconnect", "code": _GONE})
+
+    async def receive(self) -> Message:
+        """Return the next message.
+
+        One in bytes, which the host does not expect, comes as one without a text.
+        """
+        message = await self._messages.get()
+        num_bytes = _num_bytes(message)
+        self._num_ahead -= num_bytes
+        self._num_unanswered += num_bytes
+        if message["type"] == "websocket.receive" and message.get("text") is None:
+            return {**message, "text": ""}
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Tell the client something.
+
+        Raises: WebSocketDisconnect if it has left, as often as it is asked.
+        """
+        try:
+            await self._websocket.send(message)
+        except RuntimeError as exc:
+            raise WebSocketDisconnect(_GONE) from exc
+        except UnicodeEncodeError:
+            # The host repeats to the client what it was told, as it was told.
+            text = message["text"].encode(errors="replace").decode()
+            await self._websocket.send({**message, "text": text})
+        self._num_unanswered = 0
+
+
+def _num_bytes(message: Message) -> int:
+    # Near enough of text, most of which is ASCII.
+    return len(message.get("text") or message.get("bytes") or b"")

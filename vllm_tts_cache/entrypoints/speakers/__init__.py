@@ -1,0 +1,1 @@
+"""Does what is asked for: look-ups, registering, encodings, deletions."""

@@ -1,0 +1,375 @@
+"""What is left to do once a voice is deleted or replaced, here and elsewhere."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
+from vllm_tts_cache.catalogue.names import is_consent_id
+from vllm_tts_cache.catalogue.records import AUDIO_KIND
+from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.entrypoints.speakers.lookups import LastRows, Lookups, boot_seconds
+from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
+from vllm_tts_cache.errors import (
+    ConsentNotFoundError,
+    DeletionPendingError,
+    SpeakerNotFoundError,
+    StorageError,
+    StorageUnavailableError,
+    log_text_of,
+)
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.speaker.rpc_client import (
+    DELETE,
+    AsyncWorkers,
+    UnsupportedModelError,
+)
+from vllm_tts_cache.speaker.wire import DeleteCall
+from vllm_tts_cache.store.recovery import recover_aside
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logger)
+
+# An encode in hand, or an API server that is busy, may hold a deletion up. After this
+# long the client is told how far it is.
+PATIENCE_SECONDS = 15.0
+PROGRESS_SECONDS = 0.1
+ROUND_SECONDS = 0.25
+MIN_ROUND_SECONDS = 0.05
+AFTER_ERROR_SECONDS = 2.0
+# Whoever began a deletion removes its files at once, or is dead, or cannot.
+ORPHANED_SECONDS = 5.0
+# How soon after its end a voice is deleted; it is found by nobody from then on.
+EXPIRY_SECONDS = 1.0
+MAX_EXPIRED = 100
+SWEEP_SECONDS = 10.0
+# Whoever shuts down does not wait for all files; the next start goes on.
+RECOVER_PATIENCE_SECONDS = 2.0
+# After an outage of the catalogue: at most so often, and within so long.
+RECOVERY_SECONDS = 300.0
+RECOVERY_SPREAD_SECONDS = 120.0
+NUM_THREADS = 2
+MAX_WAITING = 64
+
+
+class Deletions:
+    """Carries deletions out, and takes part in those of other API processes.
+
+    A deletion's row goes first; then its files, which nobody can read again after
+    that; then what workers and API processes remember, each asked by its own
+    participant. One background task does all of it, and nothing is lost with it: what
+    is to be done is in the catalogue. For the event loop only.
+
+    Args:
+        workers: None if the model that is served has none.
+        last_rows: Rows of speakers that this process read.
+        delete_here: Deletes what this process remembers of an audio.
+        end_waits: Ends what this process waits for of an audio that is gone.
+        delete_all_here: Likewise of all.
+    """
+
+    def __init__(
+        self,
+        store: SpeakerStore,
+        lookups: Lookups,
+        workers: Callable[[], AsyncWorkers | None],
+        decoders: Decoders,
+        last_rows: LastRows,
+        delete_here: Callable[[str], None],
+        end_waits: Callable[[str], None],
+        delete_all_here: Callable[[], None],
+    ):
+        self._store = store
+        self._last_rows = last_rows
+        self._lookups = lookups
+        self._workers = workers
+        self._decoders = decoders
+        self._delete_here = delete_here
+        self._end_waits = end_waits
+        self._delete_all_here = delete_all_here
+        # After which absence workers were told to delete all, and what they still had.
+        self._deleted_after, self._busy = 0, set[str]()
+        self._to_remove: dict[int, Deletion] = {}
+        self._orphans: dict[int, float] = {}
+        self._next_expiry = self._next_sweep = 0.0
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_shut_down = False
+        self._recovering: threading.Thread | None = None
+        self._was_down, self._num_cut_off = False, 0
+        self._recovered_at = 0.0
+        self._recover_at: float | None = None  # when to recover after an outage
+        self._clients = BoundedExecutor(
+            "too many deletions wait", num_threads=NUM_THREADS, max_waiting=MAX_WAITING
+        )
+        # Never behind clients, and never refused: it has one caller, the task.
+        self._own = BoundedExecutor("a round", num_threads=1, max_waiting=MAX_WAITING)
+
+    def start(self) -> None:
+        """Take part from now on, and finish what killed processes began."""
+        if self._task is None:
+            self._store.join()
+            self._task = asyncio.create_task(self._run())
+            self._recover()
+
+    def _recover(self) -> None:
+        self._recovered_at, self._recover_at = time.monotonic(), None
+        self._recovering = recover_aside(self._store.recover)
+
+    def shutdown(self) -> None:
+        """Take part no longer; what is left is for the others, or the next start."""
+        self._is_shut_down = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._recovering is not None:
+            self._recovering.join(RECOVER_PATIENCE_SECONDS)
+        self._clients.shutdown()
+        self._own.shutdown()
+        try:
+            self._store.leave()
+        except StorageError as exc:
+            logger.warning("Others wait for this server for a while: %s", exc.log_text)
+
+    async def delete(self, name: str, tenant: str) -> Deletion:
+        """Delete a tenant's voice; returns when nothing of it is left anywhere.
+
+        Called again, it tells how far the last deletion of that name or id is.
+
+        Raises:
+            SpeakerNotFoundError: There is no such voice, and no deletion of one.
+            DeletionPendingError: Something is left; it goes on without the caller.
+            StorageError: The catalogue failed; nothing was changed.
+        """
+        if is_consent_id(name):
+            raise SpeakerNotFoundError(name)
+        return await self._delete(name, tenant, self._store.delete)
+
+    async def delete_consent(self, consent_id: str, tenant: str) -> None:
+        """Delete a tenant's consent recording, as `delete` does a voice.
+
+        Raises:
+            ConsentNotFoundError: There is none, and no deletion of one.
+            ConsentInUseError: Voices stand on it.
+            DeletionPendingError: Something is left; it goes on without the caller.
+            StorageError: The catalogue failed; nothing was changed.
+        """
+        if not is_consent_id(consent_id):
+            raise ConsentNotFoundError(consent_id)
+        await self._delete(consent_id, tenant, self._store.consents.delete)
+
+    async def _delete(
+        self, name: str, tenant: str, delete: Callable[[str, str], Deletion]
+    ) -> Deletion:
+        self.start()
+        deletion = None
+        try:
+            deletion = await self._clients.run(delete, name, tenant)
+        except (SpeakerNotFoundError, ConsentNotFoundError):
+            if (progress := await self._progress(name, tenant)) is None:
+                raise
+            deletion = progress.deletion
+        else:
+            self.carry_out(deletion)
+        progress = await self._finished_or_late(name, tenant)
+        if progress is None:  # another caller was told
+            return deletion
+        if not progress.is_finished:
+            raise DeletionPendingError(
+                name,
+                files_removed=progress.files_removed,
+                waiting_for=progress.waiting_for,
+            )
+        await self._clients.run(self._store.acknowledge, progress.deletion.id)
+        return deletion
+
+    def carry_out(self, deletion: Deletion) -> None:
+        """Remove a deletion's files soon, and have everybody delete its audio."""
+        self._to_remove[deletion.id] = deletion
+        self._news.set()
+
+    async def _finished_or_late(
+        self, name: str, tenant: str
+    ) -> DeletionProgress | None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            progress = await self._progress(name, tenant)
+            if progress is None or progress.is_finished or time.monotonic() > until:
+                return progress
+            await asyncio.sleep(PROGRESS_SECONDS)
+
+    async def _progress(self, name: str, tenant: str) -> DeletionProgress | None:
+        # It may delete participants that died, so it is not a mere look-up.
+        return await self._clients.run(self._store.progress, name, tenant)
+
+    async def _run(self) -> None:
+        pause_seconds = ROUND_SECONDS
+        # Before Python 3.12 `wait_for` may take a cancellation for nothing.
+        while not self._is_shut_down:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), pause_seconds)
+            self._news.clear()
+            try:
+                await self._round()
+                pause_seconds = ROUND_SECONDS
+                self._recover_after_outage()
+            except Exception as exc:  # noqa: BLE001  if it died no DELETE would end
+                self._was_down |= _is_outage(exc)
+                reason = log_text_of(exc)
+                throttled.warn_of("deleting", "A deletion is not finished: %s", reason)
+                pause_seconds = AFTER_ERROR_SECONDS
+            await asyncio.sleep(MIN_ROUND_SECONDS)
+
+    def _recover_after_outage(self) -> None:
+        """Recover in a while: what could not be committed may have left something."""
+        now = time.monotonic()
+        # A write that a client waited for, while no round looked, counts as well.
+        num_cut_off = self._store.catalogue.database.num_cut_off
+        self._was_down |= num_cut_off != self._num_cut_off
+        self._num_cut_off = num_cut_off
+        if self._was_down and (self._recover_at is None or self._recover_at < now):
+            # All files are gone through: seldom, and not by all servers at once.
+            soonest = max(now, self._recovered_at + RECOVERY_SECONDS)
+            self._recover_at = soonest + random.uniform(0, RECOVERY_SPREAD_SECONDS)
+        self._was_down = False
+        is_at_it = self._recovering is not None and self._recovering.is_alive()
+        if self._recover_at is not None and self._recover_at < now and not is_at_it:
+            self._recover()
+
+    async def _round(self) -> None:
+        """Do what there is to do.
+
+        Raises: TTSCacheError; all else was done, and the next round tries again.
+        """
+        asked_at = boot_seconds()
+        standing = await self._lookups.run(self._store.standing)
+        self._last_rows.good_for(standing.seconds, asked_at)
+        if standing.has_expired:
+            await self._delete_expired()
+        is_ours = bool(self._to_remove)
+        error = await self._remove_files()
+        await self._delete_all_if_missed()
+        if standing.is_asked or is_ours:
+            await self._confirm()
+        if standing.is_left or self._orphans:
+            await self._adopt_orphans()
+        await self._sweep()
+        if error is not None:
+            raise error
+
+    async def _delete_expired(self) -> None:
+        """Begin to delete voices whose end has come; the next rounds see to the rest.
+
+        Raises: StorageError.
+        """
+        now = time.monotonic()
+        if now < self._next_expiry:
+            return
+        self._next_expiry = now + EXPIRY_SECONDS
+        if not await self._lookups.run(self._store.has_expired):
+            return
+        for deletion in await self._own.run(self._store.delete_expired, MAX_EXPIRED):
+            self.carry_out(deletion)
+            self._next_expiry = now  # there may be more
+
+    async def _remove_files(self) -> StorageError | None:
+        """Remove the files of all deletions; returns an error if any has some left."""
+        error = None
+        for deletion in list(self._to_remove.values()):
+            try:
+                await self._own.run(self._store.remove_files, deletion)
+            except StorageError as exc:
+                error = exc
+            else:
+                del self._to_remove[deletion.id]
+        return error
+
+    async def _confirm(self) -> None:
+        """Have this process and its workers delete what others may delete too.
+
+        Raises: WorkerRPCError, StorageError.
+        """
+        deletions = await self._lookups.run(self._store.deletions_to_confirm)
+        if not deletions:
+            return
+        audios = {d.audio_sha256 for d in deletions if d.audio_sha256 is not None}
+        stored = await self._lookups.run(self._store.stored_kinds, sorted(audios))
+        # What others have as well is theirs: workers know of no names or transcripts.
+        gone = sorted(sha for sha in audios if AUDIO_KIND not in stored[sha])
+        busy = await self._delete_in_workers(DeleteCall(audio_sha256s=gone))
+        for deletion in deletions:
+            if (sha := deletion.audio_sha256) in busy:
+                continue  # asked again in the next round
+            if deletion.public_id is not None:
+                self._last_rows.delete(deletion.public_id)
+            if sha is not None:
+                # After the workers, of whom a prompt could have been made anew.
+                self._delete_here(sha)
+                await self._own.run(self._store.delete_unstored, sha)
+                if not await self._lookups.run(self._store.has_audio, sha):
+                    self._end_waits(sha)
+            await self._own.run(self._store.confirm, deletion.id)
+
+    async def _delete_all_if_missed(self) -> None:
+        """Delete all that is remembered, if nobody knows what was deleted meanwhile.
+
+        Raises: WorkerRPCError.
+        """
+        if (absence := self._store.missed()) is None:
+            return
+        again = DeleteCall(audio_sha256s=sorted(self._busy))
+        if absence != self._deleted_after:
+            again = DeleteCall(audio_sha256s=[], everything=True)
+        self._busy = await self._delete_in_workers(again)
+        self._deleted_after = absence
+        if not self._busy:
+            # After the workers, of whom a prompt could have been made anew.
+            self._delete_all_here()
+            self._store.has_deleted_all(absence)
+            # Copies on disk of what was deleted meanwhile: each is looked for.
+            self._recover_at = time.monotonic()
+
+    async def _delete_in_workers(self, call: DeleteCall) -> set[str]:
+        """Return which audios are in hand, or still have copies on a disk.
+
+        Raises: WorkerRPCError.
+        """
+        is_empty = not (call.audio_sha256s or call.everything)
+        if is_empty or (workers := self._workers()) is None or workers.have_ended:
+            return set()
+        try:
+            answers = await workers.call(DELETE, call)
+        except UnsupportedModelError:
+            return set()
+        await self._decoders.delete(call)
+        return {sha for answer in answers for sha in answer.busy}
+
+    async def _sweep(self) -> None:
+        """Have objects removed that nobody has, now and then. Raises: StorageError."""
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_SECONDS
+            await self._own.run(self._store.delete_lost)
+            # Last, as it fails for as long as the disk does.
+            await self._own.run(self._store.sweep)
+
+    async def _adopt_orphans(self) -> None:
+        """Remove what somebody else began to delete, and has not for a while.
+
+        Raises: StorageError.
+        """
+        now = time.monotonic()
+        unfinished = await self._lookups.run(self._store.unfinished_deletions)
+        self._orphans = {d.id: self._orphans.get(d.id, now) for d in unfinished}
+        for deletion in unfinished:
+            if now - self._orphans[deletion.id] > ORPHANED_SECONDS:
+                self.carry_out(deletion)
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether the catalogue was out of reach, and not merely busy."""
+    return isinstance(error, StorageUnavailableError) and error.was_cut_off

@@ -1,0 +1,272 @@
+"""Finding speakers: what requests and routes read of the catalogue."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from cachetools import LRUCache
+
+from vllm_tts_cache.catalogue.pages import Page
+from vllm_tts_cache.catalogue.records import SpeakerRecord
+from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.entrypoints.speakers.wants import GoneError, SpeakerReplacedError
+from vllm_tts_cache.errors import (
+    SpeakerNotFoundError,
+    StorageBusyError,
+    StorageUnavailableError,
+)
+from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.tenants import Tenant, TenantKeys
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_WAITING_LISTS = 64
+# How long a look-up waits for a process that opens or recovers the catalogue.
+BUSY_SECONDS = 5.0
+BUSY_POLL_SECONDS = 0.02
+# A row takes 1 to 2 KB, with a long transcript some more.
+MAX_LAST_ROWS = 8192
+# Of an embedding of 2048 numbers 64 KB.
+MAX_LAST_EMBEDDINGS = 256
+# Clocks of machines do not run equally fast.
+MARGIN_SECONDS = 1.0
+
+
+def boot_seconds() -> float:
+    """A clock that goes on while the machine is suspended, where there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+class Lookups:
+    """Indexed reads: on the event loop where the catalogue is local, else in threads.
+
+    On a local disk one takes less than handing it to a thread and back does; a
+    database or a disk behind a network may take long enough to hold everybody up.
+    """
+
+    def __init__(self, *, is_local: bool):
+        self._executor = None
+        if not is_local:
+            self._executor = BoundedExecutor(
+                "too many look-ups wait for the catalogue",
+                num_threads=4,
+                max_waiting=1024,
+            )
+
+    async def run(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what ``look`` returns; it must be small and safe in any thread.
+
+        Raises: ServerBusyError, and whatever it raises.
+        """
+        if self._executor is None:
+            return look(*args, **kwargs)
+        return await self._executor.run(look, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        if self._executor is not None:
+            self._executor.shutdown()
+
+
+class LastRows:
+    """What requests last read of speakers, for while the catalogue is out of reach.
+
+    A request reads the catalogue. Only where that cannot be reached does it get the
+    last row that this process read, and only while deletions wait for this process:
+    none can have been answered meanwhile. For the event loop only.
+
+    Attributes:
+        num_emptied: How often all was deleted; what was read before is not to be kept.
+    """
+
+    def __init__(self) -> None:
+        self._rows = LRUCache[tuple[str, str], Found](MAX_LAST_ROWS)
+        self._embeddings = LRUCache[tuple[str, int], tuple[float, ...]](
+            MAX_LAST_EMBEDDINGS
+        )
+        self._deleted: set[str] = set()
+        self._good_until = 0.0
+        self.num_emptied = 0
+
+    def good_for(self, seconds: float, asked_at: float) -> None:
+        """Set for how long deletions wait for this process, as the catalogue says.
+
+        Args:
+            seconds: From when it was asked; negative if they do not wait.
+            asked_at: When that was, by `boot_seconds`.
+        """
+        self._good_until = asked_at + seconds - MARGIN_SECONDS
+
+    def find(self, tenant: str, name: str, now: float) -> Found | None:
+        """Return the last row of a name or id; None if none may be spoken by.
+
+        Args:
+            tenant: Whose it is.
+            name: As the request spells it, whatever white space is around it.
+            now: Unix seconds of the catalogue.
+        """
+        found = self._rows.get((tenant, name.strip()))
+        if found is None or boot_seconds() >= self._good_until:
+            return None
+        is_over = found.record.speaker_id in self._deleted
+        return None if is_over or found.record.has_expired(now) else found
+
+    def keep(self, tenant: str, name: str, found: Found | None) -> None:
+        """Keep what was read of a name or id; None if there is no such speaker."""
+        key = tenant, name.strip()  # of any length else
+        if found is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = found
+
+    def embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
+        """Return the last embedding of a row that `find` returned."""
+        return self._embeddings.get((record.speaker_id, record.generation))
+
+    def keep_embedding(
+        self, record: SpeakerRecord, embedding: tuple[float, ...]
+    ) -> None:
+        """Keep an embedding that was read.
+
+        By the id as well: a failover that lost a registration gives its generation to
+        another speaker.
+        """
+        self._embeddings[record.speaker_id, record.generation] = embedding
+
+    def delete(self, speaker_id: str) -> None:
+        """Let nobody speak by the rows of a speaker any more."""
+        self._deleted.add(speaker_id)
+        if len(self._deleted) > MAX_LAST_ROWS:
+            self.delete_all()
+
+    def delete_all(self) -> None:
+        """Delete all rows."""
+        self.num_emptied += 1
+        self._rows.clear()
+        self._embeddings.clear()
+        self._deleted.clear()
+
+
+class SpeakerLookups:
+    """The speakers of one server, read; for the event loop only.
+
+    Args:
+        store: Where they are.
+        lookups: Runs indexed reads.
+        keys: Whose API keys are whose.
+
+    Attributes:
+        reads: Runs what reads lists and files.
+        last: What was read, for while the catalogue is out of reach.
+    """
+
+    def __init__(self, store: SpeakerStore, lookups: Lookups, keys: TenantKeys):
+        self._store = store
+        self._lookups = lookups
+        self._keys = keys
+        self.reads = BoundedExecutor(
+            "too many lists wait", num_threads=2, max_waiting=MAX_WAITING_LISTS
+        )
+        self.last = LastRows()
+
+    async def find(self, tenant: Tenant, name: str) -> Found | None:
+        """Return the tenant's speaker of this name, or None; one indexed read.
+
+        Raises: StorageError.
+        """
+        until = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                return await self._lookups.run(self._store.find, name, tenant.name)
+            except StorageBusyError:
+                # A read waits for nobody but one who opens or recovers the file.
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(BUSY_POLL_SECONDS)
+
+    async def find_to_speak(self, tenant: Tenant, name: str) -> Found | None:
+        """As `find`, or by `LastRows` while the catalogue is out of reach.
+
+        Raises: StorageError.
+        """
+        num_emptied = self.last.num_emptied
+        try:
+            found = await self.find(tenant, name)
+        except StorageUnavailableError:
+            known = self.last.find(tenant.name, name, self._store.now())
+            if known is None:
+                raise
+            return known
+        # A local file is never out of reach.
+        if not self._store.catalogue.is_local and num_emptied == self.last.num_emptied:
+            self.last.keep(tenant.name, name, found)
+        return found
+
+    async def get(self, tenant: Tenant, name: str) -> Found:
+        """Return the tenant's speaker of this name.
+
+        Raises: SpeakerNotFoundError, StorageError.
+        """
+        if (found := await self.find(tenant, name)) is None:
+            raise SpeakerNotFoundError(name)
+        return found
+
+    async def check_stays(
+        self, tenant: Tenant, name: str, audio_sha256: str | None
+    ) -> None:
+        """See that a speaker still has the audio that nobody could speak with.
+
+        Raises: SpeakerNotFoundError, SpeakerReplacedError, StorageError.
+        """
+        found = await self.get(tenant, name)
+        if found.record.audio_sha256 != audio_sha256:
+            raise SpeakerReplacedError(found.record.name)
+
+    async def is_lost(self, record: SpeakerRecord) -> bool:
+        """Whether its reference audio is not stored any more. Raises: StorageError."""
+        return await self._lookups.run(self._store.is_lost, record)
+
+    async def embedding(self, record: SpeakerRecord) -> tuple[float, ...]:
+        """Return the embedding that a speaker was registered as.
+
+        Raises: GoneError if it was deleted or replaced meanwhile.
+        """
+        look = self._store.catalogue.speaker_embedding
+        try:
+            found = await self._lookups.run(look, record)
+        except StorageUnavailableError:
+            found = self.last.embedding(record)
+            if found is None:
+                raise
+        if found is None:
+            raise GoneError("The speaker embedding is not stored (any more).")
+        if not self._store.catalogue.is_local:
+            self.last.keep_embedding(record, found)
+        return found
+
+    async def audio(self, record: SpeakerRecord) -> tuple[bytes, str]:
+        """Return the reference audio as a file, and its media type.
+
+        Raises: SpeakerNotFoundError if there is none, ServerBusyError, StorageError.
+        """
+        file = None
+        if (sha := record.audio_sha256) is not None:
+            file = await self.reads.run(self._store.audio_for_client, sha)
+        if file is None:
+            raise SpeakerNotFoundError(record.name)
+        return file
+
+    async def records(self, page: Page) -> list[SpeakerRecord]:
+        """Return a page of speakers, or its first ones; see `Catalogue.records`."""
+        return await self.reads.run(self._store.catalogue.records, page)
+
+    async def names(self, page: Page) -> list[str]:
+        """Return the names of the same page, for less."""
+        return await self.reads.run(self._store.catalogue.names, page)
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        self.reads.shutdown()

@@ -1,0 +1,243 @@
+"""Registrations on threads of their own, so that they cannot hold speech up."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
+from vllm_tts_cache.audio.quality import ClipChecker, ClipQuality, Verdict, is_below
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.consents import ConsentRecord
+from vllm_tts_cache.catalogue.details import (
+    check_expiry,
+    check_labels,
+    check_language,
+)
+from vllm_tts_cache.catalogue.names import clean_new
+from vllm_tts_cache.catalogue.records import NewSpeaker, check_text
+from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
+from vllm_tts_cache.errors import (
+    ConfigError,
+    InvalidAudioError,
+    InvalidSpeakerError,
+    LowQualityError,
+)
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.speaker.family import Family, clips_problem
+from vllm_tts_cache.store.registering import Registered
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.tenants import Tenant
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+# A clip takes up to a second of CPU to decode, and up to 10 MiB while it waits.
+NUM_THREADS = 2
+MAX_WAITING = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """The fields of a registration that do not depend on the kind of sample."""
+
+    name: str
+    consent: str
+    ref_text: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    original_filename: str | None = None
+    language: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    expires_at: float | None = None
+
+    def check_texts(self) -> None:
+        """Refuse a name or a text that cannot be, before anything is spent on it.
+
+        Raises: InvalidSpeakerError.
+        """
+        clean_new(self.name)
+        check_text("consent", self.consent)
+        check_text("ref_text", self.ref_text)
+        check_text("description", self.description)
+        check_text("mime_type", self.mime_type)
+        check_text("original_filename", self.original_filename)
+        check_language(self.language)
+        check_labels(self.labels)
+        check_expiry(self.expires_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredClip:
+    """What came of an upload.
+
+    Attributes:
+        quality: What the clip is worth; None if nobody asked, or could say.
+    """
+
+    done: Registered
+    warnings: tuple[AudioWarning, ...]
+    quality: ClipQuality | None
+
+
+class Uploads:
+    """Decodes, checks and registers what is uploaded.
+
+    Args:
+        family: Tells which family is served, whose limits a clip must keep.
+        min_quality: What a clip must be worth to be registered.
+
+    Attributes:
+        changes: Runs what has no clip to decode: it is not behind those that have.
+    """
+
+    def __init__(
+        self,
+        store: SpeakerStore,
+        family: Callable[[], Family | None],
+        min_quality: Verdict = "poor",
+    ):
+        self._store = store
+        self._family = family
+        self._min_quality: Verdict = min_quality
+        self._checker = ClipChecker()
+        self._threads = BoundedExecutor(
+            "too many uploads wait",
+            num_threads=NUM_THREADS,
+            max_waiting=MAX_WAITING,
+            gives_way=True,
+        )
+        self.changes = BoundedExecutor(
+            "too many changes wait", num_threads=1, max_waiting=MAX_WAITING
+        )
+
+    async def register_audio(
+        self, tenant: Tenant, upload: Upload, *files: bytes, check: bool = True
+    ) -> RegisteredClip:
+        """Register a speaker by a reference clip, or by several.
+
+        Nothing that exists is touched before all are decoded, checked and safe.
+
+        Args:
+            tenant: Whose it is.
+            upload: What is said of it.
+            files: The clips.
+            check: Whether to say what they are worth.
+
+        Raises: SpeakerRequestError, ServerBusyError, StorageError.
+        """
+        upload.check_texts()
+        register = self._register_clips
+        return await self._threads.run(register, tenant, upload, files, check)
+
+    async def check(self, data: bytes, ref_text: str | None) -> ClipQuality:
+        """Say what a clip is worth; nothing is stored.
+
+        Raises: InvalidAudioError, ServerBusyError, ConfigError without the detector.
+        """
+        return await self._threads.run(self._check_file, data, ref_text)
+
+    async def register_embedding(
+        self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
+    ) -> Registered:
+        """Register a speaker by a raw speaker embedding.
+
+        Raises: SpeakerRequestError, ServerBusyError, StorageError.
+        """
+        stored = replace(upload, mime_type="application/x-safetensors")
+        new = NewSpeaker(
+            **asdict(stored),
+            tenant=tenant.name,
+            file_size=4 * len(embedding),
+            embedding=embedding,
+        )
+        register = self._store.register
+        return await self.changes.run(register, new, None, limits=tenant.limits)
+
+    async def keep_consent(
+        self, tenant: Tenant, name: str, language: str, data: bytes
+    ) -> ConsentRecord:
+        """Keep a consent recording.
+
+        Raises: SpeakerRequestError, ServerBusyError, StorageError.
+        """
+        keep = self._keep_consent
+        return await self._threads.run(keep, tenant, name, language, data)
+
+    def check_number(self, num_clips: int) -> None:
+        """Refuse more clips than the model takes for one voice.
+
+        Raises: InvalidSpeakerError.
+        """
+        if (problem := clips_problem(self._family(), num_clips)) is not None:
+            raise InvalidSpeakerError("audio_sample", problem)
+
+    def check_registrable(
+        self, audio: ReferenceAudio, ref_text: str | None, *, measure: bool = False
+    ) -> ClipQuality | None:
+        """Refuse a clip that the model does not take, or that is worth too little.
+
+        Returns what it is worth, if that was measured: where somebody asks, or has to.
+
+        Raises: InvalidAudioError, InvalidSpeakerError, LowQualityError.
+        """
+        self.check_number(audio.num_clips)
+        if (problem := self._problem(audio)) is not None:
+            raise InvalidAudioError(problem)
+        if not measure and self._min_quality == "poor":
+            return None
+        quality = self._quality(audio, ref_text)
+        if quality is not None and is_below(quality.verdict, self._min_quality):
+            raise LowQualityError([reason.message for reason in quality.reasons])
+        return quality
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown()
+        self.changes.shutdown()
+
+    def _keep_consent(
+        self, tenant: Tenant, name: str, language: str, data: bytes
+    ) -> ConsentRecord:
+        whose = tenant.name, tenant.limits
+        return self._store.consents.add(name, language, decode(data), *whose)
+
+    def _register_clips(
+        self, tenant: Tenant, upload: Upload, files: Sequence[bytes], check: bool
+    ) -> RegisteredClip:
+        self.check_number(len(files))
+        decoded = decode_clips(files)
+        audio = decoded.audio
+        quality = self.check_registrable(audio, upload.ref_text, measure=check)
+        new = NewSpeaker(
+            **asdict(upload),
+            tenant=tenant.name,
+            file_size=sum(map(len, files)),
+            audio_sha256=audio.audio_sha256,
+            num_samples=audio.num_samples,
+            sample_rate_hz=audio.sample_rate_hz,
+            clip_starts=audio.clip_starts,
+        )
+        done = self._store.register(new, decoded, limits=tenant.limits)
+        return RegisteredClip(done=done, warnings=decoded.warnings, quality=quality)
+
+    def _check_file(self, data: bytes, ref_text: str | None) -> ClipQuality:
+        decoded = decode(data)
+        return self._checker.check(
+            decoded.audio,
+            ref_text=ref_text,
+            model_problem=self._problem(decoded.audio),
+            warnings=decoded.warnings,
+        )
+
+    def _quality(
+        self, audio: ReferenceAudio, ref_text: str | None
+    ) -> ClipQuality | None:
+        try:
+            return self._checker.check(audio, ref_text=ref_text)
+        except ConfigError as exc:
+            throttled.warn_of("checking clips", "Clips are not checked: %s", exc)
+            return None
+
+    def _problem(self, audio: ReferenceAudio) -> str | None:
+        if (family := self._family()) is None:
+            return None
+        return family.limits.problem(audio.num_samples, audio.sample_rate_hz)

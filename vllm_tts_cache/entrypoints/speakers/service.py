@@ -1,0 +1,410 @@
+"""Registering, finding and deleting speakers: what routes and adapters call."""
+
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from vllm_tts_cache.audio.decode import AudioWarning
+from vllm_tts_cache.audio.quality import ClipQuality
+from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
+from vllm_tts_cache.catalogue.stored_files import Usage
+from vllm_tts_cache.config import Settings, metrics_directory
+from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
+from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.speakers.deletions import Deletions
+from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
+from vllm_tts_cache.entrypoints.speakers.executors import (
+    BoundedExecutor,
+    Places,
+    TenantPlaces,
+)
+from vllm_tts_cache.entrypoints.speakers.inline import FetchConnection, InlineClips
+from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
+from vllm_tts_cache.entrypoints.speakers.lookups import Lookups, SpeakerLookups
+from vllm_tts_cache.entrypoints.speakers.registering import Upload, Uploads
+from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
+from vllm_tts_cache.speaker.rpc_client import STATS, AsyncEngine, AsyncWorkers
+from vllm_tts_cache.store.bundles import Bundles
+from vllm_tts_cache.store.memory import Budget, Shelf, Sized
+from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.registering import Registered
+from vllm_tts_cache.store.speaker_store import SpeakerStore
+from vllm_tts_cache.tenants import Caller, Tenant, TenantKeys
+
+P = TypeVar("P", bound=Sized)
+
+# Of the entry, its key and the part's objects; a short voice is little else.
+_ENTRY_BYTES = 1024
+
+# Of what prompts begin with, per process: about 5,000 voices of 30 s on Fish Speech.
+PROMPT_MEMORY_MAX_BYTES = 16 * 1024 * 1024
+MAX_BUNDLES = 4
+MAX_SOUNDS = 16
+NUM_TEXT_THREADS = 4
+MAX_WAITING_TEXTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[P]):
+    audio_sha256: str
+    part: P
+
+    @property
+    def num_bytes(self) -> int:
+        return _ENTRY_BYTES + self.part.num_bytes
+
+
+class PromptMemory(Generic[P]):
+    """Parts by voice and transcript, least recently used first.
+
+    For the event loop only.
+
+    Args:
+        max_bytes: Of all parts together; a larger one is not kept.
+    """
+
+    def __init__(self, max_bytes: int):
+        self._shelf: Shelf[Hashable, _Entry[P]] = Shelf(Budget(max_bytes))
+        self._num_deletes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes all parts that are kept take."""
+        return self._shelf.num_bytes
+
+    async def get_or_build(
+        self, key: Hashable, audio_sha256: str, build: Callable[[], Awaitable[P]]
+    ) -> P:
+        """Return the part of this key, made by ``build`` if it is not here.
+
+        Raises: whatever ``build`` raises; nothing is kept then.
+        """
+        if (entry := self._shelf.entries.get(key)) is not None:
+            self._shelf.entries.move_to_end(key)
+            return entry.part
+        num_deletes = self._num_deletes
+        part = await build()
+        # Else what was deleted meanwhile would be kept after all.
+        if num_deletes == self._num_deletes:
+            self._keep(key, _Entry(audio_sha256, part))
+        return part
+
+    def delete(self, audio_sha256: str) -> None:
+        """Delete everything of this audio; what is being built is not kept."""
+        self._num_deletes += 1
+        for key, entry in list(self._shelf.entries.items()):
+            if entry.audio_sha256 == audio_sha256:
+                self._shelf.remove(key)
+
+    def delete_all(self) -> None:
+        """Delete everything; what is being built is not kept."""
+        self._num_deletes += 1
+        self._shelf.clear()
+
+    def _keep(self, key: Hashable, entry: _Entry[P]) -> None:
+        if key not in self._shelf.entries and self._shelf.fits(entry):
+            self._shelf.add(key, entry)
+
+
+class Counts:
+    """Adds up what is registered and stored; every method reads the catalogue."""
+
+    def __init__(self, store: SpeakerStore, settings: Settings, tenants: TenantKeys):
+        self._store = store
+        self._tenants = tenants
+        self._max_bytes = {
+            "registered_audio": settings.audio_max_bytes,
+            "inline_audio": settings.inline_audio_max_bytes,
+            "encodings": settings.disk_max_bytes,
+        }
+
+    def of_all(self) -> dict[str, object]:
+        """What there is, and of several tenants what each has. Raises: StorageError."""
+        catalogue = self._store.catalogue
+        storage: dict[str, object] = {
+            segment.value: {kind: _shown(used) for kind, used in kinds.items()}
+            for segment, kinds in catalogue.usage().items()
+        }
+        storage["max_bytes"] = self._max_bytes
+        counts = {
+            "registry": {"speakers": catalogue.count()},
+            "storage": storage,
+            "deletions": {"unfinished": catalogue.num_unfinished_deletions()},
+        }
+        if bucket := self._store.blobs.counts():
+            counts["bucket"] = bucket
+        if not self._tenants.is_on:
+            return counts
+        names = catalogue.usage_of_tenants().keys() | self._tenants.tenants.keys()
+        tenants = {name: self._tenants.tenants.get(name) for name in sorted(names)}
+        each = {
+            name: self.of_tenant(tenant or Tenant(name=name))
+            for name, tenant in tenants.items()
+        }
+        return {**counts, "tenants": each}
+
+    def of_tenant(self, tenant: Tenant) -> dict[str, object]:
+        """What one of several tenants has. Raises: StorageError."""
+        catalogue = self._store.catalogue
+        used, limits = catalogue.usage_of(tenant.name), tenant.limits
+        return {
+            "registry": {
+                "speakers": used.num_voices,
+                "consents": used.num_consents,
+                "audio_bytes": used.audio_bytes,
+            },
+            "limits": {
+                "speakers": limits.max_voices,
+                "consents": limits.max_voices,
+                "audio_bytes": limits.max_audio_bytes,
+            },
+            "deletions": {
+                "unfinished": catalogue.num_unfinished_deletions(tenant.name)
+            },
+        }
+
+
+def _shown(used: Usage) -> dict[str, int]:
+    return {"files": used.num_files, "bytes": used.num_bytes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What registering answers."""
+
+    record: SpeakerRecord
+    warnings: tuple[AudioWarning, ...] = ()
+    quality: ClipQuality | None = None
+
+
+class SpeakerService:
+    """The speakers of one server; safe beside other servers on the same storage.
+
+    For the event loop only.
+
+    Args:
+        engine: The host's engine client; None where there are no workers.
+        model: What is served.
+        keys: Whose API keys are whose.
+        speech: The serving class; None where no voice is prefilled.
+
+    Attributes:
+        model: What is served.
+        tenants: Whose API keys are whose.
+        lookups: Finds speakers.
+        encodings: Makes theirs exist.
+        kv_warming: Prefills voices whose encodings exist.
+        uploads: Decodes and stores what comes.
+        inline: Clips that come with a request.
+        connection: What those that are URLs are fetched with.
+        deletions: Removes what was deleted, everywhere.
+        prompts: What prompts begin with, by audio.
+        texts: Checks texts and builds prompts of them, where that takes long.
+        bundles: Exports and imports voices.
+        bundling: Runs that, one at a time: a bundle may have 64 MiB.
+        exports: Bundles that are being sent.
+        sounds: The same of reference audio.
+        places: Inline references of each tenant that are worked on.
+        may_download: Whether the operator lets reference audio out.
+    """
+
+    def __init__(
+        self,
+        store: SpeakerStore,
+        settings: Settings,
+        engine: AsyncEngine | None,
+        model: ServedModel,
+        keys: TenantKeys,
+        speech: Any = None,
+    ):
+        self.store = store
+        self.model = model
+        self.tenants = keys
+        self.may_download = settings.audio_download
+        workers = None if engine is None else AsyncWorkers(engine)
+        self._indexed = indexed = Lookups(is_local=store.catalogue.is_local)
+        self.lookups = SpeakerLookups(store, indexed, keys)
+        self.kv_warming = KVWarming(speech if settings.warm_kv == "idle" else None)
+        self.encodings = SpeakerEncodings(
+            store,
+            settings,
+            workers,
+            model,
+            indexed,
+            self.lookups,
+            self.kv_warming,
+        )
+        self.uploads = Uploads(store, model.family, settings.min_quality)
+        self.inline = InlineClips(
+            store,
+            indexed,
+            max_fetches=settings.max_fetches,
+            is_full=lambda: self.encodings.is_full,
+        )
+        self.connection = FetchConnection(max_waiting=settings.max_fetches)
+        self.places = TenantPlaces()
+        self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
+        self.texts = BoundedExecutor(
+            "too many texts wait to be read",
+            num_threads=NUM_TEXT_THREADS,
+            max_waiting=MAX_WAITING_TEXTS,
+        )
+        self.bundles = Bundles(store, settings.bundle_key)
+        self.bundling = BoundedExecutor(
+            "too many bundles wait", num_threads=1, max_waiting=MAX_BUNDLES
+        )
+        self.exports = Places("too many bundles are being sent", MAX_BUNDLES)
+        self.sounds = Places("too many clips are being sent", MAX_SOUNDS)
+        self._counts = Counts(store, settings, keys)
+        self._decoders = Decoders(workers, model.family)
+        self.deletions = Deletions(
+            store,
+            indexed,
+            self.encodings.cloning_workers,
+            self._decoders,
+            self.lookups.last,
+            self._delete_here,
+            self.encodings.end_waits,
+            self._delete_all_here,
+        )
+        self.metrics = MetricsRefresh(
+            process_metrics(),
+            store,
+            self.encodings.cloning_workers,
+            self._decoders,
+            lambda: self.encodings.num_flights,
+            metrics_directory(),
+        )
+
+    def start(self) -> None:
+        """Begin what goes on in the background; needs a running event loop."""
+        self.tenants.start()
+        self.deletions.start()
+        self.metrics.start()
+        self.encodings.start()
+
+    def shutdown(self) -> None:
+        """Let go of threads, tasks and files."""
+        # Tasks before the threads that they use.
+        self.encodings.shutdown()
+        self.kv_warming.shutdown()
+        self.tenants.shutdown()
+        self.deletions.shutdown()
+        self.metrics.shutdown()
+        pools = self.inline, self.connection, self.texts, self.uploads
+        others = self.bundling, self.lookups, self._indexed
+        for threads in pools + others:
+            threads.shutdown()
+        self.store.close()
+
+    # -------- registering
+
+    async def register_audio(
+        self,
+        tenant: Tenant,
+        upload: Upload,
+        *files: bytes,
+        precompute: bool,
+        check: bool = True,
+    ) -> Registration:
+        """Register a speaker by a reference clip, or by several.
+
+        Raises: SpeakerRequestError, ServerBusyError, StorageError.
+        """
+        clip = await self.uploads.register_audio(tenant, upload, *files, check=check)
+        record = clip.done.record
+        await self.registered(clip.done, precompute=precompute)
+        return Registration(record=record, warnings=clip.warnings, quality=clip.quality)
+
+    async def registered(self, done: Registered, *, precompute: bool) -> None:
+        """Go on with a voice that is in the store: what it replaced, its encodings.
+
+        Raises: StorageError.
+        """
+        if done.deletion is not None:
+            self.deletions.carry_out(done.deletion)
+        if precompute:
+            self.encodings.precompute_in_background(done.record)
+
+    async def register_embedding(
+        self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
+    ) -> Registration:
+        """Register a speaker by a raw speaker embedding: ready at once.
+
+        Raises: SpeakerRequestError, ServerBusyError, StorageError.
+        """
+        done = await self.uploads.register_embedding(tenant, upload, embedding)
+        await self.registered(done, precompute=False)
+        return Registration(record=done.record)
+
+    async def change(
+        self, tenant: Tenant, name: str, changes: SpeakerChanges
+    ) -> SpeakerRecord:
+        """Change what is written beside a speaker.
+
+        Raises: SpeakerNotFoundError, SpeakerExistsError, InvalidSpeakerError,
+            ServerBusyError, StorageError.
+        """
+        done = await self.uploads.changes.run(
+            self.store.change, name, changes, tenant.name
+        )
+        is_new = bool(done.record.ref_text) and done.deletion is not None
+        await self.registered(done, precompute=is_new)
+        return done.record
+
+    # -------- counting
+
+    async def stats(self, caller: Caller) -> dict[str, object]:
+        """Count what the caller may know of.
+
+        Without tenants, and for an administrator, that is what is registered and
+        stored, and each worker's counters; for one tenant of several what it has.
+
+        Raises: WorkerRPCError, StorageError.
+        """
+        if self.tenants.is_on and caller.tenant is not None:
+            return await self.lookups.reads.run(self._counts.of_tenant, caller.tenant)
+        known = await self.lookups.reads.run(self._counts.of_all)
+        workers = []
+        if (cloning := self.encodings.cloning_workers()) is not None:
+            answers = await cloning.call(STATS)
+            workers = [answer.shown for answer in answers]
+        shown = {**known, "flights": self.encodings.num_flights, "workers": workers}
+        if decoders := await self._decoders.stats():
+            shown["decoders"] = [answer.shown for answer in decoders]
+        if (warming := self.kv_warming.stats()) is not None:
+            shown["kv_warming"] = warming
+        return shown
+
+    def _delete_here(self, audio_sha256: str) -> None:
+        self.prompts.delete(audio_sha256)
+        self.inline.delete(audio_sha256)
+        self.encodings.delete(audio_sha256)
+
+    def _delete_all_here(self) -> None:
+        self.lookups.last.delete_all()
+        self.prompts.delete_all()
+        self.inline.delete_all()
+        self.encodings.delete_all()
+
+
+def open_service(
+    settings: Settings,
+    engine: AsyncEngine | None,
+    model: ServedModel,
+    *,
+    speech: Any = None,
+) -> SpeakerService:
+    """Open the storage and put the service on top of it.
+
+    Args:
+        settings: Where, and how much.
+        engine: None where there are no workers.
+        model: What is served.
+        speech: The serving class; None where no voice is prefilled.
+
+    Raises: StorageError, ConfigError.
+    """
+    keys = TenantKeys(settings.tenants_file)
+    store = open_store(settings)
+    return SpeakerService(store, settings, engine, model, keys, speech)

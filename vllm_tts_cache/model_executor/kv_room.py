@@ -1,0 +1,327 @@
+"""Starts a request of a talker that cannot resume only when it fits to its end.
+
+vLLM preempts a running request when the KV cache has no block left for its next token,
+and later computes its tokens anew. Where a position is more than its token, and the
+host keeps what it is elsewhere, that is lost. So where vLLM admits a request of such a
+family, the free blocks must hold all that it can take, beside what the running ones can
+still take. Then no running request is ever short of a block. A family that can go on
+costs nothing of that.
+
+What a request can take is its prompt and ``max_tokens``. Few take a tenth of that, so a
+family may say what a text plausibly takes; a request that takes longer counts with its
+worst case from then on, and new ones wait. Were that not enough, the newest request
+would end as an error, of which its client reads the reason, and its neighbours go on.
+
+Only admission changes: a request that must wait keeps its place in the queue, as when
+vLLM itself has no blocks for it. With nothing running vLLM decides alone, so nothing
+waits for ever. It checks at start that the cache holds one request of ``max_model_len``
+beside the null block (``get_kv_cache_configs`` in ``v1/core/kv_cache_utils.py``).
+
+Of a model that is guided, two requests speak one text. The host's scheduler for such
+models reserves all that both can take, so it is left alone: a no to one of the two
+would end the engine.
+
+A talker that keeps what it spoke goes on after a preemption, and builds those rows
+again; three things are the scheduler's:
+
+* The last token has no frame yet: its residual codes are made when it is decoded. So
+  it is computed alone, as a decode step, after all that was spoken.
+* KV that was computed behind a prompt is found in the prefix cache by token ids, which
+  do not tell frames with the same first code apart. So only a prompt's is taken.
+* Stage 1 has the frames that are computed anew. The host leaves out those before the
+  last one that it sent; and the last, sent once more, would make it send its chunk
+  once more.
+
+As in vLLM itself, KV that is computed anew may differ in its last bits where a kernel
+rounds otherwise for many positions than for one.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import Request, RequestStatus
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+from vllm_omni.core.sched.omni_cfg_ar_scheduler import OmniCFGARScheduler
+
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.speaker.family import family_of_model
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+_ADMISSIBLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_MAX_TEXTS = 1024
+_MARK = "_vllm_tts_cache_reserves"
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+REASON = (
+    "The KV cache ran out while this request was speaking, and this model cannot go on "
+    "after that. Try again. For the operator: raise gpu_memory_utilization or "
+    "kv_cache_memory_bytes, or lower max_num_seqs."
+)
+
+
+def install() -> None:
+    """Let every scheduler made from now on preempt without harm; twice is once."""
+    host_init = OmniARScheduler.__init__
+    if hasattr(host_init, _MARK):
+        return
+
+    @wraps(host_init)
+    def init(self: OmniARScheduler, *args: Any, **kwargs: Any) -> None:
+        host_init(self, *args, **kwargs)
+        architectures = self.vllm_config.model_config.architectures
+        if (family := family_of_model(*architectures)) is None:
+            return
+        if family.resumes:
+            resume_by_replay(self)
+        else:
+            end_preempted(self)
+            if not isinstance(self, OmniCFGARScheduler):
+                reserve_blocks(self, family.plausible_tokens)
+
+    setattr(init, _MARK, True)
+    OmniARScheduler.__init__ = init
+
+
+def reserve_blocks(
+    scheduler: Any, plausible_tokens: Callable[[str], int] | None = None
+) -> None:
+    """Hook a new scheduler whose KV cache is not ample.
+
+    Args:
+        scheduler: Of a family that does not resume.
+        plausible_tokens: As that family has it.
+    """
+    allocator = ReservingAllocator(scheduler, plausible_tokens)
+    num_fitting = allocator.num_longest_requests()
+    if num_fitting >= scheduler.max_num_running_reqs:
+        return
+    scheduler.kv_cache_manager.allocate_slots = allocator
+    logger.warning(
+        "The KV cache holds %d of the max_num_seqs=%d requests of max_model_len=%d "
+        "tokens. A request of this model waits until the cache can hold its prompt "
+        "and %s to the end. For more requests at a time raise gpu_memory_utilization "
+        "or kv_cache_memory_bytes, or lower max_model_len or the requests' max_tokens.",
+        num_fitting,
+        scheduler.max_num_running_reqs,
+        scheduler.max_model_len,
+        "max_tokens" if plausible_tokens is None else "what its text plausibly takes",
+    )
+
+
+class ReservingAllocator:
+    """``KVCacheManager.allocate_slots`` that also says no to an unsafe start."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        plausible_tokens: Callable[[str], int] | None = None,
+    ):
+        self._scheduler = scheduler
+        self._plausible_tokens = None
+        if plausible_tokens is not None:  # asked of every running request in each step
+            self._plausible_tokens = lru_cache(_MAX_TEXTS)(plausible_tokens)
+        self._manager = scheduler.kv_cache_manager
+        self._allocate_slots = self._manager.allocate_slots
+        config = scheduler.vllm_config
+        # Steps in flight are scheduled before it is known that a request has ended.
+        self._max_overrun_tokens = (
+            config.max_concurrent_batches * (1 + scheduler.num_spec_tokens)
+            + scheduler.num_lookahead_tokens
+        )
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        self._shares_blocks = (
+            len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
+        )
+
+    def __call__(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """The new blocks, or ``None``: "not now" to a request that would start."""
+        if request.status in _ADMISSIBLE and not self._may_start(
+            request,
+            kwargs.get("new_computed_blocks"),
+            kwargs.get("num_new_computed_tokens", 0),
+        ):
+            return None
+        return self._allocate_slots(request, *args, **kwargs)
+
+    def num_longest_requests(self) -> int:
+        """How many requests of ``max_model_len`` the blocks free now hold."""
+        # No request has this id: nothing of it is allocated yet.
+        num_blocks = self._num_blocks_to_allocate("", self._scheduler.max_model_len)
+        return self._manager.block_pool.get_num_free_blocks() // num_blocks
+
+    def num_tokens_reserved(self, request: Request) -> int:
+        """The positions of the KV cache that a request counts with."""
+        worst = self._max_tokens_held(request)
+        text = None if self._plausible_tokens is None else _text_of(request)
+        if self._plausible_tokens is None or not text or request.resumable:
+            return worst
+        ends_at = request.num_prompt_tokens + self._plausible_tokens(text)
+        plausible = ends_at + self._max_overrun_tokens
+        return worst if request.num_tokens > plausible else min(plausible, worst)
+
+    def _max_tokens_held(self, request: Request) -> int:
+        """The positions that a request can take in the KV cache, at worst."""
+        max_model_len = self._scheduler.max_model_len
+        # A session's next input brings its own prompt and max_tokens.
+        if request.resumable:
+            return max_model_len
+        ends_at = request.num_prompt_tokens + request.max_tokens
+        return min(ends_at + self._max_overrun_tokens, max_model_len)
+
+    def _may_start(
+        self, request: Request, hit_blocks: KVCacheBlocks | None, num_hit_tokens: int
+    ) -> bool:
+        running = self._scheduler.running
+        if not running:
+            return True
+        num_reserved = sum(self._num_blocks_missing(other) for other in running)
+        num_free = self._manager.block_pool.get_num_free_blocks()
+        if not self._shares_blocks:
+            hit_blocks, num_hit_tokens = None, 0
+        num_missing = self._num_blocks_missing(request, hit_blocks, num_hit_tokens)
+        return num_reserved + num_missing <= num_free
+
+    def _num_blocks_missing(
+        self,
+        request: Request,
+        hit_blocks: KVCacheBlocks | None = None,
+        num_hit_tokens: int = 0,
+    ) -> int:
+        return self._num_blocks_to_allocate(
+            request.request_id,
+            self.num_tokens_reserved(request),
+            hit_blocks,
+            request.num_computed_tokens + num_hit_tokens,
+        )
+
+    def _num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        hit_blocks: KVCacheBlocks | None = None,
+        num_computed_tokens: int = 0,
+    ) -> int:
+        """Free blocks that it takes to hold so much of a request, beyond its own."""
+        blocks = (
+            self._manager.empty_kv_cache_blocks if hit_blocks is None else hit_blocks
+        )
+        return self._manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request_id,
+            num_tokens=num_tokens,
+            new_computed_blocks=blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=num_computed_tokens,
+            num_local_computed_tokens=num_computed_tokens,
+            num_tokens_main_model=num_tokens,
+        )
+
+
+def _text_of(request: Any) -> str | None:
+    """Return what a request speaks, where the host's adapters put it."""
+    info = getattr(request, "additional_information", None)
+    text = (getattr(info, "entries", None) or info or {}).get("text")
+    text = getattr(text, "list_data", None) or getattr(text, "scalar_data", text)
+    if isinstance(text, list):
+        text = next(iter(text), None)
+    return text if isinstance(text, str) else None
+
+
+def resume_by_replay(scheduler: Any) -> None:
+    """Hook a new scheduler, whose talker keeps what it spoke."""
+    replay = _Replay(scheduler)
+    scheduler._reserve_prefill_lookahead = replay.num_new_tokens
+    scheduler._preempt_request = replay.preempt
+    scheduler.kv_cache_manager.get_computed_blocks = replay.computed_blocks
+
+
+class _Replay:
+    def __init__(self, scheduler: Any):
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self._reserve_prefill_lookahead = scheduler._reserve_prefill_lookahead
+        self._preempt_request = scheduler._preempt_request
+        self._get_computed_blocks = self._manager.get_computed_blocks
+        managers = self._manager.coordinator.single_type_managers
+        self._block_size = math.lcm(*(manager.block_size for manager in managers))
+
+    def num_new_tokens(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """How many of so many tokens to compute in this step; 0: none of them yet."""
+        num_new_tokens = self._reserve_prefill_lookahead(
+            request, num_computed_tokens, num_new_tokens
+        )
+        last = request.num_tokens - 1
+        if not request.num_output_tokens or num_computed_tokens >= last:
+            return num_new_tokens
+        end = min(num_computed_tokens + num_new_tokens, last)
+        # A token of what was spoken, computed alone, would be spoken once more.
+        if end == last - 1:
+            end -= 1
+        if end == num_computed_tokens + 1 and end > request.num_prompt_tokens:
+            end -= 1
+        return max(end - num_computed_tokens, 0)
+
+    def computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
+        """What the prefix cache has of the request's prompt, less its last token."""
+        found = self._get_computed_blocks(request)
+        blocks, num_tokens, _ = found
+        if not request.num_output_tokens:
+            return found
+        num_usable = request.num_prompt_tokens - 1
+        num_usable -= num_usable % self._block_size
+        if num_tokens <= num_usable:
+            return found
+        usable = self._manager.truncate_computed_blocks(blocks, num_usable)
+        return usable, num_usable, 0
+
+    def preempt(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """Preempt, and have stage 1 take nothing from it until it speaks again."""
+        self._preempt_request(request, *args, **kwargs)
+        adapter = getattr(self._scheduler, "chunk_transfer_adapter", None)
+        if adapter is not None and request.num_output_tokens:
+            sent = adapter.requests_num_chunks_sent
+            name = request.external_req_id
+            sent[name] = max(sent.get(name, 0), request.num_tokens)
+
+
+def end_preempted(scheduler: Any) -> None:
+    """Hook a new scheduler, whose talker cannot go on."""
+    preempt, update = scheduler._preempt_request, scheduler.update_from_output
+    preempted: dict[str, Request] = {}
+
+    def preempt_request(request: Request, *args: Any, **kwargs: Any) -> None:
+        preempt(request, *args, **kwargs)
+        preempted[request.request_id] = request
+
+    def update_from_output(*args: Any, **kwargs: Any) -> Any:
+        # Not where it is preempted: there the scheduler walks over its queues.
+        for request_id, request in preempted.items():
+            if not request.is_finished():
+                _end(scheduler, request_id, request)
+        preempted.clear()
+        return update(*args, **kwargs)
+
+    scheduler._preempt_request = preempt_request
+    scheduler.update_from_output = update_from_output
+
+
+def _end(scheduler: Any, request_id: str, request: Request) -> None:
+    # A cache that is too small preempts many, and each client is told for itself.
+    throttled.warn_of(
+        "a preempted request",
+        "Request %s was preempted, and ends: %s",
+        request_id,
+        REASON,
+    )
+    # The host tells the client so of what is in here, when it takes in the output.
+    told = scheduler._streaming_context_overflow
+    told[request_id] = (request.client_index, REASON)
+    scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR)

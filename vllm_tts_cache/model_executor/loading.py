@@ -1,0 +1,232 @@
+"""The speaker side of a model in a worker, put together from the settings."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.errors import EncodeError, TTSCacheError
+from vllm_tts_cache.model_executor.encode_device import EncodeDevice
+from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
+from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
+from vllm_tts_cache.model_executor.ranks import ALONE, Ranks, tensor_parallel_ranks
+from vllm_tts_cache.model_executor.speakers import (
+    DeletedCopies,
+    Recency,
+    WorkerSpeakers,
+)
+from vllm_tts_cache.speaker.checkpoint import remembered
+from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
+from vllm_tts_cache.speaker.family import Family
+from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls
+from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef
+from vllm_tts_cache.store.cache import open_cache
+from vllm_tts_cache.store.encoding import Encoding
+from vllm_tts_cache.store.locks import open_turns
+from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.recovery import recover_aside
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+# The first use of a library may read a gigabyte of kernels from a slow disk.
+_WARM_UP_TIMEOUT_SECONDS = 120.0
+# Whoever ends does not wait for all copies; the next start goes on.
+_RECOVER_PATIENCE_SECONDS = 2.0
+
+
+def why_it_clones_nothing(
+    vllm_config: Any, family: Family, ranks: Ranks | None = None
+) -> str | None:
+    """Say why the checkpoint clones no voices; None if it does. All ranks say the same.
+
+    Args:
+        vllm_config: Where the checkpoint lies.
+        family: Of the checkpoint.
+        ranks: The processes that run the model together; a talker's if None.
+
+    Raises: TTSCacheError if its configs cannot be read.
+    """
+    model_config = vllm_config.model_config
+    return (ranks or tensor_parallel_ranks()).first_says(
+        lambda: family.clones(local_checkpoint(model_config))
+    )
+
+
+def load_worker_speakers(
+    vllm_config: Any, family: Family, ranks: Ranks | None = None
+) -> WorkerSpeakers:
+    """Open the store and load the checkpoint's reference encoders.
+
+    Args: as `why_it_clones_nothing`.
+
+    Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
+    """
+    device = _encode_device(vllm_config, family)
+    ranks = ranks or tensor_parallel_ranks()
+    speakers = build_worker_speakers({}, load_settings(), device, ranks=ranks)
+    try:
+        load_encoders(speakers, vllm_config, family)
+    except BaseException:
+        speakers.close()
+        raise
+    return speakers
+
+
+def load_encoders(speakers: WorkerSpeakers, vllm_config: Any, family: Family) -> None:
+    """Load a checkpoint's reference encoders, in the place of another one's.
+
+    Raises: TTSCacheError if they are not what they should be.
+    """
+    device = _encode_device(vllm_config, family)
+    ranks = speakers.ranks
+    directory = load_settings().samples_dir
+    hold_exact_matmuls(vllm_config.model_config.dtype)
+
+    def load() -> Mapping[str, ReferenceEncoder]:
+        model_dir = whole_checkpoint(vllm_config, family.side_files)
+        encoders: Mapping[str, ReferenceEncoder]
+        with remembered(directory):
+            encoders = family.part("encoders_part")(model_dir, device)
+        return encoders
+
+    with float32_by_default():
+        speakers.fingerprints = ranks.first_says(partial(speakers.load_encoders, load))
+        if ranks.is_first and device.type != "cpu":
+            _warm_up(speakers)
+
+
+def build_worker_speakers(
+    encoders: Mapping[str, ReferenceEncoder],
+    settings: Settings,
+    device: torch.device,
+    *,
+    ranks: Ranks = ALONE,
+) -> WorkerSpeakers:
+    """Put encoders, store and encode thread together.
+
+    Args:
+        encoders: By name; none where they are loaded later, on the encode thread.
+        settings: Where, and how much.
+        device: Where the encoders compute.
+        ranks: The processes that run one model together.
+
+    Raises: StorageError.
+    """
+    store = open_store(settings, import_stock=False)  # the API process does that
+    cache = open_cache(settings, store)
+    turns = open_turns(settings, store.catalogue.database)
+    work = StoredEncodeWork(
+        encoders=encoders,
+        cache=cache,
+        store=store,
+        turns=turns,
+        device=EncodeDevice(device),
+    )
+    queue = EncodeQueue(
+        work,
+        max_waiting_inline=settings.max_waiting_inline,
+        look_again_seconds=turns.look_again_seconds,
+    )
+    # On a machine of its own nobody else removes what was deleted while it was away.
+    recovering = recover_aside(store.recover_copies) if ranks.is_first else None
+
+    def close_store() -> None:
+        if recovering is not None:
+            recovering.join(_RECOVER_PATIENCE_SECONDS)
+        store.close()
+
+    return WorkerSpeakers(
+        fingerprints={name: e.fingerprint for name, e in encoders.items()},
+        cache=cache,
+        queue=queue,
+        work=work,
+        recency=Recency(store.used),
+        copies=DeletedCopies(store.has_copies, store.delete_copies),
+        close_store=close_store,
+        home=store.home,
+        clock=time.monotonic,
+        ranks=ranks,
+    )
+
+
+def _encode_device(vllm_config: Any, family: Family) -> torch.device:
+    """Return where the family's encoders compute, with its index.
+
+    The host names the kind only, and a new thread starts at 0.
+    """
+    if family.encodes_on_cpu:
+        return torch.device("cpu")
+    kind = torch.device(vllm_config.device_config.device)
+    if kind.type == "cuda" and kind.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return kind
+
+
+def _warm_up(speakers: WorkerSpeakers) -> None:
+    """Encode once before vLLM measures how much memory is left.
+
+    Raises: TimeoutError, because what goes on would disturb that.
+    """
+    began_at = time.monotonic()
+    try:
+        speakers.warm_up(_WARM_UP_TIMEOUT_SECONDS)
+    except EncodeError as exc:  # without voices to clone, the model still speaks
+        logger.warning("The first encode of the reference encoders failed: %s", exc)
+        return
+    seconds = time.monotonic() - began_at
+    logger.info("Warmed the reference encoders up in %.1f s.", seconds)
+
+
+class SpeakerSide:
+    """Loads a checkpoint's reference encoders, and looks up what they have made."""
+
+    tts_cache_family: ClassVar[Family]
+    tts_cache_speakers: WorkerSpeakers | None = None
+    # Why the checkpoint clones no voices, if it does not.
+    tts_cache_refusal: str | None = None
+    # Model and revision that both of these are of.
+    _speakers_of: tuple[str, str | None] | None = None
+
+    def _load_speakers(self, vllm_config: Any) -> None:
+        """Load the reference encoders, if the checkpoint has any.
+
+        Weights may be loaded again and again, from memory or from another checkpoint.
+        The encode thread, the store and what they have in hand outlive that.
+        """
+        model = vllm_config.model_config
+        if (checkpoint := (model.model, model.revision)) == self._speakers_of:
+            return
+        family, ranks = self.tts_cache_family, self._ranks()
+        self.tts_cache_refusal = why_it_clones_nothing(vllm_config, family, ranks)
+        if self.tts_cache_refusal is not None:
+            self._close_speakers()
+        elif self.tts_cache_speakers is None:
+            self.tts_cache_speakers = load_worker_speakers(vllm_config, family, ranks)
+        else:
+            load_encoders(self.tts_cache_speakers, vllm_config, family)
+        self._speakers_of = checkpoint
+
+    def _close_speakers(self) -> None:
+        speakers, self.tts_cache_speakers = self.tts_cache_speakers, None
+        if speakers is not None:
+            speakers.close()
+
+    def _encodings(
+        self, ref: SpeakerRef, encoder_names: Sequence[str]
+    ) -> dict[str, Encoding]:
+        """Return what a prompt needs. Raises: TTSCacheError if it is not there."""
+        if self.tts_cache_speakers is None:
+            raise TTSCacheError(self.tts_cache_refusal or "it clones no voices")
+        return self.tts_cache_speakers.prompt(ref, encoder_names)
+
+    def _count_prompt(self) -> None:
+        if self.tts_cache_speakers is not None:
+            self.tts_cache_speakers.count_prompt()
+
+    def _ranks(self) -> Ranks | None:
+        """Return the processes that run the model together; None for vLLM's own."""
+        return None

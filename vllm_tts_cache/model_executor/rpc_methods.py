@@ -1,0 +1,257 @@
+"""Methods that the host's workers get from us, of talkers and of diffusion pipelines.
+
+Those of the RPC are reached by ``collective_rpc(name, stage_ids=[...])``. An RPC runs
+between two decode steps, or two batches of a diffusion pipeline, and whatever runs
+waits for it, so each of these returns at once. One struct of `speaker.wire` goes in and
+one comes out, as bytes, because the host mangles what it does not know. Nothing is
+raised, because the host would make a value of it: a worker without a speaker side
+answers `Unsupported`, and what goes wrong otherwise is `Failed`.
+
+``sleep`` and ``wake_up`` stand before the host's own, and keep the encode thread still
+while vLLM's sleep mode has the GPU's memory. The encoders' own memory is none of what
+sleep mode takes (`encode_work` says why), so an encode would do no harm here. It would
+take the memory that others were promised.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from vllm.model_executor.models import ModelRegistry
+from vllm_omni.engine import arg_utils
+from vllm_omni.engine.arg_utils import register_omni_models_to_vllm
+from vllm_omni.model_executor.models.registry import OmniModelRegistry
+
+from vllm_tts_cache.model_executor.decoder_states import DecoderStates
+from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.speaker import wire
+from vllm_tts_cache.speaker.family import families
+
+Method = Callable[..., bytes]
+
+
+def speakers_of(worker: Any) -> WorkerSpeakers | None:
+    """Return the speaker side of the model that a worker runs, if it has one."""
+    # Workers of every stage and of every model carry these methods.
+    return getattr(_model(worker), "tts_cache_speakers", None)
+
+
+def _states_of(worker: Any) -> DecoderStates | None:
+    return getattr(_model(worker), "tts_cache_decoder_states", None)
+
+
+def _refusal(worker: Any) -> str:
+    model = _model(worker)
+    reason = getattr(model, "tts_cache_refusal", None)
+    return reason or f"{type(model).__name__} clones no voices"
+
+
+def _model(worker: Any) -> Any:
+    runner = getattr(worker, "model_runner", None)
+    # A diffusion worker's runner calls it otherwise; none has both.
+    return getattr(runner, "model", getattr(runner, "pipeline", None))
+
+
+def _of_speakers(answer: Callable[..., Any]) -> Method:
+    """Make a worker's method of a function of its speakers, its rank and bytes."""
+    return _method(answer, speakers_of)
+
+
+def _of_states(answer: Callable[..., Any]) -> Method:
+    """The same of a function of the states that its decoder keeps."""
+    return _method(answer, _states_of)
+
+
+def _method(answer: Callable[..., Any], side_of: Callable[[Any], Any]) -> Method:
+    @wraps(answer)
+    def method(self: Any, *call: bytes) -> bytes:
+        if (side := side_of(self)) is None:
+            return wire.encode(wire.Unsupported(reason=_refusal(self)))
+        side.count_call(answer.__name__)
+        try:
+            return wire.encode(answer(side, int(self.rank), *call))
+        except Exception as exc:  # noqa: BLE001
+            return wire.encode(wire.Failed(reason=str(exc) or repr(exc)))
+
+    return method
+
+
+@_of_speakers
+def tts_cache_describe(speakers: WorkerSpeakers, rank: int) -> wire.Described:
+    """Return what the API process completes keys with, and where the worker reads."""
+    return wire.Described(
+        rank=rank,
+        fingerprints=speakers.fingerprints,
+        store_id=speakers.home.id,
+        store_place=speakers.home.place,
+    )
+
+
+@_of_speakers
+def tts_cache_want(speakers: WorkerSpeakers, rank: int, call: bytes) -> wire.WantAnswer:
+    """Queue what is missing of a `WantCall`, renew its leases, tell how far all is.
+
+    Rank 0 encodes; the other ranks load what it publishes.
+    """
+    return speakers.want(wire.decode(wire.WantCall, call), rank)
+
+
+@_of_speakers
+def tts_cache_encoding(
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.EncodingAnswer:
+    """Return one encoding as it is stored, of an `EncodingCall`.
+
+    For an API process that cannot read it from the disk.
+    """
+    asked = wire.decode(wire.EncodingCall, call)
+    stored = speakers.stored_encoding(asked.audio_sha256, asked.encoder)
+    return wire.EncodingAnswer(encoding=stored)
+
+
+@_of_speakers
+def tts_cache_delete(speakers: WorkerSpeakers, _rank: int, call: bytes) -> wire.Deleted:
+    """Delete the audios of a `DeleteCall` from memory and from the queue."""
+    return _deleted(speakers, call)
+
+
+@_of_speakers
+def tts_cache_failed(
+    speakers: WorkerSpeakers, _rank: int, call: bytes
+) -> wire.FailedPrompts:
+    """Return why requests failed, of those in a `FailedCall` that had no prompt."""
+    asked = wire.decode(wire.FailedCall, call)
+    return wire.FailedPrompts(causes=speakers.failed(asked.request_ids))
+
+
+@_of_speakers
+def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
+    """Return counters and sizes; nothing is looked up on the disk."""
+    return wire.WorkerStats(
+        rank=rank,
+        stats=speakers.stats(),
+        worker_id=speakers.worker_id,
+        encode_times=speakers.encode_times(),
+    )
+
+
+@_of_states
+def tts_cache_delete_states(
+    states: DecoderStates, _rank: int, call: bytes
+) -> wire.Deleted:
+    """Delete what a decoder keeps of the audios of a `DeleteCall`."""
+    return _deleted(states, call)
+
+
+@_of_states
+def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderStats:
+    """Return a decoder's counters and sizes."""
+    return states.stats(rank)
+
+
+def _deleted(side: WorkerSpeakers | DecoderStates, call: bytes) -> wire.Deleted:
+    asked = wire.decode(wire.DeleteCall, call)
+    if asked.everything:
+        return side.delete_all()
+    return side.delete(asked.audio_sha256s)
+
+
+METHODS = (
+    tts_cache_describe,
+    tts_cache_want,
+    tts_cache_encoding,
+    tts_cache_delete,
+    tts_cache_failed,
+    tts_cache_stats,
+    tts_cache_delete_states,
+    tts_cache_decoder_stats,
+)
+
+
+def install() -> None:
+    """Add the methods of the RPC, and put ours before those of every LLM worker."""
+    from vllm_omni.worker.mixins import OmniWorkerMixin
+
+    # Every such worker inherits this mixin, so neither a deploy file nor the user's
+    # own --worker-extension-cls has to name us.
+    _install_on(OmniWorkerMixin)
+
+
+def install_on_diffusion() -> None:
+    """Do the same for the host's diffusion workers, which have no mixin.
+
+    Called where one of our pipelines is built, so no other process imports them.
+    """
+    from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
+
+    _install_on(DiffusionWorker)
+
+
+def _install_on(workers: Any) -> None:
+    """Add the methods to a class of the host's, once.
+
+    Args:
+        workers: What it has of ``sleep`` and ``wake_up`` itself is called by ours; of
+            what it has not, that of the classes behind it.
+    """
+    if METHODS[0].__name__ in vars(workers):
+        return
+    hosts = {name: vars(workers).get(name) for name in ("sleep", "wake_up")}
+
+    def host(worker: Any, name: str) -> Callable[..., Any]:
+        own = hosts[name]
+        return (
+            getattr(super(workers, worker), name)
+            if own is None
+            else own.__get__(worker)
+        )
+
+    def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Go to sleep as the host does, once nothing is encoded.
+
+        States of voices in a decoder are none of what sleep mode takes, so they go.
+        """
+        if (states := _states_of(self)) is not None:
+            states.delete_all_for_now()
+        if (speakers := speakers_of(self)) is None:
+            return host(self, "sleep")(*args, **kwargs)
+        speakers.sleep()
+        try:
+            return host(self, "sleep")(*args, **kwargs)
+        except BaseException:
+            speakers.wake_up()
+            raise
+
+    def wake_up(self: Any, tags: list[str] | None = None) -> Any:
+        """Wake up as the host does; encode once it has all of its memory again."""
+        answer = host(self, "wake_up")(tags)
+        speakers = speakers_of(self)
+        # Weights may be woken alone, to be loaded anew; the rest is woken after them.
+        if speakers is not None and (tags is None or "kv_cache" in tags):
+            speakers.wake_up()
+        return answer
+
+    for method in (*METHODS, sleep, wake_up):
+        setattr(workers, method.__name__, method)
+
+
+def replace_models() -> None:
+    """Replace what the host has, and again where it registers its own classes later."""
+    for family in families():
+        for architecture, ours in (*family.models.items(), *family.decoders.items()):
+            OmniModelRegistry.register_model(architecture, ours)
+    arg_utils.register_omni_models_to_vllm = register_models_to_vllm
+
+
+def register_models_to_vllm() -> None:
+    """Register the host's classes in vLLM's own registry, and ours after them.
+
+    vLLM's configuration, of which the host makes its own, asks there whether a model
+    takes multimodal prompts. If one does, it also asks for the class, and what it is
+    told is what the process loads.
+    """
+    register_omni_models_to_vllm()
+    for family in families():
+        if family.host_is_multimodal:
+            for architecture, ours in family.models.items():
+                ModelRegistry.register_model(architecture, ours)

@@ -1,0 +1,329 @@
+"""Attention and layers on the CPU whose results do not depend on their neighbours.
+
+vLLM's kernel takes the keys in tiles that it sizes by the number of queries and by the
+processor's cache, and each tile rounds once more. So beyond some hundred keys a token
+gets other bits in a whole prefill than in a chunk of one, or behind a prefix that came
+from the cache; and the audio that is sampled from them differs. Handing every token in
+as a request of its own makes all of them what a decode step is: one query, all keys.
+
+For 800 tokens this takes about twice as long (12 ms and 22 ms a layer of four heads,
+one thread, where it was measured).
+
+Diffusion models, and decoders that are made of such, ask their platform which of the
+host's own forms to take, and the host knows no CPU there. All of them are torch's
+attention but for the form of the mask.
+
+oneDNN chooses its kernel by the number of rows, and each kernel rounds in its own way.
+Measured: without bfloat16 instructions (AVX-512 alone) a lone row, or the last one of
+an uneven share of a thread, gets other bits than the same row among others; with them a
+lone row does at a real checkpoint's sizes; with AMX, rows of batches of 33 and more.
+So every multiplication has the same number of rows here, and what is missing is zeros.
+A row then depends at most on its place among them; whether it does is tried for each
+layer at its first use, on this very machine with its number of threads.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
+from vllm_omni.diffusion.attention.backends.sdpa import SDPABackend, SDPAImpl
+from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
+from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
+from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerProc
+
+from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.platforms import ask_for_tiles, leave_out_matrices
+from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
+
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+
+Multiply = Callable[[torch.Tensor], torch.Tensor]
+
+# Of the first a decode step feels little: the weights are read once for all rows. The
+# others are for threads that share its rows unevenly.
+BLOCK_SIZES = (8, 16, 32, 64)
+# Of thousands of outputs that are summed in another order, one or two differ once they
+# are rounded to bfloat16.
+_NUM_OUTPUTS_TRIED = 1 << 17
+_FUSED = "_fused_qkv_weight"
+# Higgs Audio v3's host has all codebooks' heads in one, which is no layer of torch's.
+_HEADS = frozenset({"HiggsFusedMultiTextHead"})
+
+
+class InvariantCPUAttentionBackend(CPUAttentionBackend):
+    """vLLM's backend with the metadata of single queries."""
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
+        """Return the builder below."""
+        return _Builder
+
+
+class _Builder(CPUAttentionMetadataBuilder):
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> CPUAttentionMetadata:
+        is_decoder = not (self.is_cross_attention or self.is_encoder_only_attention)
+        if is_decoder and common_attn_metadata.causal is True:
+            common_attn_metadata = single_queries(common_attn_metadata)
+        return super().build(common_prefix_len, common_attn_metadata, fast_build)
+
+
+def single_queries(whole: CommonAttentionMetadata) -> CommonAttentionMetadata:
+    """Return the metadata of a batch with each query token as its own request.
+
+    Causal attention of query ``i`` of a request that has ``n`` queries and ends at
+    ``seq_len`` is that of one query which ends at ``seq_len - n + i + 1``.
+    """
+    if whole.max_query_len <= 1:
+        return whole
+    starts = whole.query_start_loc[: whole.num_reqs + 1].long()
+    counts = starts.diff()
+    request = torch.repeat_interleave(torch.arange(whole.num_reqs), counts)
+    token = torch.arange(int(starts[-1]))
+    behind = starts[1:][request] - token - 1
+    each = torch.arange(len(token) + 1, dtype=whole.query_start_loc.dtype)
+    return dataclasses.replace(
+        whole,
+        num_reqs=len(token),
+        max_query_len=1,
+        query_start_loc=each,
+        query_start_loc_cpu=each,
+        seq_lens=(whole.seq_lens[request] - behind).to(whole.seq_lens.dtype),
+        block_table_tensor=whole.block_table_tensor[request],
+    )
+
+
+class CPUDiffusionWorker(DiffusionWorker):
+    """Worker of diffusion stages."""
+
+    def init_device(self) -> None:
+        """Prepare this process before the pipeline is built in it."""
+        leave_out_matrices()
+        ask_for_tiles()
+        forgive_emptying_no_cache()
+        fall_back_on_it()
+        pack_outputs_here()
+        super().init_device()
+
+
+def pack_outputs_here() -> None:
+    """Have a worker in a process of its own hand its outputs on without a stream.
+
+    The host's thread for that makes a stream of the accelerator before anything else,
+    and without one it dies: no answer would ever arrive.
+    """
+    WorkerProc._async_output_loop = _hand_on_outputs
+
+
+def _hand_on_outputs(self: Any) -> None:
+    """Pack what was computed, one output after another, until there is None.
+
+    What waits is counted by the host, which is told of each, whatever came of it.
+    """
+    while (item := self._async_output_queue.get()) is not None:
+        output, output_id, _ = item
+        handed: dict[str, Any] = {"output": output}
+        try:
+            pack_diffusion_output_shm(output)
+        except Exception as exc:  # noqa: BLE001  whose output would never arrive
+            throttled.warn_of(
+                "handing an output on",
+                "Output %s cannot be handed on",
+                output_id,
+                mistake=exc,
+            )
+            handed = {"error": f"it cannot be handed on: {exc}"}
+        self._enqueue_result(
+            AsyncDiffusionOutput(
+                kind=AsyncOutputKind.OUTPUT_READY, async_output_id=output_id, **handed
+            )
+        )
+        with self._async_output_done:
+            self._async_output_pending -= 1
+            self._async_output_done.notify_all()
+
+
+class CPUDiffusionAttention(SDPAImpl):
+    """Torch's attention, whatever the platform says that it is."""
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_metadata: AttentionMetadata | None = None,
+    ) -> torch.Tensor:
+        """Compute ``(batch, length, heads, head_size)`` as on a GPU."""
+        return self.forward_cuda(query, key, value, attn_metadata)
+
+
+class CPUDiffusionBackend(SDPABackend):
+    """The backend that the CPU platform names."""
+
+    @staticmethod
+    def get_impl_cls() -> type[SDPAImpl]:
+        """Return the class above."""
+        return CPUDiffusionAttention
+
+
+def fall_back_on_it() -> None:
+    """Have the host's layers fall back on it too.
+
+    Beside the attention that the platform names, each has one of the host's own
+    choice: some models compute with that where they are not on a card they know.
+    """
+    SDPABackend.get_impl_cls = staticmethod(CPUDiffusionBackend.get_impl_cls)
+
+
+def separate_rows(model: nn.Module) -> None:
+    """Have each layer of a loaded model give a row the same bits in any batch.
+
+    Attention is not among them: see above.
+    """
+    for module in model.modules():
+        if isinstance(module, RotaryEmbeddingBase):
+            _replace(module, "forward", DensePositions)
+        elif isinstance(module, nn.Linear):
+            _replace(module, "forward", SeparateRows)
+        elif hasattr(module, "cpu_linear"):  # the kernel that vLLM chose for a layer
+            _replace(module, "cpu_linear", SeparateRows)
+        elif type(module).__name__ in _HEADS:
+            _replace(module, "generate", SeparateRows)
+    for module in model.modules():
+        # VoxCPM2's host puts weights together that it multiplies without a layer.
+        fuse: Any = getattr(module, "precompute_fused_qkv", None)
+        if fuse is not None:
+            fuse()
+        if isinstance(weight := getattr(module, _FUSED, None), torch.Tensor):
+            setattr(module, _FUSED, SeparateWeight.of(weight))
+
+
+def _replace(module: nn.Module, name: str, replacement: type) -> None:
+    function = getattr(module, name)
+    if not isinstance(function, replacement):
+        setattr(module, name, replacement(function))
+
+
+class DensePositions:
+    """A rotary embedding whose positions may lie apart in memory.
+
+    vLLM's kernel takes them to lie side by side. Those of Fish Speech's fast AR are a
+    column of a table, so that all rows but a batch's first would be turned by another
+    position than their own.
+    """
+
+    def __init__(self, rotate: Callable[..., Any]):
+        self._rotate = rotate
+
+    def __call__(self, positions: torch.Tensor, *others: Any) -> Any:
+        """Turn queries and keys by their own positions."""
+        return self._rotate(positions.contiguous(), *others)
+
+
+class SeparateRows:
+    """A layer's multiplication, in blocks of one size.
+
+    Args:
+        multiply: Of rows ``(num_rows, num_inputs)``, and what else the layer hands in.
+    """
+
+    def __init__(self, multiply: Callable[..., torch.Tensor]):
+        self._multiply = multiply
+        self._block_size: int | None = None
+
+    def __call__(self, inputs: torch.Tensor, *others: Any) -> torch.Tensor:
+        """Multiply ``(..., num_inputs)``; the bits of a row depend on it alone.
+
+        What comes of a row may have several dimensions.
+        """
+
+        def multiply(block: torch.Tensor) -> torch.Tensor:
+            return self._multiply(block, *others)
+
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if self._block_size is None:
+            self._block_size = choose_block_size(multiply, rows)
+        outputs = in_blocks(multiply, rows, self._block_size)
+        return outputs.reshape(*inputs.shape[:-1], *outputs.shape[1:])
+
+
+class SeparateWeight(torch.Tensor):
+    """A weight that a model multiplies by without a layer, in blocks likewise."""
+
+    _separate: SeparateRows
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> "SeparateWeight":
+        """Return the same weight, in the same memory."""
+        if isinstance(weight, cls):
+            return weight
+        separate = weight.as_subclass(cls)
+        separate._separate = SeparateRows(
+            lambda rows: nn.functional.linear(rows, weight)
+        )
+        return separate
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Multiply in blocks; whatever else is done with it gives plain tensors."""
+        del types
+        match func, args:
+            case nn.functional.linear, (inputs, SeparateWeight() as weight):
+                return weight._separate(inputs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def in_blocks(multiply: Multiply, rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Multiply ``size`` rows at a time, the last of them with zeros below."""
+    num_rows = len(rows)
+    if num_missing := -num_rows % size:
+        rows = nn.functional.pad(rows, (0, 0, 0, num_missing))
+    parts = [multiply(block) for block in rows.split(size)]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole[:num_rows]
+
+
+def choose_block_size(multiply: Multiply, like: torch.Tensor) -> int:
+    """Find how many rows to multiply at once so that a row's place does not matter.
+
+    Args:
+        multiply: Of rows ``(num_rows, num_inputs)``.
+        like: Some rows, for their width and dtype.
+
+    Returns: 1 where it matters in every size: then each row is multiplied alone.
+    """
+    return next((s for s in BLOCK_SIZES if not _place_matters(multiply, s, like)), 1)
+
+
+def _place_matters(multiply: Multiply, size: int, like: torch.Tensor) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    num_tried = 0
+    while num_tried < _NUM_OUTPUTS_TRIED:
+        row = torch.randn(1, like.shape[1], generator=generator).to(like.dtype)
+        outputs = multiply(row.repeat(size, 1))
+        if not torch.equal(outputs, outputs[:1].expand_as(outputs)):
+            return True
+        num_tried += outputs[0].numel()
+    return False

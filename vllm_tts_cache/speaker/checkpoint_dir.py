@@ -1,0 +1,212 @@
+"""Where the files of the checkpoint lie that the host serves; without torch."""
+
+import json
+import logging
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import RemoteEntryNotFoundError
+
+from vllm_tts_cache.errors import CheckpointError
+from vllm_tts_cache.speaker.family import SideFile
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
+
+
+def local_checkpoint(model_config: Any) -> Path:
+    """Return the folder with the configs of the checkpoint that the host serves.
+
+    Raises: CheckpointError if there is none.
+    """
+    return checkpoint_dir(model_config.model, model_config.revision)
+
+
+def whole_checkpoint(vllm_config: Any, side_files: Sequence[SideFile]) -> Path:
+    """Return the folder of the checkpoint that a worker has loaded, with these files.
+
+    The host fetches all of a model's main revision. Of another one it fetches weights
+    and configs, and takes what else it needs from main; so here it is fetched.
+
+    Raises: CheckpointError that says what to download.
+    """
+    model = vllm_config.model_config
+    return checkpoint_dir(
+        model.model,
+        model.revision,
+        side_files=side_files,
+        download_dir=vllm_config.load_config.download_dir,
+        token=model.hf_token,
+    )
+
+
+def checkpoint_dir(
+    model: str,
+    revision: str | None = None,
+    *,
+    side_files: Sequence[SideFile] = (),
+    download_dir: str | None = None,
+    token: bool | str | None = None,
+) -> Path:
+    """Return the folder of a checkpoint: a directory, or of a Hugging Face id.
+
+    Args:
+        model: Either; an id must have been downloaded, some of its files at least.
+        revision: Of the id; a directory has none.
+        side_files: Files that must be there too, each under one of its names; of an id
+            they are fetched if they are not, unless Hugging Face is off line.
+        download_dir: Where the host keeps downloaded weights, if not where all else is.
+        token: For Hugging Face, as `huggingface_hub` takes it.
+
+    Raises: CheckpointError that says what to download.
+    """
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        _check_snapshot(directory, side_files)
+        return directory
+    # Weights are in the first; in the second is all of main, whatever the first says.
+    found = {
+        cache_dir: folder
+        for cache_dir in (download_dir, None)
+        if (folder := _snapshot(model, revision, cache_dir)) is not None
+    }
+    for folder in found.values():
+        if not _missing(folder, side_files):
+            return folder
+    for cache_dir, folder in found.items():
+        _fetch(model, folder, _missing(folder, side_files), cache_dir, token)
+        return folder
+    command = _download_command(model, revision, (), download_dir)
+    raise CheckpointError(
+        model,
+        "neither a directory nor a downloaded Hugging Face model; to download it: "
+        f"{command}",
+    )
+
+
+def _snapshot(model: str, revision: str | None, cache_dir: str | None) -> Path | None:
+    """Return the folder of a downloaded revision; parts of it may be missing."""
+    try:
+        folder = snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=True,
+            ignore_patterns="*",  # else it refuses a folder that lacks any file
+        )
+    except (OSError, ValueError):
+        return None
+    return Path(folder)
+
+
+def _missing(folder: Path, files: Sequence[SideFile]) -> list[tuple[str, ...]]:
+    """The names of each file that is there under none of them."""
+    named = [(file,) if isinstance(file, str) else file for file in files]
+    return [names for names in named if not any((folder / n).is_file() for n in names)]
+
+
+def _fetch(
+    model: str,
+    folder: Path,
+    files: Sequence[tuple[str, ...]],
+    cache_dir: str | None,
+    token: bool | str | None,
+) -> None:
+    """Download files into a snapshot's folder; several processes may do so at a time.
+
+    Raises: CheckpointError.
+    """
+    commit = folder.name  # a branch may have moved on since
+    logger.info("Fetching %s of %s, revision %s.", _listed(files), model, commit)
+
+    def fetch(name: str) -> None:
+        hf_hub_download(model, name, revision=commit, cache_dir=cache_dir, token=token)
+
+    try:
+        for names in files:
+            _fetch_one_of(names, fetch)
+    except Exception as exc:  # the client's, of whatever it runs on
+        first_line = str(exc).partition("\n")[0]
+        command = _download_command(model, commit, files, cache_dir)
+        raise CheckpointError(
+            model,
+            f"its revision {commit} lacks {_listed(files)}, and fetching failed "
+            f"({first_line or repr(exc)}); to download what is missing: {command}",
+        ) from exc
+
+
+def _fetch_one_of(names: Sequence[str], fetch: Callable[[str], None]) -> None:
+    for name in names[:-1]:
+        try:
+            return fetch(name)
+        except RemoteEntryNotFoundError:
+            continue  # it has another name there
+    return fetch(names[-1])
+
+
+def _listed(files: Sequence[tuple[str, ...]]) -> str:
+    return ", ".join(" or ".join(names) for names in files)
+
+
+def _check_snapshot(directory: Path, side_files: Sequence[SideFile]) -> None:
+    """Refuse a folder of Hugging Face's cache that lacks files.
+
+    With HF_HUB_OFFLINE, the host puts one in the place of the id. Of any other
+    directory it says more when the file itself is read.
+
+    Raises: CheckpointError.
+    """
+    missing = _missing(directory, side_files)
+    repository = directory.parent.parent
+    if not missing or directory.parent.name != "snapshots":
+        return
+    kind, *names = repository.name.split("--")
+    if kind == "models":
+        command = _download_command(
+            "/".join(names), directory.name, missing, str(repository.parent)
+        )
+        raise CheckpointError(
+            str(directory),
+            f"it lacks {_listed(missing)}; to download it where there is a network: "
+            f"{command}",
+        )
+
+
+def _download_command(
+    model: str,
+    revision: str | None,
+    files: Sequence[tuple[str, ...]],
+    cache_dir: str | None,
+) -> str:
+    # Of several names, those that are not there are no error to that command.
+    names = [name for file in files for name in file]
+    options = {"--revision": revision, "--cache-dir": cache_dir}
+    given = [part for name, value in options.items() if value for part in (name, value)]
+    return shlex.join(["hf", "download", model, *names, *given])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        CheckpointError: It cannot be read, or is none.
+    """
+    try:
+        parsed = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
+    except ValueError as exc:
+        raise CheckpointError(str(path), f"not JSON: {exc}") from exc
+    if not isinstance(parsed, dict):
+        raise CheckpointError(str(path), "not a JSON object")
+    return parsed
+
+
+def config_says(model_dir: Path, field: str, value: object) -> bool:
+    """Tell whether a checkpoint's ``config.json`` has this value in this field."""
+    try:
+        return read_json(model_dir / "config.json").get(field) == value
+    except CheckpointError:
+        return False

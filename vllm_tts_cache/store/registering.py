@@ -1,0 +1,518 @@
+"""Registering, changing and deleting speakers and consents, each in one transaction."""
+
+import dataclasses
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from vllm_tts_cache.audio.decode import DecodedAudio
+from vllm_tts_cache.catalogue import (
+    consents,
+    deletions,
+    owners,
+    schema,
+    speakers,
+    stored_files,
+)
+from vllm_tts_cache.catalogue.consents import ConsentRecord
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.deletions import Deletion
+from vllm_tts_cache.catalogue.details import check_is_to_come
+from vllm_tts_cache.catalogue.names import is_consent_id
+from vllm_tts_cache.catalogue.records import (
+    AUDIO_KIND,
+    DEFAULT_TENANT,
+    Identity,
+    NewSpeaker,
+    Segment,
+    SpeakerChanges,
+    SpeakerRecord,
+    pack_embedding,
+)
+from vllm_tts_cache.config import RegistrationPolicy
+from vllm_tts_cache.errors import (
+    CHOOSE_ANOTHER,
+    ConsentInUseError,
+    ConsentLimitError,
+    ConsentNotFoundError,
+    ConsentRequiredError,
+    SpeakerExistsError,
+    SpeakerLimitError,
+    SpeakerNotFoundError,
+)
+from vllm_tts_cache.files import storage_errors, sync_directory
+from vllm_tts_cache.store import stock_files
+from vllm_tts_cache.store.blobs import Blobs
+from vllm_tts_cache.store.directory import StoreDirectory
+from vllm_tts_cache.store.stock_files import ImportedFile
+from vllm_tts_cache.store.writer import Owner, Writer
+from vllm_tts_cache.tenants import NO_LIMITS, Limits
+
+_DELETE_OLD_SECONDS = 60.0
+
+# Of the voices that stand on a recording, as many are named.
+_MAX_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """The new record, and what its name took over.
+
+    Attributes:
+        deletion: Of the replaced one, if it had audio or a file of stock's and is not
+            registered anew as it was: still to be carried out by
+            `SpeakerStore.remove_files`.
+    """
+
+    record: SpeakerRecord
+    replaced: SpeakerRecord | None
+    deletion: Deletion | None
+
+
+class Registrations:
+    """Changes who is registered; see `SpeakerStore`, which it is a part of.
+
+    Args:
+        database: The catalogue's.
+        writer: Stores the audio in the transaction that registers it.
+        max_speakers: As of the store.
+        policy: As of the store.
+        needs_recording: Whether a voice stands on a consent recording that is here.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        writer: Writer,
+        *,
+        max_speakers: int,
+        policy: RegistrationPolicy,
+        needs_recording: bool,
+    ):
+        self._database = database
+        self._writer = writer
+        self._max_speakers = max_speakers
+        self._policy: RegistrationPolicy = policy
+        self._needs_recording = needs_recording
+        self._delete_old_next = 0.0
+
+    def register(
+        self,
+        new: NewSpeaker,
+        audio: DecodedAudio | None,
+        *,
+        is_new: bool = False,
+        limits: Limits = NO_LIMITS,
+    ) -> Registered:
+        """Register a speaker; readers see the old one until they see the new one.
+
+        Args:
+            new: What is registered; with ``audio_sha256`` exactly if there is audio.
+            audio: The reference audio.
+            is_new: Whether it may replace nobody, whatever the policy.
+            limits: Of its tenant.
+
+        Raises:
+            SpeakerExistsError: The name is taken and may not be.
+            SpeakerLimitError: The name is new and the catalogue is full.
+            AudioBudgetError: The audio of all speakers would be too much.
+            ConsentRequiredError: A recording is needed, and the consent names none.
+            StorageFullError: There is no space left; nothing was changed.
+        """
+
+        def commit(db: Connection) -> Registered:
+            now = schema.now(db)
+            if new.expires_at is not None:
+                check_is_to_come(new.expires_at, now)
+            replaced = speakers.find_named(db, new.tenant, new.name_key)
+            if replaced is not None and replaced.has_expired(now):
+                # Nobody finds it any more: its id and its name are free. What is
+                # left of it is removed by whoever adopts deletions.
+                self._delete(db, replaced)
+                replaced = None
+            if replaced is not None and self._stays(db, replaced, new):
+                raise SpeakerExistsError(replaced.name)
+            if replaced is not None and is_new:
+                raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
+            if replaced is None:
+                self._check_room(db, new.tenant, limits)
+            is_same = replaced is not None and _sounds_the_same(db, new, replaced)
+            done = _replace(db, new, replaced, self._consent_id(db, new))
+            return done if is_same else _with_stock_files(db, done)
+
+        if audio is None:
+            with self._database.write() as db:
+                return commit(db)
+        owner = Owner(tenant=new.tenant, max_audio_bytes=limits.max_audio_bytes)
+        return self._writer.keep(audio, Segment.REGISTERED, commit, owner=owner)
+
+    def import_speaker(
+        self, new: NewSpeaker, audio: DecodedAudio | None, file: ImportedFile
+    ) -> tuple[str | None, Deletion | None]:
+        """Register a voice of stock's, and remember the file it was in.
+
+        The limits do not apply: what stock kept is not lost because more was kept
+        than may be added now.
+
+        Returns:
+            Why it was not registered, None if it was; and the deletion of what it
+            replaced, as `register` returns it.
+        """
+
+        def commit(db: Connection) -> tuple[str | None, Deletion | None]:
+            refusal = stock_files.refusal(
+                db, file.name_key, file.created_at, self._policy
+            )
+            if refusal is not None:
+                raise _RefusedError(refusal)
+            stock_files.remember(db, file)
+            replaced = speakers.find_named(db, new.tenant, new.name_key)
+            return None, _replace(db, new, replaced).deletion
+
+        try:
+            if audio is not None:
+                return self._writer.keep(
+                    audio,
+                    Segment.REGISTERED,
+                    commit,
+                    owner=Owner(tenant=new.tenant),
+                    is_bounded=False,
+                )
+            with self._database.write() as db:
+                return commit(db)
+        except _RefusedError as exc:
+            return str(exc), None
+
+    def change(
+        self,
+        name: str,
+        changes: SpeakerChanges,
+        tenant: str = DEFAULT_TENANT,
+    ) -> Registered:
+        """Change what is written beside a speaker, its name included.
+
+        Raises:
+            SpeakerNotFoundError: No speaker has this name or id.
+            SpeakerExistsError: Another one has the new name.
+            InvalidSpeakerError: The speaker cannot be changed so.
+        """
+        with self._database.write() as db:
+            before = _find(db, name, tenant)
+            now = schema.now(db)
+            if before.has_expired(now):
+                raise SpeakerNotFoundError(name)
+            after = changes.applied_to(before)
+            if "expires_at" in changes.given:
+                check_is_to_come(after.expires_at, now)
+            if after.name_key != before.name_key:
+                taken = speakers.find_named(db, tenant, after.name_key)
+                if taken is not None:
+                    raise SpeakerExistsError(taken.name, hint=CHOOSE_ANOTHER)
+                if tenant == DEFAULT_TENANT:
+                    stock_files.rename(db, before.name_key, after.name_key)
+            speakers.change(db, after, changes.columns(after))
+            deletion = None
+            if _spoken(after) != _spoken(before):
+                deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
+        return Registered(record=after, replaced=before, deletion=deletion)
+
+    def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> Deletion:
+        """Delete a speaker: from here on nobody finds it.
+
+        Its files are still to be removed, by `SpeakerStore.remove_files`, and what
+        participants remember is still to be confirmed; that this is to be done is
+        committed.
+
+        Raises:
+            SpeakerNotFoundError: No speaker has this name or id.
+        """
+        with self._database.write() as db:
+            self._delete_old_deletions(db)
+            return self._delete(db, _find(db, name, tenant))
+
+    def delete_expired(self, limit: int) -> list[Deletion]:
+        """Delete speakers whose end has come, so many at most, as `delete` does."""
+        with self._database.write() as db:
+            self._delete_old_deletions(db)
+            over = speakers.expired(db, schema.now(db), limit)
+            return [self._delete(db, record) for record in over]
+
+    def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
+        tenant, name_key = record.tenant, record.name_key
+        speakers.delete(db, record)
+        deletions.delete_finished(db, tenant, name_key)
+        deletion = deletions.add(
+            db,
+            deleted_audio(db, record.audio_sha256),
+            tenant=tenant,
+            hashed=deletions.name_hash(tenant, name_key),
+            public_id=record.speaker_id,
+        )
+        if tenant == DEFAULT_TENANT:
+            stock_files.mark_deleted(db, name_key, deletion.id)
+        return deletion
+
+    def _delete_old_deletions(self, db: Connection) -> None:
+        """Delete rows that nobody asked after, now and then: it goes through all."""
+        now = time.monotonic()
+        if now >= self._delete_old_next:
+            self._delete_old_next = now + _DELETE_OLD_SECONDS
+            deletions.delete_old(db)
+
+    def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
+        found = None
+        if is_consent_id(new.consent):
+            found = consents.find(db, new.consent, new.tenant)
+        if found is None and self._needs_recording:
+            raise ConsentRequiredError
+        return None if found is None else found.consent_id
+
+    def _stays(self, db: Connection, old: SpeakerRecord, new: NewSpeaker) -> bool:
+        """Whether a speaker may not be registered over."""
+        return self._policy == "immutable" and not _brings_back(db, new, old)
+
+    def _check_room(self, db: Connection, tenant: str, limits: Limits) -> None:
+        """See that one more may be registered."""
+        limit = limits.max_voices
+        used = owners.of_tenant(db, tenant).num_voices
+        if limit is not None and used >= limit:
+            raise SpeakerLimitError(limit, is_tenants=True)
+        if self._max_speakers and speakers.at_least(db, self._max_speakers):
+            raise SpeakerLimitError(self._max_speakers)
+
+
+class _RefusedError(Exception):
+    """A voice of stock's is not imported; the message says why."""
+
+
+def _find(db: Connection, name: str, tenant: str) -> SpeakerRecord:
+    if (found := speakers.find(db, tenant, name)) is None:
+        raise SpeakerNotFoundError(name)
+    return found
+
+
+def _replace(
+    db: Connection,
+    new: NewSpeaker,
+    replaced: SpeakerRecord | None,
+    consent_id: str | None = None,
+) -> Registered:
+    record = speakers.replace(db, new, consent_id)
+    deletion = None
+    if replaced is not None and _spoken(replaced) != _spoken(record):
+        sha = deleted_audio(db, replaced.audio_sha256)
+        if sha is not None:
+            deletion = deletions.add(db, sha, tenant=record.tenant)
+    return Registered(record=record, replaced=replaced, deletion=deletion)
+
+
+def _brings_back(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
+    """Whether it is the same clip and transcript, and the clip was lost."""
+    sha = old.audio_sha256
+    if sha is None or (new.audio_sha256, new.ref_text) != (sha, old.ref_text):
+        return False
+    return stored_files.find(db, sha, AUDIO_KIND) is None
+
+
+def _sounds_the_same(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
+    """Whether a speaker who is still there has the same clip, or embedding."""
+    if new.embedding is None or old.audio_sha256 is not None:
+        return new.audio_sha256 == old.audio_sha256
+    kept = speakers.embedding(db, old.generation)
+    return kept is not None and pack_embedding(kept) == pack_embedding(new.embedding)
+
+
+def _with_stock_files(db: Connection, done: Registered) -> Registered:
+    """Leave stock's files of whoever was replaced to the deletion.
+
+    Going back to stock is not to bring back a person who was replaced by another. So
+    files of the same clip or embedding stay, and those that a file of stock's own
+    replaced: a server that merely starts removes nothing of stock's.
+    """
+    new = done.record
+    if done.replaced is None or new.tenant != DEFAULT_TENANT:
+        return done
+    if not stock_files.has_files(db, new.name_key):
+        return done
+    deletion = done.deletion or deletions.add(db, None, tenant=new.tenant)
+    stock_files.mark_deleted(db, new.name_key, deletion.id)
+    return dataclasses.replace(done, deletion=deletion)
+
+
+def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:
+    """What processes remember of a speaker's prompts by."""
+    return record.audio_sha256, record.ref_text
+
+
+def deleted_audio(db: Connection, audio_sha256: str | None) -> str | None:
+    """The audio of what was deleted; if nobody else has it, its rows go.
+
+    It is told even where others have it: what was remembered of it may hold the
+    transcript of the one that is gone.
+    """
+    if audio_sha256 is not None and not owners.is_owned(db, audio_sha256):
+        stored_files.remove(db, audio_sha256)
+    return audio_sha256
+
+
+class Consents:
+    """Consent recordings; see `SpeakerStore`, which it is a part of.
+
+    Every method raises StorageError if the disk or the catalogue fails.
+
+    Args:
+        max_recordings: At most, all tenants together; 0 means no limit.
+    """
+
+    def __init__(self, database: Database, writer: Writer, *, max_recordings: int):
+        self._database = database
+        self._writer = writer
+        self._max_recordings = max_recordings
+
+    def add(
+        self,
+        name: str,
+        language: str,
+        audio: DecodedAudio,
+        tenant: str = DEFAULT_TENANT,
+        limits: Limits = NO_LIMITS,
+        identity: Identity | None = None,
+    ) -> ConsentRecord:
+        """Keep a recording, with a new id unless it brings one that is free.
+
+        A tenant may keep as many as voices.
+
+        Raises:
+            InvalidSpeakerError: The label or the language cannot be.
+            ConsentLimitError: There are as many as there may be.
+            AudioBudgetError: The registered audio would be too much.
+        """
+
+        def commit(db: Connection) -> ConsentRecord:
+            limit = limits.max_voices
+            used = owners.of_tenant(db, tenant).num_consents
+            if limit is not None and used >= limit:
+                raise ConsentLimitError(limit, is_tenants=True)
+            if 0 < self._max_recordings <= consents.count(db):
+                raise ConsentLimitError(self._max_recordings)
+            return consents.add(
+                db,
+                name=name,
+                language=language,
+                audio_sha256=audio.audio.audio_sha256,
+                num_samples=audio.audio.num_samples,
+                sample_rate_hz=audio.audio.sample_rate_hz,
+                tenant=tenant,
+                identity=identity,
+            )
+
+        owner = Owner(tenant=tenant, max_audio_bytes=limits.max_audio_bytes)
+        return self._writer.keep(audio, Segment.REGISTERED, commit, owner=owner)
+
+    def get(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> ConsentRecord:
+        """Return a recording. Raises: ConsentNotFoundError."""
+        with self._database.read() as db:
+            return _found(db, consent_id, tenant)
+
+    def of_audio(
+        self, audio_sha256: str, tenant: str = DEFAULT_TENANT
+    ) -> ConsentRecord | None:
+        """Return the oldest recording that is this audio, None if none is."""
+        with self._database.read() as db:
+            return consents.of_audio(db, audio_sha256, tenant)
+
+    def on_page(
+        self, limit: int, after: str = "", tenant: str = DEFAULT_TENANT
+    ) -> list[ConsentRecord]:
+        """Return recordings, newest first.
+
+        Raises: InvalidSpeakerError: There is no recording ``after``.
+        """
+        with self._database.read() as db:
+            return consents.on_page(db, limit=limit, after=after, tenant=tenant)
+
+    def rename(
+        self, consent_id: str, name: str, tenant: str = DEFAULT_TENANT
+    ) -> ConsentRecord:
+        """Change the label.
+
+        Raises: ConsentNotFoundError, InvalidSpeakerError.
+        """
+        name = consents.checked_name(name)
+        with self._database.write() as db:
+            _found(db, consent_id, tenant)
+            consents.rename(db, consent_id, name)
+            return _found(db, consent_id, tenant)
+
+    def delete(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> Deletion:
+        """Delete a recording that no voice stands on; its files are still to go.
+
+        Raises:
+            ConsentNotFoundError: There is none with this id.
+            ConsentInUseError: Voices stand on it.
+        """
+        with self._database.write() as db:
+            record = _found(db, consent_id, tenant)
+            if voices := speakers.standing_on(db, consent_id, _MAX_NAMED):
+                raise ConsentInUseError(consent_id, voices)
+            consents.delete(db, record)
+            deletions.delete_old(db)
+            sha = deleted_audio(db, record.audio_sha256)
+            return deletions.add(db, sha, tenant=tenant, public_id=consent_id)
+
+
+def _found(db: Connection, consent_id: str, tenant: str) -> ConsentRecord:
+    if (record := consents.find(db, consent_id, tenant)) is None:
+        raise ConsentNotFoundError(consent_id)
+    return record
+
+
+def remove_files(
+    directory: StoreDirectory, blobs: Blobs, database: Database, deletion: Deletion
+) -> None:
+    """Remove all of a deletion from disk, and write down that it is gone.
+
+    Killed at any point it can be called again: until the last transaction the
+    deletion says that there may be something.
+
+    Raises:
+        StorageError: Something is left.
+    """
+    with database.write() as db:
+        found = deletions.get(db, deletion.id)
+        if found is None or found.files_removed:
+            return
+        if (sha := found.deletion.audio_sha256) is not None:
+            _discard(db, blobs, sha, deletion.id)
+        imported = stock_files.to_remove(db, deletion.id)
+    blobs.finish_discard(sha, deletion.id)
+    for file in imported:
+        _remove_stock_file(directory, file)
+    with database.write() as db:
+        for file in imported:
+            stock_files.delete_file_name(db, file.file_name)
+        deletions.files_are_removed(db, deletion.id)
+    database.wipe_log()
+
+
+def _discard(db: Connection, blobs: Blobs, audio_sha256: str, deletion_id: int) -> None:
+    stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
+    if owners.is_owned(db, audio_sha256):  # by somebody with the same clip
+        stored.add(AUDIO_KIND)
+    elif AUDIO_KIND not in stored:
+        stored_files.remove(db, audio_sha256)
+        stored.clear()
+    blobs.discard(db, audio_sha256, stored, deletion_id)
+
+
+def _remove_stock_file(directory: StoreDirectory, file: ImportedFile) -> None:
+    path = directory.root / file.file_name
+    # Of the directory: the file is called after a voice, and logs show these errors.
+    with storage_errors(directory.root), suppress(FileNotFoundError):
+        stat = path.stat()
+        # Another time or size: stock has written another voice there since.
+        if (stat.st_mtime_ns, stat.st_size) == (file.mtime_ns, file.size):
+            path.unlink()
+            sync_directory(directory.root)

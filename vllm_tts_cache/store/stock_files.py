@@ -1,0 +1,310 @@
+"""Reading one voice file of stock vLLM-Omni 0.30.
+
+A safetensors file with the tensor ``audio``, float32 ``(num_samples,)`` or
+``(num_samples, num_channels)``, or with ``speaker_embedding``, float32 ``(dim,)``;
+what else stock knows of the voice is text in the header's ``__metadata__``. Rows of the
+table ``imported_file`` say which of them were looked at.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load
+from sqlalchemy import Connection, case, func, select
+
+from vllm_tts_cache.catalogue import deletions
+from vllm_tts_cache.catalogue.names import clean, fold
+from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, unpack_embedding
+from vllm_tts_cache.catalogue.schema import imported_file, speaker
+from vllm_tts_cache.config import RegistrationPolicy
+
+# Begins the name of a file that was removed, of which the rest is a hash.
+_REMOVED = "removed:"
+
+# Stock writes a few hundred bytes and, from a 10 MB upload, some tens of MB.
+MAX_HEADER_BYTES = 1024**2
+MAX_FILE_BYTES = 512 * 1024**2
+
+Samples = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedFile:
+    """A file that was looked at; another time or size makes it another file.
+
+    Attributes:
+        file_name: Its name in the directory.
+        mtime_ns: When its content last changed.
+        size: Its length in bytes.
+        name_key: Folded name of the voice in it; empty if there is none.
+        created_at: When stock registered the voice, in Unix seconds.
+    """
+
+    file_name: str
+    mtime_ns: int
+    size: int
+    name_key: str = ""
+    created_at: float = 0.0
+
+
+def known(db: Connection) -> dict[str, tuple[int, int]]:
+    """All files that were looked at: name -> (mtime_ns, size)."""
+    columns = imported_file.c
+    query = select(columns.file_name, columns.mtime_ns, columns.size)
+    return {name: (mtime_ns, size) for name, mtime_ns, size in db.execute(query)}
+
+
+def remember(db: Connection, file: ImportedFile) -> None:
+    """Insert or update the file's row; a voice that was deleted stays deleted."""
+    where = imported_file.c.file_name == file.file_name
+    old = db.execute(
+        select(imported_file.c.name_key, imported_file.c.deleted_at).where(where)
+    ).first()
+    row = asdict(file)
+    if old is not None and old.deleted_at is not None:
+        names = file.name_key, _hashed(file.name_key)
+        if old.name_key in names and file.created_at <= old.deleted_at:
+            del row["name_key"]
+            db.execute(imported_file.update().where(where).values(**row))
+            return
+    db.execute(imported_file.delete().where(where))
+    db.execute(imported_file.insert(), row)
+
+
+def has_files(db: Connection, name_key: str) -> bool:
+    """Whether a voice of this name, that was not deleted, is in files of stock's."""
+    columns = imported_file.c
+    query = select(1).where(columns.name_key == name_key, columns.deleted_at.is_(None))
+    return db.execute(query.limit(1)).first() is not None
+
+
+def mark_deleted(db: Connection, name_key: str, deletion_id: int) -> None:
+    """Leave the files of a voice to its deletion, and keep its name no longer.
+
+    That it was deleted is remembered with the rows: a copy of such a file does not
+    bring the voice back.
+    """
+    now, created_at = time.time(), imported_file.c.created_at
+    values = {
+        "name_key": _hashed(name_key),
+        # Stock dates a voice up to some seconds ahead of the clock.
+        "deleted_at": case((created_at > now, created_at), else_=now),
+        "deletion_id": deletion_id,
+    }
+    is_left = imported_file.c.file_name.not_like(f"{_REMOVED}%")
+    names = imported_file.c.name_key.in_([name_key, _hashed(name_key)])
+    db.execute(imported_file.update().where(names, is_left).values(**values))
+
+
+def rename(db: Connection, old_name_key: str, name_key: str) -> None:
+    """The voice of some files is called otherwise now: they are deleted with it.
+
+    They are not imported again either, as they were looked at.
+    """
+    where = (
+        imported_file.c.name_key == old_name_key,
+        imported_file.c.deleted_at.is_(None),
+    )
+    db.execute(imported_file.update().where(*where).values(name_key=name_key))
+
+
+def to_remove(db: Connection, deletion_id: int) -> list[ImportedFile]:
+    """Stock's files that a deletion has to remove."""
+    columns = imported_file.c
+    query = select(columns.file_name, columns.mtime_ns, columns.size)
+    rows = db.execute(query.where(columns.deletion_id == deletion_id))
+    return [
+        ImportedFile(file_name=name, mtime_ns=mtime_ns, size=size)
+        for name, mtime_ns, size in rows
+    ]
+
+
+def delete_file_name(db: Connection, file_name: str) -> None:
+    """The file is gone: keep its name no longer, which has the voice's in it."""
+    hashed = f"{_REMOVED}{hashlib.sha256(file_name.encode()).hexdigest()}"
+    db.execute(imported_file.delete().where(imported_file.c.file_name == hashed))
+    where = imported_file.c.file_name == file_name
+    values = {"file_name": hashed, "deletion_id": None}
+    db.execute(imported_file.update().where(where).values(**values))
+
+
+def refusal(
+    db: Connection, name_key: str, created_at: float, policy: RegistrationPolicy
+) -> str | None:
+    """Why a voice of this name and age is not imported, None if it is."""
+    columns = imported_file.c
+    deleted = select(func.max(columns.deleted_at))
+    deleted_at = db.execute(
+        deleted.where(columns.name_key.in_([name_key, _hashed(name_key)]))
+    ).scalar()
+    if deleted_at is not None and created_at <= deleted_at:
+        return "the voice was deleted after the file was written"
+    registered_at = db.execute(
+        select(speaker.c.created_at).where(
+            speaker.c.tenant == DEFAULT_TENANT, speaker.c.name_key == name_key
+        )
+    ).scalar()
+    if registered_at is None:
+        return None
+    if registered_at >= created_at:
+        return "the registered voice of this name is as new or newer"
+    if policy == "immutable":
+        return "the name is registered and the registration policy is 'immutable'"
+    return None
+
+
+def _hashed(name_key: str) -> str:
+    return f"sha256:{deletions.name_hash(DEFAULT_TENANT, name_key)}"
+
+
+class StockFileError(Exception):
+    """The file is not a voice that stock vLLM-Omni wrote; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockVoice:
+    """What the header of a voice file says.
+
+    Attributes:
+        name: The name to show.
+        metadata: Stock's fields, as text.
+        file: The file, as it is remembered after the import.
+    """
+
+    name: str
+    metadata: dict[str, str]
+    file: ImportedFile
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Rate of the audio; 0 if the header has none."""
+        return _integer(self.metadata, "sample_rate") or 0
+
+    @property
+    def file_size(self) -> int | None:
+        """Bytes of the file that was uploaded to stock."""
+        return _integer(self.metadata, "file_size")
+
+
+def read_header(path: Path, file: ImportedFile) -> StockVoice:
+    """Read what the header says; no tensor is read.
+
+    Args:
+        path: The file.
+        file: What the directory says about it.
+
+    Raises:
+        StockFileError: It is too long, no safetensors file, or names no voice.
+        InvalidSpeakerError: The voice has a name that cannot be registered.
+        OSError: It could not be read this time.
+    """
+    if file.size > MAX_FILE_BYTES:
+        raise StockFileError(f"it has more than {MAX_FILE_BYTES} bytes")
+    metadata = _metadata(_header(path))
+    given = metadata.get("name") or metadata.get("voice_name_lower")
+    if not given:
+        raise StockFileError("its header names no voice")
+    name = clean(given)
+    created_at = _integer(metadata, "created_at")
+    known = ImportedFile(
+        file_name=file.file_name,
+        mtime_ns=file.mtime_ns,
+        size=file.size,
+        name_key=fold(name),
+        # Stock dates every file; one without a date is as old as its bytes.
+        created_at=file.mtime_ns / 1e9 if created_at is None else created_at,
+    )
+    return StockVoice(name=name, metadata=metadata, file=known)
+
+
+def read_tensors(path: Path) -> tuple[Samples | None, tuple[float, ...] | None]:
+    """The audio, mono ``(num_samples,)``, and the embedding; one of them is None.
+
+    Raises:
+        StockFileError: It has neither, or not as stock writes it.
+        OSError: It could not be read this time.
+    """
+    # Not safe_open: it reports every failure to open as a missing file.
+    data = path.read_bytes()
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError) as exc:
+        raise StockFileError(f"its tensors cannot be read: {exc}") from exc
+    if "audio" in tensors:
+        return _mono(tensors["audio"]), None
+    if "speaker_embedding" in tensors:
+        return None, _vector(tensors["speaker_embedding"])
+    raise StockFileError("it has neither audio nor a speaker embedding")
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 0 < length <= MAX_HEADER_BYTES:
+            raise StockFileError("it does not begin with a safetensors header")
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise StockFileError("its header is not JSON") from exc
+    if len(text) < length or not isinstance(header, dict):
+        raise StockFileError("its header is not that of a safetensors file")
+    return cast(dict[str, Any], header)
+
+
+def _metadata(header: dict[str, Any]) -> dict[str, str]:
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict):
+        raise StockFileError("its header has no metadata")
+    fields = cast(dict[str, Any], metadata).items()
+    return {key: value for key, value in fields if isinstance(value, str)}
+
+
+def _integer(metadata: dict[str, str], field: str) -> int | None:
+    text = metadata.get(field, "")
+    # Up to 15 digits: what SQLite, and a float, holds exactly.
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _mono(audio: npt.NDArray[Any]) -> Samples:
+    if audio.ndim not in (1, 2) or not audio.size or audio.dtype.kind != "f":
+        raise StockFileError(f"its audio is {audio.dtype} of shape {audio.shape}")
+    mono = audio if audio.ndim == 1 else audio.mean(axis=1)
+    if not np.isfinite(mono).all():
+        raise StockFileError("its audio has values that are no numbers")
+    return np.ascontiguousarray(mono, dtype=np.float32)
+
+
+def _vector(embedding: npt.NDArray[Any]) -> tuple[float, ...]:
+    if embedding.dtype.kind != "f":
+        raise StockFileError(f"its speaker embedding is {embedding.dtype}")
+    return unpack_embedding(np.ascontiguousarray(embedding, dtype="<f4").tobytes())
+
+
+def described(entry: "os.DirEntry[str]") -> ImportedFile:
+    """What the directory says about a file.
+
+    Raises:
+        StockFileError: It is no regular file, or its name is no text.
+        OSError: It is gone.
+    """
+    try:
+        entry.name.encode()
+    except UnicodeEncodeError as exc:
+        raise StockFileError("its name is not UTF-8") from exc
+    if not entry.is_file():
+        raise StockFileError("it is not a file")
+    stat = entry.stat()
+    return ImportedFile(
+        file_name=entry.name, mtime_ns=stat.st_mtime_ns, size=stat.st_size
+    )

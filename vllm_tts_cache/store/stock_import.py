@@ -1,0 +1,186 @@
+"""Taking over the voices that stock vLLM-Omni 0.30 left in a directory.
+
+Each file is looked at once, so a start with nothing new opens none of them. The files
+stay where they are, because going back to stock must find them, until their voice is
+deleted, or registered anew with another clip.
+"""
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.errors import SpeakerRequestError
+from vllm_tts_cache.files import storage_errors
+from vllm_tts_cache.store.catalogue import Catalogue
+from vllm_tts_cache.store.stock_files import (
+    ImportedFile,
+    StockFileError,
+    StockVoice,
+    described,
+    read_header,
+    read_tensors,
+)
+
+# Stores the audio and registers the voice in one go; None, or why it did not.
+Register = Callable[[NewSpeaker, ReferenceAudio | None, ImportedFile], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """What an import did with the files it had not looked at before.
+
+    Attributes:
+        imported: Names of the voices that are registered now, as given.
+        skipped: (file name, why it was not imported).
+    """
+
+    imported: list[str] = field(default_factory=list[str])
+    skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+def import_stock_directory(
+    directory: Path, catalogue: Catalogue, register: Register
+) -> ImportReport:
+    """Register the voices in stock's files that were not looked at before.
+
+    Of several files with one voice name the newest counts. A registered voice that is
+    as new is not overwritten, a deleted one does not return, and the store's limit
+    does not apply. Processes that import at once take turns; those that come later
+    find nothing to do.
+
+    Args:
+        directory: ``SPEAKER_SAMPLES_DIR``; only its top level is looked at.
+        catalogue: Which files were looked at.
+        register: Makes a voice of a file.
+
+    Raises:
+        StorageError: The directory, the catalogue or the store failed. What
+            was imported so far stays; the next import goes on from there.
+    """
+    report = ImportReport()
+    with storage_errors(directory), catalogue.importing():
+        files = _new_files(directory, catalogue, report)
+        for generations in _by_voice(directory, files, catalogue, report):
+            *older, newest = generations
+            _import(directory, newest, catalogue, register, report)
+            _skip_older(older, newest, catalogue, report)
+    return report
+
+
+def _new_files(
+    directory: Path, catalogue: Catalogue, report: ImportReport
+) -> list[ImportedFile]:
+    known = catalogue.imported_files()
+    files: list[ImportedFile] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.name.endswith(".safetensors"):
+                continue
+            with _reported(entry.name, report):
+                file = described(entry)
+                if known.get(file.file_name) != (file.mtime_ns, file.size):
+                    files.append(file)
+    return files
+
+
+def _by_voice(
+    directory: Path,
+    files: list[ImportedFile],
+    catalogue: Catalogue,
+    report: ImportReport,
+) -> list[list[StockVoice]]:
+    """The new files of each voice, the newest last; voices in the order of time."""
+    voices: dict[str, list[StockVoice]] = {}
+    for file in sorted(files, key=attrgetter("file_name")):
+        with _reported(file.file_name, report, catalogue, file):
+            voice = read_header(directory / file.file_name, file)
+            voices.setdefault(voice.file.name_key, []).append(voice)
+    # Sorts are stable, so the file name decides between files of one second.
+    age = attrgetter("file.created_at")
+    ordered = [sorted(generations, key=age) for generations in voices.values()]
+    return sorted(ordered, key=lambda generations: age(generations[-1]))
+
+
+def _import(
+    directory: Path,
+    voice: StockVoice,
+    catalogue: Catalogue,
+    register: Register,
+    report: ImportReport,
+) -> None:
+    file = voice.file
+    with _reported(file.file_name, report, catalogue, file):
+        # Asked before the audio is read; asked again where the row is written.
+        refusal = catalogue.import_refusal(voice.name, file.created_at)
+        if refusal is None:
+            new, audio = _read(directory / file.file_name, voice)
+            refusal = register(new, audio, file)
+        if refusal is not None:
+            raise StockFileError(refusal)
+        report.imported.append(voice.name)
+
+
+def _skip_older(
+    older: list[StockVoice],
+    newest: StockVoice,
+    catalogue: Catalogue,
+    report: ImportReport,
+) -> None:
+    if not older:
+        return
+    reason = f"{newest.file.file_name} is a newer file of this voice"
+    catalogue.remember_files([voice.file for voice in older])
+    report.skipped.extend((voice.file.file_name, reason) for voice in older)
+
+
+def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | None]:
+    samples, embedding = read_tensors(path)
+    audio: ReferenceAudio | None = None
+    if samples is not None:
+        if not voice.sample_rate_hz:
+            raise StockFileError("its header has no sample rate")
+        audio = ReferenceAudio.of(samples, voice.sample_rate_hz)
+    metadata = voice.metadata
+    new = NewSpeaker(
+        name=voice.name,
+        consent=metadata.get("consent", ""),
+        audio_sha256=None if audio is None else audio.audio_sha256,
+        num_samples=0 if audio is None else audio.num_samples,
+        sample_rate_hz=0 if audio is None else audio.sample_rate_hz,
+        embedding=embedding,
+        ref_text=metadata.get("ref_text"),
+        description=metadata.get("speaker_description"),
+        mime_type=metadata.get("mime_type"),
+        original_filename=metadata.get("original_filename"),
+        file_size=voice.file.size if voice.file_size is None else voice.file_size,
+        created_at=voice.file.created_at,
+        taken_over=True,
+    )
+    return new, audio
+
+
+@contextmanager
+def _reported(
+    file_name: str,
+    report: ImportReport,
+    catalogue: Catalogue | None = None,
+    file: ImportedFile | None = None,
+) -> Generator[None, None, None]:
+    """Skip and report a file that cannot be used, instead of ending the import.
+
+    One whose content is to blame is remembered; one that could not be read this
+    time is tried again next time.
+    """
+    try:
+        yield
+    except (StockFileError, SpeakerRequestError) as exc:
+        report.skipped.append((file_name, str(exc)))
+        if catalogue is not None and file is not None:
+            catalogue.remember_files([file])
+    except OSError as exc:
+        report.skipped.append((file_name, exc.strerror or str(exc)))

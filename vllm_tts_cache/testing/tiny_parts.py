@@ -1,0 +1,278 @@
+"""What tiny checkpoints are made of: random weights, and byte-level tokenizers.
+
+A weight depends on a seed and on its own name, and on nothing else. The tokenizers have
+a released vocabulary's size, or Qwen's layout.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+from torch import Tensor
+
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
+# Of every one of Qwen's.
+SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
+
+# How Qwen's tokenizers cut a text into words; public with every Qwen checkpoint.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# The prompt's template counts on a role being one token, so roles come often.
+_ROLES = ("assistant", "user", "system")
+_PROSE = (
+    "Hello world, this is a small test of the speech that a server sends while it "
+    "speaks. One voice reads what another voice has written, and the listener hears "
+    "who it was. The weather was fine in the morning, but there is rain at the other "
+    "end of the street. We have been waiting for the train since eight, and nobody "
+    "can say when it will come. Please leave your name and your number after the tone."
+)
+_VOCAB_SIZE = 480
+
+
+class WeightBuilder:
+    """Collects the named tensors of a state dict.
+
+    Every tensor is drawn from a generator of its own, seeded with its full name:
+    adding a layer, or writing them in another order, changes no other weight.
+    """
+
+    def __init__(
+        self, seed: int, prefix: str = "", into: dict[str, Tensor] | None = None
+    ):
+        self._seed = seed
+        self._prefix = prefix
+        self.tensors: dict[str, Tensor] = {} if into is None else into
+
+    def under(self, prefix: str) -> "WeightBuilder":
+        """A view that puts ``prefix`` and a dot before every name."""
+        return WeightBuilder(self._seed, f"{self._prefix}{prefix}.", self.tensors)
+
+    def normal(self, name: str, shape: Sequence[int], std: float) -> Tensor:
+        """Add ``name``, float32, drawn from N(0, std^2)."""
+        return self._add(
+            name, torch.randn(shape, generator=self._generator(name)) * std
+        )
+
+    def log_uniform(
+        self, name: str, shape: Sequence[int], low: float, high: float
+    ) -> Tensor:
+        """Add ``name``, float32, its logarithm uniform in [low, high)."""
+        draw = torch.rand(shape, generator=self._generator(name))
+        return self._add(name, torch.exp(low + (high - low) * draw))
+
+    def projection(self, name: str, shape: Sequence[int], gain: float = 1.0) -> Tensor:
+        """Add a linear or convolution weight ``(out, in, ...)``.
+
+        Inputs of unit variance come out with a standard deviation of ``gain``.
+        """
+        return self.normal(name, shape, gain / math.sqrt(math.prod(shape[1:])))
+
+    def centred(self, name: str, shape: Sequence[int], gain: float = 1.0) -> Tensor:
+        """Add a projection that is blind to what all its inputs have in common.
+
+        Random layers behind a rectifier, or behind log-mel energies, otherwise
+        pass on mostly a constant, under which all inputs come out alike.
+        """
+        weight = self.projection(name, shape, gain)
+        weight -= weight.mean(dim=tuple(range(1, len(shape))), keepdim=True)
+        return weight
+
+    def fill(self, name: str, shape: Sequence[int], value: float) -> Tensor:
+        """Add ``name``, float32, constant."""
+        return self._add(name, torch.full(tuple(shape), value))
+
+    def _add(self, name: str, tensor: Tensor) -> Tensor:
+        self.tensors[self._prefix + name] = tensor
+        return tensor
+
+    def _generator(self, name: str) -> torch.Generator:
+        digest = hashlib.sha256(f"{self._seed}:{self._prefix}{name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def save_weights(path: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Write a safetensors file that transformers and vLLM accept."""
+    cast = {name: tensors[name].to(dtype).contiguous() for name in sorted(tensors)}
+    save_file(cast, path, metadata={"format": "pt"})
+
+
+def save_byte_tokenizer(
+    out: Path,
+    control_ids: Mapping[str, int],
+    *,
+    end: str,
+    pad: str,
+    vocab_size: int | None = None,
+    **more: str,
+) -> None:
+    """Write ``tokenizer.json`` and the two files that say which tokens are special.
+
+    Args:
+        out: Where to.
+        control_ids: Above those of the bytes; what is between them is never used.
+        end: The token that ends a text.
+        pad: The one that fills up.
+        vocab_size: Of all ids; those up to the last control token if None.
+        more: Of ``tokenizer_config.json``.
+    """
+    size = vocab_size or max(control_ids.values()) + 1
+    _save_json(out / "tokenizer.json", _tokenizer(control_ids, size))
+    ends = {"eos_token": end, "pad_token": pad}
+    _save_json(out / "special_tokens_map.json", ends)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 32_768,
+        "clean_up_tokenization_spaces": False,
+        **ends,
+        **more,
+    }
+    _save_json(out / "tokenizer_config.json", config)
+
+
+def _tokenizer(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": token_id, "content": token, **flags, "special": True}
+            for token, token_id in control_ids.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": _byte_level(add_prefix_space=False),
+        "post_processor": None,
+        "decoder": _byte_level(add_prefix_space=True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": _vocab(control_ids, vocab_size),
+            "merges": [],
+        },
+    }
+
+
+def _byte_level(*, add_prefix_space: bool) -> dict[str, object]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": add_prefix_space,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+
+
+def _vocab(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, int]:
+    """One token for each byte, the control tokens, and what no text can reach."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: token_id for token_id, symbol in enumerate(alphabet)}
+    vocab |= control_ids
+    # The library complains at length about every id that is left out.
+    unused = sorted(set(range(vocab_size)) - set(vocab.values()))
+    return vocab | {f"<|unused:{token_id}|>": token_id for token_id in unused}
+
+
+def _save_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokenizer:
+    """A trained tokenizer, its special tokens and the number of all its ids."""
+
+    tokenizer: Tokenizer
+    special_tokens: tuple[str, ...]
+    vocab_size: int
+
+    def id_of(self, token: str) -> int:
+        """The id of a token that is known to exist."""
+        token_id = self.tokenizer.token_to_id(token)
+        assert token_id is not None, token
+        return token_id
+
+
+def train_text_tokenizer(
+    special_tokens: tuple[str, ...] = SPECIAL_TOKENS,
+) -> TextTokenizer:
+    """Train on a few sentences; the result is always the same.
+
+    Args:
+        special_tokens: In the order of their ids, Qwen's own first.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCAB_SIZE,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*_ROLES] * 50 + [_PROSE] * 4, trainer)
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in special_tokens]
+    )
+    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return TextTokenizer(tokenizer, special_tokens, vocab_size)
+
+
+def save_text_tokenizer(out: Path, text: TextTokenizer) -> None:
+    """Write ``tokenizer.json`` and the older files that official code reads."""
+    text.tokenizer.save(str(out / "tokenizer.json"))
+    model = json.loads(text.tokenizer.to_str())["model"]
+    _save_indented(out / "vocab.json", model["vocab"])
+    merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
+    (out / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
+    _save_indented(out / "tokenizer_config.json", _tokenizer_config(text))
+
+
+def _tokenizer_config(text: TextTokenizer) -> dict[str, object]:
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    return {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "added_tokens_decoder": {
+            str(text.id_of(token)): {"content": token, **flags, "special": True}
+            for token in text.special_tokens
+        },
+        "additional_special_tokens": list(text.special_tokens[1:]),
+        "bos_token": None,
+        "eos_token": IM_END,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "errors": "replace",
+        "model_max_length": 131_072,
+        "split_special_tokens": False,
+    }
+
+
+def _save_indented(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
