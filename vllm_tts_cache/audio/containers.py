@@ -86,12 +86,12 @@ class ClipFile:
         with _opened(self._data) as file:
             stream = _audio_stream(file)
             self.is_lossy = stream.codec.canonical_name in _LOSSY_CODECS
-            packets = file.demux(stream)
+            packets, decode = file.demux(stream), stream.codec_context.decode
             while len(self._errors) <= _MAX_ERRORS:
                 packet = None  # behind a place where the file cannot be read on
                 try:
                     packet = next(packets, None)
-                    frames = stream.codec_context.decode(packet)
+                    frames = decode(packet)
                 except av.error.EOFError:
                     break
                 except av.error.MemoryError:

@@ -10,7 +10,6 @@ clips of one speaker are decoded and checked one by one, then joined.
 
 import base64
 import functools
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ from vllm_tts_cache.errors import InvalidAudioError
 _DATA_URL_HEAD = re.compile(r"data:.{0,240}?;\s*base64\s*,", re.I | re.S)
 # Of the power that two unrelated channels would leave in their mean.
 _CANCELLED_SHARE = 0.02
-_BLOCK_SAMPLES = 1 << 16  # over all channels; one more frame may be in a block
+_BLOCK_SAMPLES = 1 << 18  # over all channels; one more frame may be in a block
 # FFmpeg's packed sample formats and their types.
 _DTYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
 
@@ -151,19 +150,23 @@ def decode_path(path: Path, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudi
 
 def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
     """Join frames of one form: NumPy would take longer over each than FFmpeg."""
-    for _, alike in itertools.groupby(frames, _form):
-        joined = av.AudioFifo()  # which would take channels of one frame for another's
-        for frame in alike:
-            frame.pts = None  # with holes between times nothing would be joined
-            joined.write(frame)
-            if joined.samples * frame.layout.nb_channels >= _BLOCK_SAMPLES:
+    # One FIFO for each form: it would take channels of one frame for another's.
+    joined, form, num_samples = av.AudioFifo(), None, 0
+    for frame in frames:
+        num_channels = frame.layout.nb_channels
+        this = (frame.format.name, num_channels, frame.sample_rate)
+        if this != form:
+            if num_samples:
                 yield _block(joined)
-        if joined.samples:
+            joined, form, num_samples = av.AudioFifo(), this, 0
+        frame.pts = None  # with holes between times nothing would be joined
+        joined.write(frame)
+        num_samples += frame.samples * num_channels
+        if num_samples >= _BLOCK_SAMPLES:
             yield _block(joined)
-
-
-def _form(frame: av.AudioFrame) -> tuple[str, int, int]:
-    return frame.format.name, frame.layout.nb_channels, frame.sample_rate
+            num_samples = 0
+    if num_samples:
+        yield _block(joined)
 
 
 def _block(joined: av.AudioFifo) -> PcmBlock:
@@ -180,7 +183,8 @@ def _block(joined: av.AudioFifo) -> PcmBlock:
     ]
     # A float64 sample may be too large, which is refused later by its name.
     with np.errstate(over="ignore"):
-        samples = np.stack(planes).astype(np.float32)
+        stacked = np.stack(planes) if len(planes) > 1 else planes[0][np.newaxis]
+        samples = stacked.astype(np.float32)
     if dtype.kind == "u":
         samples -= 128
     if dtype.kind != "f":
