@@ -41,7 +41,7 @@ from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.files import publish
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import Family, family_of_checkpoint, trial_families
-from vllm_tts_cache.speaker.precision import origin_of
+from vllm_tts_cache.speaker.precision import computed_on
 from vllm_tts_cache.testing.tiny_checkpoint import ENCODER_SIZES, TinyCheckpoint
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _checkpoints(given) as checkpoints:
         findings = run(checkpoints, device, given.seconds)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table(findings, f"{origin_of(device).device_name}, {device}"))
+    console.print(table(findings, f"{computed_on(device).device_name}, {device}"))
     if given.out is not None:
         content = {**described(device), "findings": [f.plain() for f in findings]}
         publish(given.out, (json.dumps(content, indent=2) + "\n").encode())
@@ -115,7 +115,7 @@ def described(device: torch.device) -> dict[str, Any]:
         }
     return {
         "revision": revision + ("-dirty" if is_dirty else ""),
-        "computed_by": asdict(origin_of(device)),
+        "computed_by": asdict(computed_on(device)),
         "machine": machine.describe(),
         "versions": machine.versions(),
         **cuda,

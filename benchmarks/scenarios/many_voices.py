@@ -33,7 +33,7 @@ PAGE = written_voices.PAGE
 NUM_REQUESTS = 40
 SCRAPE_SECONDS = 1.0
 
-Found = dict[str, Any]
+StoredSpeaker = dict[str, Any]
 
 
 def run(bench: Bench) -> list[Row]:
@@ -55,9 +55,11 @@ def run(bench: Bench) -> list[Row]:
     return rows
 
 
-def _starts(bench: Bench, directory: Path, counts: list[int]) -> dict[int, list[Found]]:
+def _starts(
+    bench: Bench, directory: Path, counts: list[int]
+) -> dict[int, list[StoredSpeaker]]:
     """Fresh processes for each number of voices, in turns, without a first round."""
-    found: dict[int, list[Found]] = defaultdict(list)
+    found: dict[int, list[StoredSpeaker]] = defaultdict(list)
     for number in range(bench.num_rounds + 1):
         bench.step(f"{NAME}: starts, round {number}")
         for count in counts if number % 2 else counts[::-1]:
@@ -66,11 +68,13 @@ def _starts(bench: Bench, directory: Path, counts: list[int]) -> dict[int, list[
     return found
 
 
-def _start(side: str, directory: Path) -> Found:
+def _start(side: str, directory: Path) -> StoredSpeaker:
     return in_fresh_process(written_voices.__name__, side, directory)
 
 
-def _rows_of_lines(found: dict[int, list[Found]], counts: list[int]) -> list[Row]:
+def _rows_of_lines(
+    found: dict[int, list[StoredSpeaker]], counts: list[int]
+) -> list[Row]:
     """What is drawn over the number of voices."""
     rows = []
     for count in counts:
@@ -95,7 +99,7 @@ def _rows_of_lines(found: dict[int, list[Found]], counts: list[int]) -> list[Row
     return rows
 
 
-def _judged_rows(found: dict[int, list[Found]], num_voices: int) -> list[Row]:
+def _judged_rows(found: dict[int, list[StoredSpeaker]], num_voices: int) -> list[Row]:
     """What so many voices add to none."""
     voices, without = f"{num_voices:,} voices", found[0]
     start_ms = Summary.of([one["start_ms"] for one in without]).median
@@ -131,7 +135,7 @@ def _judged_rows(found: dict[int, list[Found]], num_voices: int) -> list[Row]:
 
 
 def _stock_rows(
-    bench: Bench, directory: Path, found: dict[int, list[Found]]
+    bench: Bench, directory: Path, found: dict[int, list[StoredSpeaker]]
 ) -> list[Row]:
     """As many voices as stock allows: it opens every one's file."""
     rows = []

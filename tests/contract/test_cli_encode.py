@@ -11,7 +11,7 @@ from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.cli import encode
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidAudioError
 from vllm_tts_cache.speaker.family import default_family
-from vllm_tts_cache.speaker.precision import origin_of
+from vllm_tts_cache.speaker.precision import computed_on
 
 
 def write_clip(path, pitch_hz=200):
@@ -44,7 +44,7 @@ def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(
         for name, encoder in encoders.items():
             for array_name, array in encoder.encode(audio).arrays.items():
                 expected[f"{clip.stem}/{name}/{array_name}"] = array
-    expected_metadata |= asdict(origin_of(torch.device("cpu")))
+    expected_metadata |= asdict(computed_on(torch.device("cpu")))
     assert metadata == expected_metadata
     assert stored.keys() == expected.keys()
     for name, array in expected.items():

@@ -22,7 +22,7 @@ from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers import deletions, ensure, poller
 from vllm_tts_cache.entrypoints.speakers.ensure import Ensurer
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import SpeakerNotFoundError
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
 from vllm_tts_cache.store.opening import open_store
@@ -77,7 +77,7 @@ class EnsureRig(test_ensure.Rig):
     def __init__(self, directory):
         super().__init__(directory)
         self.engine = FarEngine(*self.engine.workers)
-        self.lookups = Lookups(is_local=False)
+        self.lookups = ReadExecutor(is_local=False)
         self.ensurer = Ensurer(
             AsyncWorkers(self.engine),
             self.store,
@@ -138,7 +138,7 @@ async def test_ensuring_what_is_doubted(rig, moment):
     await ensures(rig, need)
 
     def make():
-        rig.ensurer.doubt(need.ref.audio_sha256)
+        rig.ensurer.recheck(need.ref.audio_sha256)
         return rig.ensurer.ensure(need)
 
     async for _ in at_each_suspension(make, moment, at_least=1):
@@ -231,7 +231,7 @@ class InlineRig:
 
     def __init__(self, store, media):
         self.store = store
-        self.lookups = Lookups(is_local=False)
+        self.lookups = ReadExecutor(is_local=False)
         self.clips = InlineClips(
             store, self.lookups, max_fetches=1, is_full=lambda: False
         )
@@ -335,7 +335,7 @@ class DeletionRig(test_service.Rig):
     def __init__(self, directory):
         super().__init__(directory)
         self.engine = FarEngine(*self.engine.workers)
-        self.lookups = Lookups(is_local=False)
+        self.lookups = ReadExecutor(is_local=False)
         own = self.service.deletions
         own._workers = lambda: AsyncWorkers(self.engine)
         own._lookups = self.lookups

@@ -65,13 +65,13 @@ def _rank(number, directory, results):
 
 def answers_and_words(ranks):
     own = distributed.get_rank()
-    heard: list[Any] = [ranks.all_say(pair[own]) for pair in ANSWERS]
-    heard.append(ranks.first_says(lambda: {"codec": "f" * 64, "asked": own}))
+    heard: list[Any] = [ranks.all_agree(pair[own]) for pair in ANSWERS]
+    heard.append(ranks.from_rank_0(lambda: {"codec": "f" * 64, "asked": own}))
     try:
-        ranks.first_says(lambda: failing(own))
+        ranks.from_rank_0(lambda: failing(own))
     except TTSCacheError as exc:
         heard.append((type(exc).__name__, str(exc)))
-    heard.append(ranks.first_says(lambda: None))
+    heard.append(ranks.from_rank_0(lambda: None))
     return heard
 
 

@@ -20,7 +20,7 @@ from vllm_tts_cache.model_executor.encode_device import (
 from vllm_tts_cache.speaker import precision
 from vllm_tts_cache.speaker.precision import cpu_name
 from vllm_tts_cache.speaker.reference import MemoryNeed
-from vllm_tts_cache.store.encoding import Origin
+from vllm_tts_cache.store.encoding import ComputedOn
 
 MIB, GIB = 1024**2, 1024**3
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -232,7 +232,7 @@ def test_memory_of_a_cpu_is_not_asked():
     "device, name", [(CPU, cpu_name()), (GPU, "A card of 1996"), (META, "meta")]
 )
 def test_an_encoding_says_which_chip_and_torch_computed_it(gpu, device, name):
-    assert run(Encode(), device=device).origin == Origin(
+    assert run(Encode(), device=device).origin == ComputedOn(
         device=device.type, device_name=name, torch_version=str(torch.__version__)
     )
 

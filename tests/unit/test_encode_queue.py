@@ -380,19 +380,19 @@ def test_an_errand_is_run_on_the_thread_before_the_jobs_that_wait(rig):
     rig.want("a")
     done, order = [], rig.work.encoded
 
-    def errand():
+    def call():
         done.append(threading.current_thread())
-        order.append("errand")
+        order.append("call")
         return 7
 
-    caller = threading.Thread(target=lambda: done.append(rig.queue.call(errand)))
+    caller = threading.Thread(target=lambda: done.append(rig.queue.call(call)))
     caller.start()
-    wait_until(lambda: rig.queue._errands)
+    wait_until(lambda: rig.queue._calls)
     rig.run()
     caller.join(WAIT)
-    assert order == ["in hand", "errand", "a"]
+    assert order == ["in hand", "call", "a"]
     assert done == [*rig.work.threads, 7]
-    assert rig.queue.num_finished == 2, "an errand is no job"
+    assert rig.queue.num_finished == 2, "an call is no job"
 
 
 def failing(error):
@@ -423,7 +423,7 @@ def test_closing_ends_the_wait_for_an_errand_behind_the_job_in_hand(rig):
 
     caller = threading.Thread(target=call)
     caller.start()
-    wait_until(lambda: rig.queue._errands)
+    wait_until(lambda: rig.queue._calls)
     closing = threading.Thread(target=rig.queue.close)
     closing.start()
     caller.join(WAIT)

@@ -18,7 +18,7 @@ from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers import ensure, poller
 from vllm_tts_cache.entrypoints.speakers.ensure import EncodingNeed, Ensurer
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.entrypoints.speakers.wants import AudioGoneError, GoneError, Wants
 from vllm_tts_cache.errors import (
     EncodeError,
@@ -74,7 +74,7 @@ def ensurer_of(engine, store, *, timeout_seconds=5.0, inline=64):
     return Ensurer(
         AsyncWorkers(engine),
         store,
-        Lookups(is_local=True),
+        ReadExecutor(is_local=True),
         timeout_seconds=timeout_seconds,
         max_waiting_inline=inline,
     )

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import ServerBusyError
 
 SOON_SECONDS = 10.0
@@ -59,7 +59,7 @@ async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(
 
 async def test_look_ups_take_no_thread_where_the_catalogue_is_local():
     here = threading.get_ident()
-    local, distant = Lookups(is_local=True), Lookups(is_local=False)
+    local, distant = ReadExecutor(is_local=True), ReadExecutor(is_local=False)
     try:
         assert await local.run(threading.get_ident) == here
         assert await distant.run(threading.get_ident) != here
@@ -68,7 +68,7 @@ async def test_look_ups_take_no_thread_where_the_catalogue_is_local():
 
 
 async def test_no_more_look_ups_run_and_wait_than_the_bound_says(gate):
-    distant, begun = Lookups(is_local=False), []
+    distant, begun = ReadExecutor(is_local=False), []
 
     def hold():
         begun.append(threading.get_ident())

@@ -20,7 +20,7 @@ from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers import inline
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError
 from vllm_tts_cache.store.opening import open_store
 
@@ -82,7 +82,7 @@ def two_remembered(monkeypatch):
 
 @pytest.fixture
 def clips(store):
-    lookups = Lookups(is_local=True)
+    lookups = ReadExecutor(is_local=True)
     clips = InlineClips(store, lookups, max_fetches=4, is_full=lambda: False)
     yield clips
     clips.shutdown()

@@ -20,7 +20,7 @@ from vllm_tts_cache.model_executor import loading
 from vllm_tts_cache.model_executor.failed_requests import FailedRequests
 from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
 from vllm_tts_cache.model_executor.talker import CachedTalker
-from vllm_tts_cache.speaker.precision import origin_of
+from vllm_tts_cache.speaker.precision import computed_on
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.opening import open_store
 
@@ -151,7 +151,7 @@ def test_encoders_that_compute_on_the_cpu_do_so_beside_any_talker(
     store = open_store(Settings(samples_dir=tmp_path / "samples"))
     prepare(talker.tts_cache_speakers, ref := store_clip(store, clip()), NAMES)
     found = talker.tts_cache_speakers.prompt(ref, NAMES)
-    here = origin_of(torch.device("cpu"))
+    here = computed_on(torch.device("cpu"))
     assert [each.origin for each in found.values()] == [here, here]
     store.close()
 

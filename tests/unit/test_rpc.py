@@ -42,7 +42,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     encoding_of,
     refuse_elsewhere,
 )
-from vllm_tts_cache.store.binding import StoreHome
+from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
@@ -311,7 +311,7 @@ def described(store_id, place="node-b:/voices"):
 
 
 def test_a_worker_that_reads_another_directory_is_refused_by_name():
-    home = StoreHome(id="1", place="node-a:/home/me/voices")
+    home = StoreId(id="1", place="node-a:/home/me/voices")
     refuse_elsewhere([described("1"), described("1", "node-b:/mnt/voices")], home)
     with pytest.raises(ForeignStoreError) as refused:
         refuse_elsewhere([described("1"), described("2")], home)
@@ -320,8 +320,8 @@ def test_a_worker_that_reads_another_directory_is_refused_by_name():
 
 
 def test_a_directory_without_an_id_is_taken_for_the_same():
-    refuse_elsewhere([described("")], StoreHome(id="1", place="here"))
-    refuse_elsewhere([described("1")], StoreHome(place="here"))
+    refuse_elsewhere([described("")], StoreId(id="1", place="here"))
+    refuse_elsewhere([described("1")], StoreId(place="here"))
 
 
 def test_an_encoding_that_no_worker_has_or_that_is_damaged_is_an_error():
@@ -337,10 +337,10 @@ def test_an_encoding_that_no_worker_has_or_that_is_damaged_is_an_error():
 
 def test_a_worker_says_where_it_reads(tmp_path, workers, store):
     [described] = workers.call(DESCRIBE)
-    assert described.store_id == store.home.id != ""
-    assert described.store_place == store.home.place
+    assert described.store_id == store.store_id.id != ""
+    assert described.store_place == store.store_id.place
     assert described.store_place.endswith(f":{tmp_path}")
-    refuse_elsewhere([described], store.home)
+    refuse_elsewhere([described], store.store_id)
 
 
 def test_every_method_has_its_typed_call():

@@ -8,7 +8,7 @@ import pytest
 from tests.encoding_samples import INLINE, REGISTERED, make_key
 from tests.in_process_workers import InProcessEngine
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.entrypoints.speakers.poller import EncodePoller
 from vllm_tts_cache.entrypoints.speakers.wants import Wants
 from vllm_tts_cache.errors import ServerBusyError
@@ -66,7 +66,10 @@ async def test_an_inline_clip_that_is_registered_leaves_its_place_to_another(wan
 
 async def steps_of_a_turn(directory, num_wants):
     """How many bytecodes the poller executes in a turn in which nothing happens."""
-    store, lookups = open_store(Settings(samples_dir=directory)), Lookups(is_local=True)
+    store, lookups = (
+        open_store(Settings(samples_dir=directory)),
+        ReadExecutor(is_local=True),
+    )
     poller = EncodePoller(
         AsyncWorkers(InProcessEngine()),
         store,

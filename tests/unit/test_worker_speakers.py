@@ -28,7 +28,7 @@ from tests.store_samples import opened
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
-from vllm_tts_cache.speaker.precision import origin_of
+from vllm_tts_cache.speaker.precision import computed_on
 from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store.encoding import EncodingKey, encoding_from_bytes
 
@@ -320,7 +320,7 @@ def test_all_ranks_fail_a_prompt_that_one_of_them_misses(
         asked.append(is_here)
         return False
 
-    ranks: Any = SimpleNamespace(all_say=another_misses_it, is_first=True)
+    ranks: Any = SimpleNamespace(all_agree=another_misses_it, is_first=True)
     speakers = worker_speakers(tmp_path, encoders, ranks=ranks)
     prepare(speakers, ref, NAMES)
     with pytest.raises(EncodeError, match="another rank"):
@@ -434,7 +434,7 @@ def test_an_encoding_is_told_in_its_stored_form_from_memory_and_from_disk(
     ]
     assert blobs[0] == blobs[1]
     told = encoding_from_bytes(blobs[0], key)
-    assert told.origin == origin_of(torch.device("cpu")), "and what computed it"
+    assert told.origin == computed_on(torch.device("cpu")), "and what computed it"
     found = told["spectrum"]
     np.testing.assert_array_equal(found, spectra(speakers, ref)["speaker"])
     assert num_encodes(restarted) == 0

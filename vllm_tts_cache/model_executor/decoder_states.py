@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_tts_cache.speaker.wire import DecoderStats, Deleted
-from vllm_tts_cache.store.memory import Budget, Shelf
+from vllm_tts_cache.store.memory import Budget, LruSegment
 
 # A request that has its prompt may reach the decoder after its voice was deleted, so
 # that nothing is kept of such a voice for so long. It may be registered again.
@@ -40,7 +40,9 @@ class DecoderStates:
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._shelf: Shelf[tuple[str, str], DecoderState] = Shelf(Budget(max_bytes))
+        self._shelf: LruSegment[tuple[str, str], DecoderState] = LruSegment(
+            Budget(max_bytes)
+        )
         # Until when nothing is kept: of a voice, and of all.
         self._deleted: OrderedDict[str, float] = OrderedDict()
         self._all_deleted = 0.0

@@ -11,7 +11,7 @@ import torch
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.speaker.precision import give_way, origin_of
+from vllm_tts_cache.speaker.precision import computed_on, lower_priority
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -56,7 +56,7 @@ class EncodeDevice:
                 encoding = encode()
             else:
                 encoding = self._memory.run(encode, num_bytes)
-        return encoding.computed_by(origin_of(self._device))
+        return encoding.computed_by(computed_on(self._device))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -88,7 +88,7 @@ class EncodeDevice:
     def _prepare_thread(self) -> None:
         # All of this belongs to a thread, and a new one has the defaults.
         if self._device.type == "cpu":
-            give_way()  # before it computes anything
+            lower_priority()  # before it computes anything
         _compute_on_one_cpu_thread()
         if self._is_cuda:
             torch.cuda.set_device(self._device)

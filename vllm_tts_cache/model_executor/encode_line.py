@@ -64,7 +64,7 @@ class EncodeJob:
 
 
 @dataclass(slots=True, eq=False)
-class Errand:
+class ThreadCall:
     """Something else that is done on the thread, and that somebody waits for."""
 
     act: Callable[[], Any]

@@ -16,9 +16,9 @@ from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.encode_line import (
     EncodeClock,
     EncodeJob,
-    Errand,
     Outcomes,
     Report,
+    ThreadCall,
     WaitingLine,
 )
 from vllm_tts_cache.speaker.wire import JobState
@@ -105,7 +105,7 @@ class EncodeQueue:
         self._outcomes = Outcomes()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._errands: deque[Errand] = deque()
+        self._calls: deque[ThreadCall] = deque()
         self._pause_reason: str | None = None
         self._is_closed = False
         self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
@@ -178,18 +178,18 @@ class EncodeQueue:
             EncodeError: The thread is closed.
             Exception: What it raises itself.
         """
-        errand = Errand(act)
+        call = ThreadCall(act)
         with self._changed:
             if self._is_closed:
-                errand.give_up()
+                call.give_up()
             else:
-                self._errands.append(errand)
+                self._calls.append(call)
                 self._start_thread()
                 self._changed.notify_all()
         try:
-            result: T = errand.done.result(timeout_seconds)
+            result: T = call.done.result(timeout_seconds)
         except futures.TimeoutError as exc:
-            if errand.done.done():  # its own
+            if call.done.done():  # its own
                 raise
             raise TimeoutError(f"not done within {timeout_seconds:g} s") from exc
         return result
@@ -215,9 +215,9 @@ class EncodeQueue:
         """End the thread after the job in hand; what waits is dropped."""
         with self._changed:
             self._is_closed = True
-            for errand in self._errands:
-                errand.give_up()
-            self._errands.clear()
+            for call in self._calls:
+                call.give_up()
+            self._calls.clear()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
@@ -273,7 +273,7 @@ class EncodeQueue:
 
     def _step(self) -> None:
         """Wait for a job that may begin, and do what is to be done for it."""
-        if isinstance(job := self._next(), Errand):
+        if isinstance(job := self._next(), ThreadCall):
             job.run()
             return
         if job is None:
@@ -286,11 +286,11 @@ class EncodeQueue:
         finally:
             self._land(job, report)
 
-    def _next(self) -> EncodeJob | Errand | None:
+    def _next(self) -> EncodeJob | ThreadCall | None:
         with self._changed:
             while not self._is_closed:
-                if self._errands:
-                    return self._errands.popleft()
+                if self._calls:
+                    return self._calls.popleft()
                 if self._pause_reason is not None:
                     self._changed.wait()
                     continue

@@ -17,7 +17,7 @@ from cachetools import LRUCache
 
 from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.family import family_of_model
 from vllm_tts_cache.speaker.reference import FIELD
 
@@ -53,7 +53,7 @@ class FailedRequests:
         return request_id in self._ids
 
     def add(
-        self, request_id: str, cause: Exception, speakers: WorkerSpeakers | None
+        self, request_id: str, cause: Exception, speakers: WorkerEncodings | None
     ) -> None:
         """Log the cause, count it, and remember the request."""
         message = "No prompt for request %s: %s"

@@ -17,7 +17,7 @@ from vllm_tts_cache.model_executor.ranks import ALONE, Ranks, tensor_parallel_ra
 from vllm_tts_cache.model_executor.speakers import (
     DeletedCopies,
     Recency,
-    WorkerSpeakers,
+    WorkerEncodings,
 )
 from vllm_tts_cache.speaker.checkpoint import remembered
 from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
@@ -51,14 +51,14 @@ def why_it_clones_nothing(
     Raises: TTSCacheError if its configs cannot be read.
     """
     model_config = vllm_config.model_config
-    return (ranks or tensor_parallel_ranks()).first_says(
+    return (ranks or tensor_parallel_ranks()).from_rank_0(
         lambda: family.clones(local_checkpoint(model_config))
     )
 
 
 def load_worker_speakers(
     vllm_config: Any, family: Family, ranks: Ranks | None = None
-) -> WorkerSpeakers:
+) -> WorkerEncodings:
     """Open the store and load the checkpoint's reference encoders.
 
     Args: as `why_it_clones_nothing`.
@@ -76,7 +76,7 @@ def load_worker_speakers(
     return speakers
 
 
-def load_encoders(speakers: WorkerSpeakers, vllm_config: Any, family: Family) -> None:
+def load_encoders(speakers: WorkerEncodings, vllm_config: Any, family: Family) -> None:
     """Load a checkpoint's reference encoders, in the place of another one's.
 
     Raises: TTSCacheError if they are not what they should be.
@@ -94,7 +94,7 @@ def load_encoders(speakers: WorkerSpeakers, vllm_config: Any, family: Family) ->
         return encoders
 
     with float32_by_default():
-        speakers.fingerprints = ranks.first_says(partial(speakers.load_encoders, load))
+        speakers.fingerprints = ranks.from_rank_0(partial(speakers.load_encoders, load))
         if ranks.is_first and device.type != "cpu":
             _warm_up(speakers)
 
@@ -105,7 +105,7 @@ def build_worker_speakers(
     device: torch.device,
     *,
     ranks: Ranks = ALONE,
-) -> WorkerSpeakers:
+) -> WorkerEncodings:
     """Put encoders, store and encode thread together.
 
     Args:
@@ -139,7 +139,7 @@ def build_worker_speakers(
             recovering.join(_RECOVER_PATIENCE_SECONDS)
         store.close()
 
-    return WorkerSpeakers(
+    return WorkerEncodings(
         fingerprints={name: e.fingerprint for name, e in encoders.items()},
         cache=cache,
         queue=queue,
@@ -147,7 +147,7 @@ def build_worker_speakers(
         recency=Recency(store.used),
         copies=DeletedCopies(store.has_copies, store.delete_copies),
         close_store=close_store,
-        home=store.home,
+        store_id=store.store_id,
         clock=time.monotonic,
         ranks=ranks,
     )
@@ -166,7 +166,7 @@ def _encode_device(vllm_config: Any, family: Family) -> torch.device:
     return kind
 
 
-def _warm_up(speakers: WorkerSpeakers) -> None:
+def _warm_up(speakers: WorkerEncodings) -> None:
     """Encode once before vLLM measures how much memory is left.
 
     Raises: TimeoutError, because what goes on would disturb that.
@@ -185,7 +185,7 @@ class SpeakerSide:
     """Loads a checkpoint's reference encoders, and looks up what they have made."""
 
     tts_cache_family: ClassVar[Family]
-    tts_cache_speakers: WorkerSpeakers | None = None
+    tts_cache_speakers: WorkerEncodings | None = None
     # Why the checkpoint clones no voices, if it does not.
     tts_cache_refusal: str | None = None
     # Model and revision that both of these are of.

@@ -34,7 +34,7 @@ class Ranks:
         """Whether this is rank 0, which encodes for all."""
         return self.group is None or distributed.get_rank(self.group) == 0
 
-    def all_say(self, is_so: bool) -> bool:
+    def all_agree(self, is_so: bool) -> bool:
         """Tell whether all of them say yes."""
         if self.group is None:
             return is_so
@@ -42,7 +42,7 @@ class Ranks:
         distributed.all_reduce(said, distributed.ReduceOp.MIN, group=self.group)
         return bool(said.item())
 
-    def first_says(self, say: Callable[[], T]) -> T:
+    def from_rank_0(self, say: Callable[[], T]) -> T:
         """Call ``say`` on rank 0, and return what it says on every rank.
 
         Args:

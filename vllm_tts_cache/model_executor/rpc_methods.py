@@ -23,14 +23,14 @@ from vllm_omni.engine.arg_utils import register_omni_models_to_vllm
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
 
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
-from vllm_tts_cache.model_executor.speakers import WorkerSpeakers
+from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.family import families
 
 Method = Callable[..., bytes]
 
 
-def speakers_of(worker: Any) -> WorkerSpeakers | None:
+def speakers_of(worker: Any) -> WorkerEncodings | None:
     """Return the speaker side of the model that a worker runs, if it has one."""
     # Workers of every stage and of every model carry these methods.
     return getattr(_model(worker), "tts_cache_speakers", None)
@@ -77,18 +77,20 @@ def _method(answer: Callable[..., Any], side_of: Callable[[Any], Any]) -> Method
 
 
 @_of_speakers
-def tts_cache_describe(speakers: WorkerSpeakers, rank: int) -> wire.Described:
+def tts_cache_describe(speakers: WorkerEncodings, rank: int) -> wire.Described:
     """Return what the API process completes keys with, and where the worker reads."""
     return wire.Described(
         rank=rank,
         fingerprints=speakers.fingerprints,
-        store_id=speakers.home.id,
-        store_place=speakers.home.place,
+        store_id=speakers.store_id.id,
+        store_place=speakers.store_id.place,
     )
 
 
 @_of_speakers
-def tts_cache_want(speakers: WorkerSpeakers, rank: int, call: bytes) -> wire.WantAnswer:
+def tts_cache_want(
+    speakers: WorkerEncodings, rank: int, call: bytes
+) -> wire.WantAnswer:
     """Queue what is missing of a `WantCall`, renew its leases, tell how far all is.
 
     Rank 0 encodes; the other ranks load what it publishes.
@@ -98,7 +100,7 @@ def tts_cache_want(speakers: WorkerSpeakers, rank: int, call: bytes) -> wire.Wan
 
 @_of_speakers
 def tts_cache_encoding(
-    speakers: WorkerSpeakers, _rank: int, call: bytes
+    speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.EncodingAnswer:
     """Return one encoding as it is stored, of an `EncodingCall`.
 
@@ -110,14 +112,16 @@ def tts_cache_encoding(
 
 
 @_of_speakers
-def tts_cache_delete(speakers: WorkerSpeakers, _rank: int, call: bytes) -> wire.Deleted:
+def tts_cache_delete(
+    speakers: WorkerEncodings, _rank: int, call: bytes
+) -> wire.Deleted:
     """Delete the audios of a `DeleteCall` from memory and from the queue."""
     return _deleted(speakers, call)
 
 
 @_of_speakers
 def tts_cache_failed(
-    speakers: WorkerSpeakers, _rank: int, call: bytes
+    speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.FailedPrompts:
     """Return why requests failed, of those in a `FailedCall` that had no prompt."""
     asked = wire.decode(wire.FailedCall, call)
@@ -125,7 +129,7 @@ def tts_cache_failed(
 
 
 @_of_speakers
-def tts_cache_stats(speakers: WorkerSpeakers, rank: int) -> wire.WorkerStats:
+def tts_cache_stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
     """Return counters and sizes; nothing is looked up on the disk."""
     return wire.WorkerStats(
         rank=rank,
@@ -149,7 +153,7 @@ def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderSta
     return states.stats(rank)
 
 
-def _deleted(side: WorkerSpeakers | DecoderStates, call: bytes) -> wire.Deleted:
+def _deleted(side: WorkerEncodings | DecoderStates, call: bytes) -> wire.Deleted:
     asked = wire.decode(wire.DeleteCall, call)
     if asked.everything:
         return side.delete_all()

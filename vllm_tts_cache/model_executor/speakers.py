@@ -29,7 +29,7 @@ from vllm_tts_cache.speaker.wire import (
     WantAnswer,
     WantCall,
 )
-from vllm_tts_cache.store.binding import StoreHome
+from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.cache import EncodingCache
 from vllm_tts_cache.store.encoding import (
     Encoding,
@@ -213,7 +213,7 @@ class DeletedCopies:
             self._removed_at[sha] = self._clock()
 
 
-class WorkerSpeakers:
+class WorkerEncodings:
     """Memory, then one file, for the engine's thread; an encode thread for the rest.
 
     Every method may run on the engine's thread: none waits for an encode, none takes
@@ -227,7 +227,7 @@ class WorkerSpeakers:
         recency: Takes note of which speakers memory answered for.
         copies: Removes what this machine's disk has of audio whose truth is elsewhere.
         close_store: Called when this is closed.
-        home: Where the files are.
+        store_id: Where the files are.
         clock: The queue's.
         ranks: The processes that run the model together. They agree once a prompt, so
             each of them as often and in the same order.
@@ -243,7 +243,7 @@ class WorkerSpeakers:
         recency: Recency,
         copies: DeletedCopies,
         close_store: Callable[[], None],
-        home: StoreHome,
+        store_id: StoreId,
         clock: Callable[[], float],
         ranks: Ranks = ALONE,
     ):
@@ -254,7 +254,7 @@ class WorkerSpeakers:
         self._copies = copies
         self._close_store = close_store
         self._clock = clock
-        self.home = home
+        self.store_id = store_id
         self.worker_id = uuid.uuid4().hex
         self.ranks = ranks
         self.fingerprints = dict(fingerprints)
@@ -310,10 +310,10 @@ class WorkerSpeakers:
         try:
             found = {name: self._found(ref, name) for name in encoder_names}
         except Exception:
-            self.ranks.all_say(False)  # the others wait for a word
+            self.ranks.all_agree(False)  # the others wait for a word
             raise
         missing = [name for name, encoding in found.items() if encoding is None]
-        all_have_it = self.ranks.all_say(not missing)
+        all_have_it = self.ranks.all_agree(not missing)
         if missing:
             raise EncodeError(f"its {' and '.join(missing)} encoding is not stored")
         if not all_have_it:

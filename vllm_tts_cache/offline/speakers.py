@@ -369,7 +369,7 @@ class OfflineSpeakers:
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
         answers = self._workers.call(DESCRIBE)
-        refuse_elsewhere(answers, self._store.home)
+        refuse_elsewhere(answers, self._store.store_id)
         return fingerprints_of(answers)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.store.encoding import Origin
+from vllm_tts_cache.store.encoding import ComputedOn
 
 # Takes what decoding leaves over, and a tenth of a core against a thread that wants
 # all of it. At 19 that would be a seventieth: a reference would outlive its request's
@@ -35,7 +35,7 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Make the calling thread, and the threads it will start, nicer than decoding.
 
     Called before the thread's first tensor operation, because the threads that compute
@@ -231,7 +231,7 @@ def hold_exact_matmuls(model_dtype: torch.dtype) -> None:
 
 
 @cache
-def origin_of(device: torch.device) -> Origin:
+def computed_on(device: torch.device) -> ComputedOn:
     """Name a device that encoders compute on; of a CUDA device its context is made."""
     if device.type == "cpu":
         name = cpu_name()
@@ -239,7 +239,7 @@ def origin_of(device: torch.device) -> Origin:
         name = torch.cuda.get_device_name(device)
     else:
         name = str(device)
-    return Origin(
+    return ComputedOn(
         device=device.type, device_name=name, torch_version=str(torch.__version__)
     )
 

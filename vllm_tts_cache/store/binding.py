@@ -64,7 +64,7 @@ def bind(root: Path, database: Database) -> None:
         ConfigError: One of them belongs to another.
         StorageError: It could not be written.
     """
-    here = home_of(root)
+    here = store_id_of(root)
     if not here.id:
         raise StorageError(f"{root / ID_FILE_NAME} cannot be written or read.")
     with database.write() as db:
@@ -99,7 +99,7 @@ def check(root: Path, database: Database) -> str:
             f"The voice catalogue {database.where} is of the objects in {place}: set "
             "SPEAKER_STORE_URL as the servers do that stored them."
         )
-    here = home_of(root)
+    here = store_id_of(root)
     if directory_id != here.id:
         raise ConfigError(
             f"The voice catalogue {database.where} is of the files in {place}, and "
@@ -157,7 +157,7 @@ def _catalogue_of(root: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreHome:
+class StoreId:
     """A process's ``SPEAKER_SAMPLES_DIR``.
 
     Attributes:
@@ -168,7 +168,7 @@ class StoreHome:
     id: str = ""
     place: str = ""
 
-    def is_elsewhere(self, other: "StoreHome") -> bool:
+    def is_elsewhere(self, other: "StoreId") -> bool:
         """Tell whether these are two directories; False where nobody can know."""
         return bool(self.id and other.id) and self.id != other.id
 
@@ -182,9 +182,9 @@ def mark(root: Path) -> None:
         publish_once(root / ID_FILE_NAME, secrets.token_hex(_ID_BYTES).encode())
 
 
-def home_of(root: Path) -> StoreHome:
+def store_id_of(root: Path) -> StoreId:
     """Return a directory as this process sees it; nothing is written."""
     found = ""
     with suppress(OSError, UnicodeDecodeError):
         found = (root / ID_FILE_NAME).read_text(encoding="ascii").strip()
-    return StoreHome(id=found, place=f"{socket.gethostname()}:{root}")
+    return StoreId(id=found, place=f"{socket.gethostname()}:{root}")

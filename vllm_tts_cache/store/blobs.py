@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection
 
 from vllm_tts_cache.catalogue.stored_files import StoredFile
-from vllm_tts_cache.store.binding import StoreHome
+from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.catalogue import Catalogue
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Blobs(Protocol):
         ...
 
     @property
-    def home(self) -> StoreHome:
+    def store_id(self) -> StoreId:
         """What processes compare that must use the same; may read a file."""
         ...
 

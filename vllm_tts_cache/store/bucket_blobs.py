@@ -32,7 +32,7 @@ from vllm_tts_cache.store.audio_file import named
 from vllm_tts_cache.store.binding import (
     CATALOGUE_ID,
     OBJECT_STORE,
-    StoreHome,
+    StoreId,
     bound_to,
     write_home,
 )
@@ -81,7 +81,7 @@ class BucketBlobs:
         self._files = directory
         self._database = database
         self._bucket = bucket
-        self.home = StoreHome(id=catalogue_id, place=bucket.where)
+        self.store_id = StoreId(id=catalogue_id, place=bucket.where)
         self.copies = Copies(directory, max_bytes)
         self._counters = Counters()
         self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))

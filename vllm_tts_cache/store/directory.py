@@ -42,7 +42,7 @@ from vllm_tts_cache.files import (
 )
 from vllm_tts_cache.store import audio_file, binding, locks
 from vllm_tts_cache.store.audio_file import named
-from vllm_tts_cache.store.binding import StoreHome, home_of
+from vllm_tts_cache.store.binding import StoreId, store_id_of
 from vllm_tts_cache.store.blobs import Staged
 from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.encoding import ADDRESS, is_address
@@ -494,9 +494,9 @@ class DirectoryBlobs:
     delete_unstored = delete_copies
 
     @property
-    def home(self) -> StoreHome:
+    def store_id(self) -> StoreId:
         """The directory."""
-        return home_of(self._files.root)
+        return store_id_of(self._files.root)
 
     def check_still(self) -> None:
         """See that the directory is the catalogue's, where it may be unmounted."""

@@ -24,7 +24,7 @@ ADDRESS = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class ComputedOn:
     """What computed an encoding; for people, and no part of its key.
 
     Chips and versions of torch round otherwise in the last bits, and an encoding of
@@ -52,9 +52,9 @@ class Encoding:
 
     arrays: Mapping[str, Array]
     num_bytes: int
-    origin: Origin | None
+    origin: ComputedOn | None
 
-    def __init__(self, arrays: Mapping[str, Array], origin: Origin | None = None):
+    def __init__(self, arrays: Mapping[str, Array], origin: ComputedOn | None = None):
         if not arrays:
             raise ValueError("an encoding has at least one array")
         kept = {name: _frozen(array) for name, array in sorted(arrays.items())}
@@ -65,7 +65,7 @@ class Encoding:
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
 
-    def computed_by(self, origin: Origin) -> "Encoding":
+    def computed_by(self, origin: ComputedOn) -> "Encoding":
         """The same arrays, and what computed them."""
         return Encoding(self.arrays, origin)
 
@@ -122,7 +122,7 @@ _SIZE_BYTES = 8  # a safetensors file starts with its header's length
 # The checksum comes first, so that it is found before anything is parsed.
 _START = b'{"__metadata__":{"xxh3_128":"'
 _DIGITS = slice(_SIZE_BYTES + len(_START), _SIZE_BYTES + len(_START) + 32)
-_ORIGIN = tuple(field.name for field in fields(Origin))
+_ORIGIN = tuple(field.name for field in fields(ComputedOn))
 
 
 def encoding_to_bytes(key: EncodingKey, encoding: Encoding) -> bytes:
@@ -176,7 +176,7 @@ def _identity(key: EncodingKey) -> bytes:
     ).encode()
 
 
-def _rest_of_metadata(origin: Origin | None) -> bytes:
+def _rest_of_metadata(origin: ComputedOn | None) -> bytes:
     """From behind the identity to the brace that ends the metadata."""
     if origin is None:
         return b"}"
@@ -193,11 +193,11 @@ def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return metadata, json.loads("{" + text[length + 1 :])
 
 
-def _origin(metadata: dict[str, Any]) -> Origin | None:
+def _origin(metadata: dict[str, Any]) -> ComputedOn | None:
     """None of reference audio, which nothing computed."""
     if not metadata:
         return None
-    return Origin(**{name: str(metadata[name]) for name in _ORIGIN})
+    return ComputedOn(**{name: str(metadata[name]) for name in _ORIGIN})
 
 
 def _checksum(blob: bytes | bytearray) -> bytes:

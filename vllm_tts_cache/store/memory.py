@@ -133,7 +133,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Sized)
 
 
-class Shelf(Generic[K, V]):
+class LruSegment(Generic[K, V]):
     """Values by key. Its owner says when one was used, and guards it.
 
     Attributes:
@@ -202,7 +202,7 @@ _REGISTERED = Segment.REGISTERED
 _MAX_DELETED = 4096
 
 
-_Shelf = Shelf[EncodingKey, Encoding]
+_Shelf = LruSegment[EncodingKey, Encoding]
 
 
 class MemoryTier:

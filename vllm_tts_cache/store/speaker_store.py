@@ -33,7 +33,7 @@ from vllm_tts_cache.config import RegistrationPolicy
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file, recovery
-from vllm_tts_cache.store.binding import StoreHome
+from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import Blobs
 from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.directory import StoreDirectory
@@ -56,7 +56,7 @@ _MAX_NAMED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StoredSpeaker:
     """A registered speaker.
 
     Attributes:
@@ -154,9 +154,9 @@ class SpeakerStore:
         return self.files.root
 
     @property
-    def home(self) -> StoreHome:
+    def store_id(self) -> StoreId:
         """What it keeps, as other processes are told of it; may read a file."""
-        return self.blobs.home
+        return self.blobs.store_id
 
     # --- the API process
 
@@ -164,7 +164,7 @@ class SpeakerStore:
         """What time it is by the catalogue, in Unix seconds; asks nobody."""
         return self._database.clock.now()
 
-    def find(self, name: str, tenant: str = DEFAULT_TENANT) -> Found | None:
+    def find(self, name: str, tenant: str = DEFAULT_TENANT) -> StoredSpeaker | None:
         """The speaker of that name or id; None if there is none, or none any more.
 
         One indexed read, on an event loop as well where ``catalogue.is_local``.
@@ -178,7 +178,9 @@ class SpeakerStore:
         record, kinds = found
         if record.expires_at is not None and record.has_expired(self.now()):
             return None
-        return Found(record=record, fingerprints=frozenset(kinds) - {AUDIO_KIND})
+        return StoredSpeaker(
+            record=record, fingerprints=frozenset(kinds) - {AUDIO_KIND}
+        )
 
     def keep_inline(self, audio: DecodedAudio) -> None:
         """Store audio that came with a request, or count it as used.

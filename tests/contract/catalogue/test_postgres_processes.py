@@ -19,7 +19,7 @@ from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.postgres import PostgresServer
 from vllm_tts_cache.errors import SpeakerExistsError
-from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 
 pytestmark = pytest.mark.postgresql
 HOSTILE = (
@@ -41,7 +41,7 @@ HOSTILE = (
 )
 
 
-def found(store: SpeakerStore, name: str) -> Found:
+def found(store: SpeakerStore, name: str) -> StoredSpeaker:
     result = store.find(name)
     assert result is not None
     return result

@@ -85,7 +85,7 @@ def test_a_directory_that_was_moved_is_the_same(voices):
 
 def test_a_directory_of_which_a_copy_was_restored_can_be_named_again(voices):
     directory, url = voices
-    id_ = binding.home_of(directory).id
+    id_ = binding.store_id_of(directory).id
     copy = shutil.copytree(directory, directory.parent / "copy")
     (copy / binding.ID_FILE_NAME).unlink()
     with pytest.raises(ConfigError, match=f"write {id_} into its file"):

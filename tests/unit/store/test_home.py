@@ -6,16 +6,16 @@ import pytest
 
 from vllm_tts_cache import files
 from vllm_tts_cache.store import binding
-from vllm_tts_cache.store.binding import StoreHome, home_of
+from vllm_tts_cache.store.binding import StoreId, store_id_of
 
 
 @pytest.mark.directory
 def test_a_directory_keeps_its_id_whatever_it_is_called(open_here, tmp_path):
-    first = open_here().home
+    first = open_here().store_id
     assert len(first.id) == 32
-    assert open_here().home == first
+    assert open_here().store_id == first
     (tmp_path / "mounted").symlink_to(tmp_path / "voices")
-    mounted = home_of(tmp_path / "mounted")
+    mounted = store_id_of(tmp_path / "mounted")
     assert mounted.id == first.id
     assert mounted.place != first.place
     assert not mounted.is_elsewhere(first)
@@ -26,7 +26,7 @@ def test_two_directories_are_told_apart(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         binding.mark(tmp_path / name)
-        homes.append(home_of(tmp_path / name))
+        homes.append(store_id_of(tmp_path / name))
     first, second = homes
     assert first.is_elsewhere(second)
     assert second.is_elsewhere(first)
@@ -39,7 +39,7 @@ def test_processes_that_open_a_new_directory_at_once_agree(tmp_path):
     def open_one():
         barrier.wait()
         binding.mark(tmp_path)
-        seen.append(home_of(tmp_path).id)
+        seen.append(store_id_of(tmp_path).id)
 
     threads = [threading.Thread(target=open_one) for _ in range(8)]
     for thread in threads:
@@ -57,14 +57,14 @@ def test_a_directory_that_takes_no_id_is_like_any_other(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "write_private", refuse)
     binding.mark(tmp_path)
-    nameless = home_of(tmp_path)
+    nameless = store_id_of(tmp_path)
     assert nameless.id == ""
-    assert not nameless.is_elsewhere(StoreHome(id="1"))
-    assert not StoreHome(id="1").is_elsewhere(nameless)
+    assert not nameless.is_elsewhere(StoreId(id="1"))
+    assert not StoreId(id="1").is_elsewhere(nameless)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
 def test_a_spoilt_marker_says_nothing(tmp_path, content):
     (tmp_path / binding.ID_FILE_NAME).write_bytes(content)
     binding.mark(tmp_path)
-    assert home_of(tmp_path).id == ""
+    assert store_id_of(tmp_path).id == ""

@@ -12,13 +12,15 @@ from safetensors.numpy import save
 from tests.encoding_samples import assert_same, make_encoding, make_key
 from vllm_tts_cache.errors import EncodingCorruptError
 from vllm_tts_cache.store.encoding import (
+    ComputedOn,
     Encoding,
-    Origin,
     encoding_from_bytes,
     encoding_to_bytes,
 )
 
-ORIGIN = Origin(device="cuda", device_name='Ä "card"}', torch_version="2.13.0+cu130")
+ORIGIN = ComputedOn(
+    device="cuda", device_name='Ä "card"}', torch_version="2.13.0+cu130"
+)
 DTYPES = ["bool", "int8", "uint16", "int32", "int64", "float16", "float32", "complex64"]
 
 

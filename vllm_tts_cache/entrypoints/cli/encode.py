@@ -121,9 +121,9 @@ def _load(
 def _origin(device: str) -> dict[str, str]:
     import torch
 
-    from vllm_tts_cache.speaker.precision import origin_of
+    from vllm_tts_cache.speaker.precision import computed_on
 
-    return asdict(origin_of(torch.device(device)))
+    return asdict(computed_on(torch.device(device)))
 
 
 def _encode(

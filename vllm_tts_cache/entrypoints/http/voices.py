@@ -34,7 +34,7 @@ from vllm_tts_cache.errors import (
     InvalidSpeakerError,
     ServerFaultError,
 )
-from vllm_tts_cache.store.speaker_store import Found
+from vllm_tts_cache.store.speaker_store import StoredSpeaker
 
 router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES, VoicesRoute))
 changes_router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
@@ -320,7 +320,7 @@ async def speaker_cache(handler: Handler, caller: AnyCaller) -> Any:
     return JSONResponse(await handler.speakers.stats(caller))
 
 
-async def _shown(speakers: SpeakerService, found: Found) -> dict[str, Any]:
+async def _shown(speakers: SpeakerService, found: StoredSpeaker) -> dict[str, Any]:
     is_lost = await speakers.lookups.is_lost(found.record)
     return {
         **await _status(speakers, found),
@@ -329,7 +329,7 @@ async def _shown(speakers: SpeakerService, found: Found) -> dict[str, Any]:
     }
 
 
-async def _status(speakers: SpeakerService, found: Found) -> dict[str, Any]:
+async def _status(speakers: SpeakerService, found: StoredSpeaker) -> dict[str, Any]:
     status, error = await speakers.encodings.status(found)
     told = {"voice": found.record.name, "cache_status": status}
     return told if error is None else {**told, "error": error}

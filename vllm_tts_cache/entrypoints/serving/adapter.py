@@ -41,7 +41,7 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint
 from vllm_tts_cache.speaker.family import Family, Mode
 from vllm_tts_cache.speaker.reference import EncodingNeed, SpeakerRef
-from vllm_tts_cache.store.speaker_store import Found
+from vllm_tts_cache.store.speaker_store import StoredSpeaker
 from vllm_tts_cache.tenants import Tenant, speaking_tenant
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -202,7 +202,7 @@ class CachedAdapter:
         """Whose request is worked on. Raises: NoTenantError."""
         return speaking_tenant(self._service.tenants)
 
-    async def _found(self, request: Any) -> Found | None:
+    async def _found(self, request: Any) -> StoredSpeaker | None:
         """Return the registered voice that a request names; None for inline audio.
 
         Raises: SpeakerNotFoundError, StorageError.
@@ -233,7 +233,7 @@ class CachedAdapter:
             raise
 
     async def _cloned(
-        self, request: Any, found: Found | None, counted: CountedRequest
+        self, request: Any, found: StoredSpeaker | None, counted: CountedRequest
     ) -> PreparedRequest:
         record = None if found is None else found.record
         stored_ref_text = None if record is None else record.ref_text

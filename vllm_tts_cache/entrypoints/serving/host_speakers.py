@@ -20,7 +20,7 @@ from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
 from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
 from vllm_tts_cache.speaker.family import clips_problem
-from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 
 # Of MOSS's checkpoints, which one adapter serves, those that speak as a text says.
 _MOSS_WITHOUT_CLIPS = frozenset({"sound_effect", "voice_generator"})
@@ -68,7 +68,7 @@ def told_of(name: str) -> HostVoice | None:
     return voice
 
 
-def read_voice(store: SpeakerStore, found: Found) -> HostVoice:
+def read_voice(store: SpeakerStore, found: StoredSpeaker) -> HostVoice:
     """Read whatever the host may ask of a voice; for a thread."""
     row, error, audio = _as_host_dict(found.record, store), None, None
     try:
@@ -162,7 +162,7 @@ def load_audio(
     return None if found is None else _audio(store, found)
 
 
-def _audio(store: SpeakerStore, found: Found) -> tuple[Any, int] | None:
+def _audio(store: SpeakerStore, found: StoredSpeaker) -> tuple[Any, int] | None:
     if found.record.audio_sha256 is None:
         return None
     if (problem := clips_problem(None, found.record.num_clips)) is not None:
@@ -183,7 +183,7 @@ def load_embedding(
     return _embedding(store, found)
 
 
-def _embedding(store: SpeakerStore, found: Found) -> list[float] | None:
+def _embedding(store: SpeakerStore, found: StoredSpeaker) -> list[float] | None:
     embedding = store.catalogue.speaker_embedding(found.record)
     return None if embedding is None else list(embedding)
 

@@ -405,7 +405,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
 
     def _doubt(self, ref: SpeakerRef | None) -> None:
         if ref is not None:
-            self.speakers.encodings.ensurer.doubt(ref.audio_sha256)
+            self.speakers.encodings.ensurer.recheck(ref.audio_sha256)
 
     async def _check_stays(self, request: Any, ref: SpeakerRef | None) -> None:
         """See that the voice of a request is the one that it was last submitted with.

@@ -12,7 +12,11 @@ from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_consent_id
 from vllm_tts_cache.catalogue.records import AUDIO_KIND
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
-from vllm_tts_cache.entrypoints.speakers.lookups import LastRows, Lookups, boot_seconds
+from vllm_tts_cache.entrypoints.speakers.lookups import (
+    LastRows,
+    ReadExecutor,
+    boot_seconds,
+)
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
 from vllm_tts_cache.errors import (
     ConsentNotFoundError,
@@ -76,7 +80,7 @@ class Deletions:
     def __init__(
         self,
         store: SpeakerStore,
-        lookups: Lookups,
+        lookups: ReadExecutor,
         workers: Callable[[], AsyncWorkers | None],
         decoders: Decoders,
         last_rows: LastRows,

@@ -17,7 +17,7 @@ from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.kv_warming import MAX_WAITING, KVWarming
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups, SpeakerLookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.poller import EncodePoller, reports_of
 from vllm_tts_cache.entrypoints.speakers.served_model import (
     CannotCloneError,
@@ -52,7 +52,7 @@ from vllm_tts_cache.speaker.rpc_client import (
 )
 from vllm_tts_cache.speaker.wire import JobReport, JobState
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
-from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 from vllm_tts_cache.tenants import Tenant
 
 # After so long a client that is in no hurry is told that they are still being made.
@@ -159,7 +159,7 @@ class Ensurer:
         self,
         workers: AsyncWorkers,
         store: SpeakerStore,
-        lookups: Lookups,
+        lookups: ReadExecutor,
         *,
         timeout_seconds: float,
         max_waiting_inline: int,
@@ -202,16 +202,16 @@ class Ensurer:
         """
         if self._fingerprints is None:
             answers = await self._workers.call(DESCRIBE)
-            refuse_elsewhere(answers, self._store.home)
+            refuse_elsewhere(answers, self._store.store_id)
             self._fingerprints = fingerprints_of(answers)
         return self._fingerprints
 
     @property
-    def is_introduced(self) -> bool:
+    def knows_fingerprints(self) -> bool:
         """Whether the workers have said which encoders they have."""
         return self._fingerprints is not None
 
-    async def introduce(self) -> None:
+    async def fetch_fingerprints(self) -> None:
         """Ask before anybody needs it; log at once if the workers read elsewhere."""
         try:
             await self.fingerprints()
@@ -279,7 +279,7 @@ class Ensurer:
         self._note_here(wanted)
         return not missing
 
-    def doubt(self, audio_sha256: str) -> None:
+    def recheck(self, audio_sha256: str) -> None:
         """Let the worker look at this audio's files once more: a prompt was missing."""
         self._doubted.add(audio_sha256)
 
@@ -346,7 +346,7 @@ class Ensurer:
             return encoding_of(answers, key)
         except EncodeError as exc:
             if await self._lookups.run(self._store.has_audio, key.audio_sha256):
-                self.doubt(key.audio_sha256)
+                self.recheck(key.audio_sha256)
             raise GoneError(str(exc)) from exc
 
     async def cause_of_failure(self, request_id: str) -> str | None:
@@ -449,7 +449,7 @@ class SpeakerEncodings:
         settings: Settings,
         workers: AsyncWorkers | None,
         model: ServedModel,
-        lookups: Lookups,
+        lookups: ReadExecutor,
         speakers: SpeakerLookups,
         kv_warming: KVWarming,
     ):
@@ -460,7 +460,7 @@ class SpeakerEncodings:
         self._kv_warming = kv_warming
         self._background: set[asyncio.Task[Any]] = set()
         self._making: dict[_Made, asyncio.Task[bool | TTSCacheError]] = {}
-        self._is_introducing = False
+        self._is_fetching = False
         self._ensurer = None
         if workers is not None:
             self._ensurer = Ensurer(
@@ -499,9 +499,9 @@ class SpeakerEncodings:
         """
         if self.cloning_workers() is None:
             return True
-        if self.ensurer.is_introduced:
+        if self.ensurer.knows_fingerprints:
             return True
-        self._introduce()
+        self._fetch_fingerprints()
         return False
 
     def cloning_workers(self) -> AsyncWorkers | None:
@@ -510,7 +510,7 @@ class SpeakerEncodings:
 
     def start(self) -> None:
         """Ask the workers for their encoders; needs a running event loop."""
-        self._introduce()
+        self._fetch_fingerprints()
 
     async def settled(self) -> None:
         """Return when nothing goes on in the background."""
@@ -525,7 +525,7 @@ class SpeakerEncodings:
             self._ensurer.shutdown()
 
     async def precompute(
-        self, found: Found, *, force: bool = False, urgent: bool = True
+        self, found: StoredSpeaker, *, force: bool = False, urgent: bool = True
     ) -> bool | None:
         """Make the speaker's encodings exist; True if they already did.
 
@@ -562,7 +562,7 @@ class SpeakerEncodings:
         with suppress(CannotCloneError):  # registered where another model was served
             self._begin(record, self._model.need_of(record), force=False)
 
-    async def status(self, found: Found) -> tuple[CacheStatus, str | None]:
+    async def status(self, found: StoredSpeaker) -> tuple[CacheStatus, str | None]:
         """Derive the speaker's status and, of what cannot be ``ready``, the reason.
 
         Raises: WorkerRPCError, StorageError.
@@ -595,7 +595,7 @@ class SpeakerEncodings:
 
     # -------- how
 
-    async def _precompute(self, found: Found, *, force: bool) -> bool:
+    async def _precompute(self, found: StoredSpeaker, *, force: bool) -> bool:
         self._model.check_clones()
         record, stored = found.record, found.fingerprints
         if record.audio_sha256 is None:
@@ -606,7 +606,9 @@ class SpeakerEncodings:
         self._kv_warming.add(record)
         return existed
 
-    async def _precompute_in_turn(self, found: Found, *, force: bool) -> bool | None:
+    async def _precompute_in_turn(
+        self, found: StoredSpeaker, *, force: bool
+    ) -> bool | None:
         self._model.check_clones()
         record = found.record
         if record.audio_sha256 is None:
@@ -637,20 +639,20 @@ class SpeakerEncodings:
         self._kv_warming.add(record)
         return existed
 
-    def _introduce(self) -> None:
-        async def introduce() -> None:
+    def _fetch_fingerprints(self) -> None:
+        async def fetch_fingerprints() -> None:
             # By now the serving class, which starts this, knows its family.
             try:
                 if self.cloning_workers() is not None:
-                    await self.ensurer.introduce()
-                    if self.ensurer.is_introduced:
+                    await self.ensurer.fetch_fingerprints()
+                    if self.ensurer.knows_fingerprints:
                         await self._warm_last_used()
             finally:
-                self._is_introducing = False
+                self._is_fetching = False
 
-        if not self._is_introducing:
-            self._is_introducing = True
-            self._in_background(introduce())
+        if not self._is_fetching:
+            self._is_fetching = True
+            self._in_background(fetch_fingerprints())
 
     async def _warm_last_used(self) -> None:
         """Have the voices prefilled that spoke before the engine was started."""

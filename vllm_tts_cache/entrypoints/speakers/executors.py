@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from vllm_tts_cache.errors import ServerBusyError
-from vllm_tts_cache.speaker.precision import give_way
+from vllm_tts_cache.speaker.precision import lower_priority
 from vllm_tts_cache.tenants import Tenant
 
 RETRY_AFTER_SECONDS = 2
@@ -28,7 +28,7 @@ class BoundedExecutor:
             called that, too.
         num_threads: Functions that run at once.
         max_waiting: Functions that may wait for a thread.
-        gives_way: Whether those that speak go first, see `give_way`.
+        gives_way: Whether those that speak go first, see `lower_priority`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BoundedExecutor:
         self._pool = ThreadPoolExecutor(
             num_threads,
             thread_name_prefix=f"tts-cache: {what}",
-            initializer=give_way if gives_way else None,
+            initializer=lower_priority if gives_way else None,
         )
 
     async def run(
@@ -79,7 +79,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> N
         loop.call_soon_threadsafe(function)
 
 
-class Places:
+class Slots:
     """So many at once, and one more is refused; for the event loop only.
 
     Args:

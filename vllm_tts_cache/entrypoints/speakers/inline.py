@@ -31,7 +31,7 @@ from vllm_tts_cache.entrypoints.speakers.executors import (
     RETRY_AFTER_SECONDS,
     BoundedExecutor,
 )
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.entrypoints.speakers.wants import too_many_inline
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError, TTSCacheError
 from vllm_tts_cache.speaker.reference import SpeakerRef
@@ -180,7 +180,7 @@ class InlineClips:
     def __init__(
         self,
         store: SpeakerStore,
-        lookups: Lookups,
+        lookups: ReadExecutor,
         *,
         max_fetches: int,
         is_full: Callable[[], bool],

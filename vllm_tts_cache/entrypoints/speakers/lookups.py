@@ -16,7 +16,7 @@ from vllm_tts_cache.errors import (
     StorageBusyError,
     StorageUnavailableError,
 )
-from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 from vllm_tts_cache.tenants import Tenant, TenantKeys
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ def boot_seconds() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-class Lookups:
+class ReadExecutor:
     """Indexed reads: on the event loop where the catalogue is local, else in threads.
 
     On a local disk one takes less than handing it to a thread and back does; a
@@ -83,7 +83,7 @@ class LastRows:
     """
 
     def __init__(self) -> None:
-        self._rows = LRUCache[tuple[str, str], Found](MAX_LAST_ROWS)
+        self._rows = LRUCache[tuple[str, str], StoredSpeaker](MAX_LAST_ROWS)
         self._embeddings = LRUCache[tuple[str, int], tuple[float, ...]](
             MAX_LAST_EMBEDDINGS
         )
@@ -100,7 +100,7 @@ class LastRows:
         """
         self._good_until = asked_at + seconds - MARGIN_SECONDS
 
-    def find(self, tenant: str, name: str, now: float) -> Found | None:
+    def find(self, tenant: str, name: str, now: float) -> StoredSpeaker | None:
         """Return the last row of a name or id; None if none may be spoken by.
 
         Args:
@@ -114,7 +114,7 @@ class LastRows:
         is_over = found.record.speaker_id in self._deleted
         return None if is_over or found.record.has_expired(now) else found
 
-    def keep(self, tenant: str, name: str, found: Found | None) -> None:
+    def keep(self, tenant: str, name: str, found: StoredSpeaker | None) -> None:
         """Keep what was read of a name or id; None if there is no such speaker."""
         key = tenant, name.strip()  # of any length else
         if found is None:
@@ -163,7 +163,7 @@ class SpeakerLookups:
         last: What was read, for while the catalogue is out of reach.
     """
 
-    def __init__(self, store: SpeakerStore, lookups: Lookups, keys: TenantKeys):
+    def __init__(self, store: SpeakerStore, lookups: ReadExecutor, keys: TenantKeys):
         self._store = store
         self._lookups = lookups
         self._keys = keys
@@ -172,7 +172,7 @@ class SpeakerLookups:
         )
         self.last = LastRows()
 
-    async def find(self, tenant: Tenant, name: str) -> Found | None:
+    async def find(self, tenant: Tenant, name: str) -> StoredSpeaker | None:
         """Return the tenant's speaker of this name, or None; one indexed read.
 
         Raises: StorageError.
@@ -187,7 +187,7 @@ class SpeakerLookups:
                     raise
                 await asyncio.sleep(BUSY_POLL_SECONDS)
 
-    async def find_to_speak(self, tenant: Tenant, name: str) -> Found | None:
+    async def find_to_speak(self, tenant: Tenant, name: str) -> StoredSpeaker | None:
         """As `find`, or by `LastRows` while the catalogue is out of reach.
 
         Raises: StorageError.
@@ -205,7 +205,7 @@ class SpeakerLookups:
             self.last.keep(tenant.name, name, found)
         return found
 
-    async def get(self, tenant: Tenant, name: str) -> Found:
+    async def get(self, tenant: Tenant, name: str) -> StoredSpeaker:
         """Return the tenant's speaker of this name.
 
         Raises: SpeakerNotFoundError, StorageError.

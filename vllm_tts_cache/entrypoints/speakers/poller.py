@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from vllm_tts_cache.catalogue.records import Segment
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.entrypoints.speakers.wants import (
     AudioGoneError,
     Want,
@@ -54,7 +54,7 @@ class EncodePoller:
         self,
         workers: AsyncWorkers,
         store: SpeakerStore,
-        lookups: Lookups,
+        lookups: ReadExecutor,
         *,
         timeout_seconds: float,
         max_waiting_inline: int,

@@ -15,17 +15,17 @@ from vllm_tts_cache.entrypoints.speakers.deletions import Deletions
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.executors import (
     BoundedExecutor,
-    Places,
+    Slots,
     TenantPlaces,
 )
 from vllm_tts_cache.entrypoints.speakers.inline import FetchConnection, InlineClips
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
-from vllm_tts_cache.entrypoints.speakers.lookups import Lookups, SpeakerLookups
+from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.registering import Upload, Uploads
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
 from vllm_tts_cache.speaker.rpc_client import STATS, AsyncEngine, AsyncWorkers
 from vllm_tts_cache.store.bundles import Bundles
-from vllm_tts_cache.store.memory import Budget, Shelf, Sized
+from vllm_tts_cache.store.memory import Budget, LruSegment, Sized
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -64,7 +64,7 @@ class PromptMemory(Generic[P]):
     """
 
     def __init__(self, max_bytes: int):
-        self._shelf: Shelf[Hashable, _Entry[P]] = Shelf(Budget(max_bytes))
+        self._shelf: LruSegment[Hashable, _Entry[P]] = LruSegment(Budget(max_bytes))
         self._num_deletes = 0
 
     @property
@@ -222,7 +222,7 @@ class SpeakerService:
         self.tenants = keys
         self.may_download = settings.audio_download
         workers = None if engine is None else AsyncWorkers(engine)
-        self._indexed = indexed = Lookups(is_local=store.catalogue.is_local)
+        self._indexed = indexed = ReadExecutor(is_local=store.catalogue.is_local)
         self.lookups = SpeakerLookups(store, indexed, keys)
         self.kv_warming = KVWarming(speech if settings.warm_kv == "idle" else None)
         self.encodings = SpeakerEncodings(
@@ -253,8 +253,8 @@ class SpeakerService:
         self.bundling = BoundedExecutor(
             "too many bundles wait", num_threads=1, max_waiting=MAX_BUNDLES
         )
-        self.exports = Places("too many bundles are being sent", MAX_BUNDLES)
-        self.sounds = Places("too many clips are being sent", MAX_SOUNDS)
+        self.exports = Slots("too many bundles are being sent", MAX_BUNDLES)
+        self.sounds = Slots("too many clips are being sent", MAX_SOUNDS)
         self._counts = Counts(store, settings, keys)
         self._decoders = Decoders(workers, model.family)
         self.deletions = Deletions(

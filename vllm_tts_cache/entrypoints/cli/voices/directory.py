@@ -14,7 +14,7 @@ from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.errors import ConfigError, SpeakerNotFoundError
 from vllm_tts_cache.store.bundles import Bundles, OnConflict
 from vllm_tts_cache.store.opening import open_existing
-from vllm_tts_cache.store.speaker_store import Found, SpeakerStore
+from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
 from vllm_tts_cache.tenants import Tenant
 
 _PAGE = 1000
@@ -118,7 +118,7 @@ class VoicesDirectory:
         }
         return {"imported": [shown]}
 
-    def _found(self, name: str) -> Found:
+    def _found(self, name: str) -> StoredSpeaker:
         if (found := self.store.find(name, self._tenant)) is None:
             raise SpeakerNotFoundError(name)
         return found
