@@ -226,7 +226,7 @@ async def running(server):
             encoder.gate.set()
         await server.settled()
         await server.client.aclose()
-        connection = server.service.connection
+        connection = server.handler.fetch_connection
         await (await connection.get_async_client()).close()
         server.handler.shutdown()
         server.speakers.close()

@@ -16,7 +16,7 @@ from tests.fault.test_clients_that_leave import leave, plainly
 from tests.speaking import data_url, wav
 from tests.speech_server import Server, listening, running
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints.speakers.inline import NUM_NAME_THREADS
+from vllm_tts_cache.entrypoints.serving.fetching import NUM_NAME_THREADS
 from vllm_tts_cache.speaker.family import families
 
 AT_ONCE = 16  # URLs that are fetched, by default
@@ -69,7 +69,7 @@ async def test_warm_requests_need_no_thread_of_the_default_pool(server):
 
 async def test_names_that_nobody_answers_hold_up_nothing_but_names(server, looked_up):
     asked = await warm(server)
-    names = server.service.connection._names
+    names = server.handler.fetch_connection._names
     async with listening(server.app) as port:
         for num_left in (AT_ONCE, 2 * AT_ONCE):
             urls = [url_at(f"{num_left}-{number}") for number in range(AT_ONCE)]
@@ -97,4 +97,4 @@ async def test_every_model_fetches_by_that_connection(
         which, checkpoint = {"family": family}, tiny(family)
     async with running(Server(checkpoint, tmp_path, monkeypatch, **which)) as server:
         connector = server.handler.media_connector
-        assert connector.connection is server.service.connection
+        assert connector.connection is server.handler.fetch_connection

@@ -51,11 +51,11 @@ async def with_all_threads(server):
     assert (await server.client.delete(f"{VOICES}/Ann")).is_success
     refused = await server.speak(ref_audio="file:///etc/passwd", ref_text="a")
     assert refused.status_code == 400
-    service = server.service
+    service, fetching = server.service, server.handler.fetch_connection
     pools = service.uploads._threads, service.uploads.changes
     pools += service.lookups.reads, service.inline._executor
     pools += service.deletions._clients, service.deletions._own
-    pools += service.inline._digests, service.texts, service.connection._names
+    pools += service.inline._digests, service.texts, fetching._names
     await asyncio.gather(
         *(asyncio.to_thread(look, server) for _ in range(ALL_THREADS)),
         *(pool.run(look, server) for pool in pools for _ in range(ALL_THREADS)),

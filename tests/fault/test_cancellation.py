@@ -6,6 +6,7 @@ time; once as it begins to wait, and once as what it waits for has just come.
 
 import asyncio
 import contextlib
+import functools
 import itertools
 
 import pytest
@@ -19,6 +20,7 @@ from tests.unit.test_inline import CountingHandler, data_url, wav, web
 from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers import deletions, ensure, poller
 from vllm_tts_cache.entrypoints.speakers.ensure import Ensurer
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
@@ -236,16 +238,17 @@ class InlineRig:
             store, self.lookups, max_fetches=1, is_full=lambda: False
         )
         self.connection = HTTPConnection()
-        self.connector = MediaConnector(
+        connector = MediaConnector(
             allowed_local_media_path=str(media), connection=self.connection
         )
+        self.fetch = functools.partial(fetch_audio, connector)
         self.num_clips = itertools.count()
 
     def new_data_url(self):
         return data_url(wav(pitch_hz=150 + next(self.num_clips)))
 
     def resolve(self, url):
-        return self.clips.resolve(url, self.connector)
+        return self.clips.resolve(url, self.fetch)
 
     async def nothing_is_left(self):
         assert len(self.clips._fetches) == len(self.clips._decodes) == 0

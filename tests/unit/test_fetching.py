@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import http.server
 import socket
 import ssl
@@ -11,7 +12,7 @@ from aiohttp import ThreadedResolver
 from vllm.multimodal.media import MediaConnector
 
 from tests.unit import test_inline
-from vllm_tts_cache.entrypoints.speakers.inline import FetchConnection
+from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection, fetch_audio
 from vllm_tts_cache.errors import InvalidAudioError
 
 media, web = test_inline.media, test_inline.web
@@ -26,6 +27,10 @@ async def connection():
     connection.shutdown()
 
 
+def through(connection):
+    return functools.partial(fetch_audio, MediaConnector(connection=connection))
+
+
 async def resolver_of(connection):
     connector = (await connection.get_async_client()).connector
     assert isinstance(connector, aiohttp.TCPConnector)
@@ -34,7 +39,7 @@ async def resolver_of(connection):
 
 async def test_a_clip_is_fetched_by_the_name_of_its_host(clips, web, connection):
     url = web.replace("127.0.0.1", "localhost") + "/clip.wav"
-    clip = await clips.resolve(url, MediaConnector(connection=connection))
+    clip = await clips.resolve(url, through(connection))
     assert clip.num_samples == 48_000
 
 
@@ -55,7 +60,7 @@ async def test_a_name_that_is_not_there_is_the_callers_mistake(
 
     monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    connector = MediaConnector(connection=connection)
+    connector = through(connection)
     with pytest.raises(InvalidAudioError, match="no such name"):
         await clips.resolve("http://absent.example/clip.wav", connector)
 
@@ -81,7 +86,7 @@ def tls_server(tmp_path, *options, max_version=None):
 
 async def refusal(clips, connection, url):
     with pytest.raises(InvalidAudioError) as refused:
-        await clips.resolve(f"{url}/c.wav", MediaConnector(connection=connection))
+        await clips.resolve(f"{url}/c.wav", through(connection))
     return str(refused.value)
 
 

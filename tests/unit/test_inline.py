@@ -18,6 +18,7 @@ from tests.waiting import soon
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.speakers import inline
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
@@ -128,7 +129,7 @@ def data_url(data, media_type="audio/wav"):
 
 
 def connector(**allowed):
-    return MediaConnector(**allowed)
+    return functools.partial(fetch_audio, MediaConnector(**allowed))
 
 
 @pytest.fixture
@@ -216,8 +217,8 @@ async def test_what_is_deleted_is_not_remembered(clips, num_decodes):
 @pytest.mark.parametrize("data", [b"garbage", wav(seconds=0.5), wav(peak=0.0)])
 async def test_unusable_audio_is_refused_from_everywhere(clips, media, web, mine, data):
     (media / "bad.wav").write_bytes(data)
-    mine.allowed_local_media_path = str(media)
-    allowed = connector(allowed_local_media_path=str(media), connection=mine.connection)
+    connection = mine.args[0].connection
+    allowed = connector(allowed_local_media_path=str(media), connection=connection)
     for url in (data_url(data), (media / "bad.wav").as_uri(), f"{web}/bad.wav"):
         with pytest.raises(InvalidAudioError):
             await clips.resolve(url, allowed)

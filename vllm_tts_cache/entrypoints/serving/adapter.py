@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_tts_cache.catalogue.details import of_clips
 from vllm_tts_cache.catalogue.records import Segment, SpeakerRecord, check_embedding
 from vllm_tts_cache.entrypoints.metrics.series import CountedRequest, process_metrics
+from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
     MISSING_VOICE,
     as_clone,
@@ -256,8 +257,8 @@ class CachedAdapter:
         else:
             with self._service.places.inline(self._tenant):
                 url = single_url(request.ref_audio)
-                connector = self.ctx.server.media_connector
-                clip = await self._service.inline.resolve(url, connector)
+                fetch = partial(fetch_audio, self.ctx.server.media_connector)
+                clip = await self._service.inline.resolve(url, fetch)
                 existed = await self._existed(clip, mode, None)
         counted.outcome = "hit" if existed else "miss"
         report(counted.outcome)

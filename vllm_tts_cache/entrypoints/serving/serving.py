@@ -3,17 +3,19 @@
 import asyncio
 import functools
 import logging
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from vllm.exceptions import VLLMClientError
 from vllm.multimodal.media import MediaConnector
 from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 from vllm_omni.errors import OmniClientError
 
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.catalogue.records import SpeakerChanges
+from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.http.callers import KnowsTenants
 from vllm_tts_cache.entrypoints.http.routing import bounded_error_response, status_of
@@ -24,6 +26,7 @@ from vllm_tts_cache.entrypoints.serving.diffusion import (
     DiffusionAdapter,
     other_model_of,
 )
+from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection
 from vllm_tts_cache.entrypoints.serving.host_speakers import (
     NOBODY,
     HostView,
@@ -54,12 +57,21 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.reference import SpeakerRef
-from vllm_tts_cache.tenants import TenantKeys, speaking_tenant
+from vllm_tts_cache.tenants import (
+    Tenant,
+    TenantKeys,
+    speaking_for,
+    speaking_tenant,
+)
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 # Where a voice is replaced again and again, each new prompt may be lost as well.
 MAX_SUBMITS = 3
+
+_ANY_TEXT = "Hello."  # what is left behind is of what comes before it
+# A decoder sees a voice's audio with the first frames that are spoken.
+_NUM_UNHEARD_FRAMES = 3
 
 T = TypeVar("T")
 Prepared = tuple[str, Any, dict[str, Any]]
@@ -217,7 +229,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
 
     def _start(self) -> None:
         self._is_started = True
-        self.media_connector.connection = self.speakers.connection
+        self.media_connector.connection = self.fetch_connection
         if (adapter := self.cached_adapter) is not None:
             process_metrics().begin_family(adapter.tts_cache_family.name)
         if self.served_family is not None or self.refusal is not None:
@@ -231,8 +243,10 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
         """Open the storage; stock opens every stored file here."""
         is_diffusion = self._diffusion_mode
         engine: Any = self._diffusion_engine if is_diffusion else self.engine_client
+        settings = load_settings()
+        self.fetch_connection = FetchConnection(max_waiting=settings.max_fetches)
         self.speakers = open_service(
-            load_settings(),
+            settings,
             engine,
             ServedModel(
                 family=lambda: self.served_family,
@@ -277,6 +291,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
         """Close what the process holds; stock would go through all names."""
         self.uploaded_speakers = {}
         super().shutdown()
+        self.fetch_connection.shutdown()
         self.speakers.shutdown()
 
     @property
@@ -363,6 +378,32 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
             request_id, outputs, again, lambda: self._check_stays(request, ref)
         )
         return request_id, begun, params
+
+    async def speak_unheard(self, record: SpeakerRecord) -> None:
+        """Have the engine speak a few frames with a voice, which leaves its KV behind.
+
+        Cancelled, it ends in the engine as well.
+
+        Raises: TTSCacheError, and what the engine raises.
+        """
+        adapter: Any = self.cached_adapter
+        engine: Any = self.engine_client
+        # By its id: it may have got another name since.
+        request = OpenAICreateSpeechRequest(input=_ANY_TEXT, voice=record.speaker_id)
+        request_id = f"prefill-{uuid.uuid4().hex}"
+        with speaking_for(Tenant(name=record.tenant)):
+            prompt = (await adapter.tts_cache_prepared(request)).prompt
+            defaults = [each.clone() for each in engine.default_sampling_params_list]
+            params = adapter.apply_sampling_overrides(
+                defaults, request, prompt, request_id
+            )
+            params[0].max_tokens = params[0].min_tokens = _NUM_UNHEARD_FRAMES
+            # What is not spoken for a tenant is a foreign request to the engine.
+            outputs = engine.generate(
+                prompt=prompt, request_id=request_id, sampling_params_list=params
+            )
+        async for _ in outputs:
+            pass
 
     async def _create_diffusion_speech(self, request: Any) -> Any:
         """As the host, with a speaker that the prompt names by content address."""

@@ -2,15 +2,11 @@
 
 import asyncio
 import logging
-import uuid
 from asyncio import Task
 from typing import Any
 
-from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
-
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.speaker.rpc_client import DECODER_STATS, AsyncWorkers
-from vllm_tts_cache.tenants import Tenant, speaking_for
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -24,9 +20,6 @@ LOOK_SECONDS = 0.25
 MIN_LOOKS, MAX_LOOKS = 2, 256
 # A prefill of the longest reference takes seconds on a CPU; what hangs is given up.
 PREFILL_SECONDS = 60.0
-# A decoder hears of a voice with the first frames that are spoken.
-NUM_FRAMES = 3
-_TEXT = "Hello."  # any does: what is left behind is of what comes before it
 
 
 class KVWarming:
@@ -154,20 +147,4 @@ class KVWarming:
         if not self._shares_kv:
             # A decoder that replays CUDA graphs keeps nothing, and has no answer.
             await AsyncWorkers(engine).call(DECODER_STATS)
-        adapter = self._speech.cached_adapter
-        # By its id: it may have got another name since.
-        request = OpenAICreateSpeechRequest(input=_TEXT, voice=record.speaker_id)
-        request_id = f"prefill-{uuid.uuid4().hex}"
-        with speaking_for(Tenant(name=record.tenant)):
-            prompt = (await adapter.tts_cache_prepared(request)).prompt
-            defaults = [each.clone() for each in engine.default_sampling_params_list]
-            params = adapter.apply_sampling_overrides(
-                defaults, request, prompt, request_id
-            )
-            params[0].max_tokens, params[0].min_tokens = NUM_FRAMES, NUM_FRAMES
-            # Whatever is not spoken for a tenant is a foreign request to the engine.
-            outputs = engine.generate(
-                prompt=prompt, request_id=request_id, sampling_params_list=params
-            )
-        async for _ in outputs:
-            pass
+        await self._speech.speak_unheard(record)

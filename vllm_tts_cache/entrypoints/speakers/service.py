@@ -18,7 +18,7 @@ from vllm_tts_cache.entrypoints.speakers.executors import (
     Slots,
     TenantPlaces,
 )
-from vllm_tts_cache.entrypoints.speakers.inline import FetchConnection, InlineClips
+from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
 from vllm_tts_cache.entrypoints.speakers.registering import Upload, Uploads
@@ -196,7 +196,6 @@ class SpeakerService:
         kv_warming: Prefills voices whose encodings exist.
         uploads: Decodes and stores what comes.
         inline: Clips that come with a request.
-        connection: What those that are URLs are fetched with.
         deletions: Removes what was deleted, everywhere.
         prompts: What prompts begin with, by audio.
         texts: Checks texts and builds prompts of them, where that takes long.
@@ -241,7 +240,6 @@ class SpeakerService:
             max_fetches=settings.max_fetches,
             is_full=lambda: self.encodings.is_full,
         )
-        self.connection = FetchConnection(max_waiting=settings.max_fetches)
         self.places = TenantPlaces()
         self.prompts = PromptMemory[Any](PROMPT_MEMORY_MAX_BYTES)
         self.texts = BoundedExecutor(
@@ -291,7 +289,7 @@ class SpeakerService:
         self.tenants.shutdown()
         self.deletions.shutdown()
         self.metrics.shutdown()
-        pools = self.inline, self.connection, self.texts, self.uploads
+        pools = self.inline, self.texts, self.uploads
         others = self.bundling, self.lookups, self._indexed
         for threads in pools + others:
             threads.shutdown()
