@@ -30,9 +30,9 @@ def register() -> None:
     """
     if not _host_is_supported() or not _is_enabled():
         return
-    _replace_models()
     from vllm_tts_cache.model_executor import failed_requests, rpc_methods
 
+    rpc_methods.replace_models()
     rpc_methods.install()
     failed_requests.install()
     if _OFFLINE in sys.modules:
@@ -67,19 +67,6 @@ def cpu_platform() -> str | None:
     if platforms.has_accelerator() or not platforms.vllm_is_for_cpus():
         return None
     return "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
-
-
-def _replace_models() -> None:
-    from vllm_omni.diffusion.registry import register_diffusion_model
-
-    from vllm_tts_cache.model_executor import rpc_methods
-    from vllm_tts_cache.speaker.family import families
-
-    rpc_methods.replace_models()
-    for family in families():
-        for architecture, ours in family.pipelines.items():
-            module, _, name = ours.partition(":")
-            register_diffusion_model(architecture, module, name)
 
 
 def _is_enabled() -> bool:

@@ -14,7 +14,7 @@ from vllm_tts_cache.entrypoints.http.routing import (
     TooManyPartsError,
 )
 from vllm_tts_cache.entrypoints.http.sending import RangeNotSatisfiableError
-from vllm_tts_cache.entrypoints.http.validation import InvalidRequestError
+from vllm_tts_cache.entrypoints.serving.host_http import InvalidRequestError
 from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
 from vllm_tts_cache.entrypoints.speakers.wants import (
     AudioGoneError,
@@ -135,10 +135,12 @@ def test_a_voices_route_answers_an_error_in_the_hosts_shape(error, status, kind)
 def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
     error, status, kind
 ):
-    told = routing.error_response(error).error
+    response = routing.speech_response(error)
+    answer = json.loads(response.body)["error"]
     expected = (400, "BadRequestError") if status == 404 else (status, kind)
-    assert (told.code, told.type) == expected
-    assert told.message == str(error)
+    assert (answer["code"], answer["type"]) == expected
+    assert response.status_code == expected[0]
+    assert answer["message"] == str(error)
 
 
 def test_details_stand_beside_the_error():

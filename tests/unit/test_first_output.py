@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from vllm_tts_cache.entrypoints.http.speech import after_first_chunk
+from vllm_tts_cache.entrypoints.serving.speech_routes import after_first_chunk
 from vllm_tts_cache.errors import EncodeError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_tts_cache.entrypoints.http.validation import Pieces, refuse_halves
+from vllm_tts_cache.entrypoints.http.limits import Pieces, refuse_halves
 from vllm_tts_cache.errors import InvalidSpeakerError
 
 HALF, OTHER_HALF = "\ud83d", "\ude00"

@@ -59,7 +59,8 @@ def attach() -> None:
 
 def routers() -> tuple[APIRouter, ...]:
     """All routes of ours."""
-    from vllm_tts_cache.entrypoints.http import clips, consents, speech, voices
+    from vllm_tts_cache.entrypoints.http import clips, consents, voices
+    from vllm_tts_cache.entrypoints.serving import speech_routes
 
     return (
         voices.router,
@@ -68,9 +69,9 @@ def routers() -> tuple[APIRouter, ...]:
         clips.import_router,
         consents.router,
         consents.changes_router,
-        speech.speech_router,
-        speech.batch_router,
-        speech.generate_router,
+        speech_routes.speech_router,
+        speech_routes.batch_router,
+        speech_routes.generate_router,
     )
 
 

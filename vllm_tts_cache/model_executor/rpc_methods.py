@@ -18,6 +18,7 @@ from functools import wraps
 from typing import Any
 
 from vllm.model_executor.models import ModelRegistry
+from vllm_omni.diffusion.registry import register_diffusion_model
 from vllm_omni.engine import arg_utils
 from vllm_omni.engine.arg_utils import register_omni_models_to_vllm
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
@@ -244,6 +245,9 @@ def replace_models() -> None:
     for family in families():
         for architecture, ours in (*family.models.items(), *family.decoders.items()):
             OmniModelRegistry.register_model(architecture, ours)
+        for architecture, ours in family.pipelines.items():
+            module, _, name = ours.partition(":")
+            register_diffusion_model(architecture, module, name)
     arg_utils.register_omni_models_to_vllm = register_models_to_vllm
 
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from starlette.requests import HTTPConnection
-from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
+from vllm_tts_cache.entrypoints.serving.host_http import wants_key
 from vllm_tts_cache.errors import AdminKeyError, SpeakerRequestError
 from vllm_tts_cache.tenants import ALONE, Caller, Tenant, TenantKeys
 
@@ -96,7 +96,7 @@ def refuse_other_sites(connection: HTTPConnection) -> None:
     """
     if not _is_other_site(connection) or _only_reads(connection):
         return
-    if _wants_key(connection.app):  # and was shown it, or this would not be reached
+    if wants_key(connection.app):  # and was shown it, or this would not be reached
         return
     # That all may read (`*`) does not say that all may register, speak and delete.
     if connection.headers.get("origin") not in _allowed_origins(connection.app):
@@ -114,10 +114,6 @@ def _is_other_site(connection: HTTPConnection) -> bool:
 
 def _only_reads(connection: HTTPConnection) -> bool:
     return connection.scope.get("method") in _READING
-
-
-def _wants_key(app: FastAPI) -> bool:
-    return any(each.cls is AuthenticationMiddleware for each in app.user_middleware)
 
 
 def _allowed_origins(app: FastAPI) -> frozenset[str]:

@@ -1,15 +1,23 @@
-"""How much a speech request may say, seen before anybody reads what it says.
+"""What a request's JSON may say, checked before the host reads it.
 
-The host tokenizes texts and takes URLs apart on the event loop, repeats to a client and
-to its log what is wrong, and has pydantic look at each value of a list first.
+How much: the host tokenizes texts and takes URLs apart on the event loop, repeats to a
+client and to its log what is wrong, and has pydantic look at each value of a list
+first.
+
+Whole characters: no encoder, tokenizer or engine takes half of one. Clients that cut
+text at UTF-16 units, as JavaScript counts it, leave half of an emoji at an end. JSON
+can say that (``"\\ud83d"``), UTF-8 cannot: the host's message to its engine ends the
+server.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm_tts_cache.audio.decode import is_data_url
 from vllm_tts_cache.catalogue.names import MAX_LOOKED_UP_CHARS, is_too_long
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
+from vllm_tts_cache.logs import encodable
 
 MAX_INPUT_CHARS = 32_768  # half an hour of speech
 MAX_URL_CHARS = 8192  # but of a data URL
@@ -20,6 +28,8 @@ MAX_ITEMS = 1024
 _MAX_FIELDS = 256
 _MAX_DEPTH = 8
 _MAX_QUOTED = 64
+_HALF = re.compile("[\ud800-\udfff]")
+_FIRST_HALVES = "\ud800", "\udbff"
 
 _MOST_CHARS = {
     "input": MAX_INPUT_CHARS,
@@ -142,3 +152,68 @@ def _check_number(field: str, num_values: int) -> None:
 def _too_long(field: str, max_chars: int) -> InvalidSpeakerError:
     reason = f"at most {max_chars:,} characters are allowed"
     return InvalidSpeakerError(field, reason)
+
+
+def refuse_halves(given: object) -> None:
+    """Refuse JSON that holds half a character, in a value or in a key.
+
+    Raises: InvalidSpeakerError that names the field.
+    """
+    for field, text in _texts(given):
+        if not text.isascii() and (half := _HALF.search(text)) is not None:
+            found = half.group().encode("unicode_escape").decode()
+            reason = (
+                f"it holds half of a character, {found} at {half.start()}, as is left "
+                "of text that is cut in the middle of an emoji; send whole characters"
+            )
+            raise InvalidSpeakerError(encodable(field) or "request", reason)
+
+
+def _texts(given: object) -> Iterator[tuple[str, str]]:
+    """Each text in it, under the name of its field."""
+    waiting: list[tuple[str, Any]] = [("", given)]
+    while waiting:
+        field, value = waiting.pop()
+        if isinstance(value, str):
+            yield field, value
+        elif isinstance(value, dict):
+            for name, each in value.items():
+                inner = _inside(field, f".{name[:_MAX_QUOTED]}" if field else name)
+                yield inner, name
+                waiting.append((inner, each))
+        elif isinstance(value, list):
+            waiting += [
+                (_inside(field, f"[{place}]"), each)
+                for place, each in enumerate(value)
+                if isinstance(each, (str, dict, list))  # an embedding has thousands
+            ]
+
+
+def _inside(field: str, name: str) -> str:
+    # Bounded, as names inside of one another add up.
+    return f"{field}{name}"[:_MAX_QUOTED]
+
+
+class Pieces:
+    """Text that comes in pieces, cut wherever.
+
+    Two halves in two pieces make the character that was cut. A half without its other
+    one is left out: who streams what a model writes cannot know where it is cut.
+    """
+
+    _first_half = ""
+
+    def feed(self, piece: str) -> str:
+        """Return the text so far that is whole, beginning where the last one ended."""
+        text = self._first_half + piece
+        self._first_half = ""
+        if text and _FIRST_HALVES[0] <= text[-1] <= _FIRST_HALVES[1]:
+            text, self._first_half = text[:-1], text[-1]
+        if text.isascii():
+            return text
+        pairs_joined = text.encode("utf-16-le", "surrogatepass")
+        return pairs_joined.decode("utf-16-le", "ignore")
+
+    def end(self) -> None:
+        """Leave out what nothing follows."""
+        self._first_half = ""

@@ -18,16 +18,16 @@ from fastapi.routing import APIRoute
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.error_response import (
-    create_error_response,
-)
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.http.callers import caller_of
+from vllm_tts_cache.entrypoints.http.limits import refuse_halves
 from vllm_tts_cache.entrypoints.http.sending import RangeNotSatisfiableError
-from vllm_tts_cache.entrypoints.http.validation import invalid_request, refuse_halves
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
+from vllm_tts_cache.entrypoints.serving.host_http import (
+    bounded_error_response,
+    invalid_request,
+)
 from vllm_tts_cache.errors import (
     DeletionPendingError,
     InvalidSpeakerError,
@@ -50,7 +50,6 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 _MIB = 1024 * 1024
 # A clip, and what a form holds beside it: texts, an embedding, the parts' headers.
 VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
-_MAX_MESSAGE_CHARS = 2000  # which quote what a client sent
 # Texts in JSON, each with a limit of its own.
 CHANGES_MAX_BYTES = 64 * 1024
 # A clip in base64, and 1 MiB of text and options.
@@ -321,26 +320,6 @@ def status_of(error: Exception) -> HTTPStatus:
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def error_response(error: Exception) -> ErrorResponse:
-    """Return the error of a speech request, as the host's serving class does.
-
-    An unknown voice is a wrong field here, not a missing resource.
-    """
-    status = status_of(error)
-    if status is HTTPStatus.NOT_FOUND:
-        status = HTTPStatus.BAD_REQUEST
-    return bounded_error_response(str(error), _kind(status), status)
-
-
-def bounded_error_response(
-    message: str | Exception, *args: Any, **kwargs: Any
-) -> ErrorResponse:
-    """Return the host's, which goes through a message by the square of its length."""
-    if isinstance(message, str):
-        message = message[:_MAX_MESSAGE_CHARS]
-    return create_error_response(message, *args, **kwargs)
-
-
 def json_response(error: Exception, **details: Any) -> JSONResponse:
     """Return the answer of a voices route; ``details`` go beside ``error``."""
     status = status_of(error)
@@ -361,11 +340,15 @@ def pending_response(error: DeletionPendingError) -> JSONResponse:
 
 
 def speech_response(error: Exception) -> JSONResponse:
-    """Return the answer of a speech route: as `error_response`, and when to retry."""
-    body = error_response(error)
-    return JSONResponse(
-        body.model_dump(), status_code=body.error.code, headers=retry_after(error)
-    )
+    """Return the answer of a speech route.
+
+    An unknown voice is a wrong field there, not a missing resource.
+    """
+    status = status_of(error)
+    if status is HTTPStatus.NOT_FOUND:
+        status = HTTPStatus.BAD_REQUEST
+    body = bounded_error_response(str(error), _kind(status), status).model_dump()
+    return JSONResponse(body, status_code=status.value, headers=retry_after(error))
 
 
 def retry_after(error: Exception) -> dict[str, str] | None:

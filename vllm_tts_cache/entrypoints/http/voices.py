@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
-from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
@@ -25,6 +24,7 @@ from vllm_tts_cache.entrypoints.http.routing import (
     VoicesRoute,
     guarded_route,
 )
+from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
@@ -271,9 +271,8 @@ async def delete_voice(handler: Handler, tenant: CallingTenant, name: VoiceName)
     "/v1/audio/voices/{name}/cache",
     responses={**answers(models.CacheStatus, 404), 202: _STILL_MADE},
 )
-@with_cancellation
 async def precompute_voice(
-    raw_request: Request,  # of which it is seen that the client has left
+    raw_request: Request,
     handler: Handler,
     tenant: CallingTenant,
     name: VoiceName,
@@ -285,13 +284,11 @@ async def precompute_voice(
     With `urgent=false` they are made in the background, as one of many, which running
     streams feel less of. After 10 s the answer is 202: ask again.
     """
-    del raw_request
     found = await handler.speakers.lookups.get(tenant, name)
     answer = {"voice": found.record.name, "cache_status": "ready"}
     try:
-        existed = await handler.speakers.encodings.precompute(
-            found, force=force, urgent=urgent
-        )
+        work = handler.speakers.encodings.precompute(found, force=force, urgent=urgent)
+        existed = await unless_client_leaves(raw_request, work)
     except ServerFaultError as exc:
         details = {"voice": found.record.name, "cache_status": "failed"}
         return routing.json_response(exc, **details)

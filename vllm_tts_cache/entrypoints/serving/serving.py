@@ -18,7 +18,7 @@ from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.http.callers import KnowsTenants
-from vllm_tts_cache.entrypoints.http.routing import bounded_error_response, status_of
+from vllm_tts_cache.entrypoints.http.routing import status_of
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
@@ -27,6 +27,7 @@ from vllm_tts_cache.entrypoints.serving.diffusion import (
     other_model_of,
 )
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection
+from vllm_tts_cache.entrypoints.serving.host_http import bounded_error_response
 from vllm_tts_cache.entrypoints.serving.host_speakers import (
     NOBODY,
     HostView,

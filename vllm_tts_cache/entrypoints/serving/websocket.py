@@ -13,13 +13,14 @@ from vllm_omni.entrypoints.openai.serving_speech_stream import (
 )
 
 from vllm_tts_cache.entrypoints.http.callers import caller_of, tenant_of
-from vllm_tts_cache.entrypoints.http.limits import MAX_INPUT_CHARS, check_speech
-from vllm_tts_cache.entrypoints.http.routing import json_response
-from vllm_tts_cache.entrypoints.http.validation import (
+from vllm_tts_cache.entrypoints.http.limits import (
+    MAX_INPUT_CHARS,
     Pieces,
-    invalid_request,
+    check_speech,
     refuse_halves,
 )
+from vllm_tts_cache.entrypoints.http.routing import json_response
+from vllm_tts_cache.entrypoints.serving.host_http import invalid_request
 from vllm_tts_cache.entrypoints.serving.request_speaker import with_plain_voice
 from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.tenants import Tenant, speaking_for

@@ -1,26 +1,29 @@
-"""What FastAPI and pydantic find wrong with a request, in sentences.
+"""What our routes have of the host's HTTP server: its errors, its keys, its clients.
 
-The host answers with Python's text of each of their errors, which repeats what was
-sent: of a clip that came as text its first bytes.
-
-Half a character in a text is refused here as well, since no encoder, tokenizer or
-engine takes it. Clients that cut text at UTF-16 units, as JavaScript counts it, leave
-half of an emoji at an end. JSON can say that (``"\\ud83d"``), UTF-8 cannot: the host's
-message to its engine ends the server. So all JSON that routes and sockets of ours read
-passes here.
+The host answers what FastAPI and pydantic find wrong with Python's text of each of
+their errors, which repeats what was sent: of a clip that came as text its first bytes.
+`invalid_request` says it in sentences, under the host's names of fields.
 """
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from fastapi import FastAPI, Request
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import (
+    create_error_response,
+)
 from vllm.entrypoints.serve.exception_handling.handlers.validation import (
     clean_loc_for_param,
 )
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
-from vllm_tts_cache.errors import InvalidSpeakerError, SpeakerRequestError
+from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.logs import encodable
 
+_MAX_MESSAGE_CHARS = 2000  # which quote what a client sent
 _MAX_FIELDS = 5
 _MAX_FIELD_CHARS = 64
 _MAX_VALUE_CHARS = 64
@@ -31,9 +34,37 @@ _SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary|Tuple|Value) should ")
 _SHOULD = "it should "
 _OF_VALUES = "value_error", "assertion_error"
 
-_HALF = re.compile("[\ud800-\udfff]")
-_FIRST_HALVES = "\ud800", "\udbff"
-_MAX_QUOTED = 64
+T = TypeVar("T")
+
+
+def bounded_error_response(
+    message: str | Exception, *args: Any, **kwargs: Any
+) -> ErrorResponse:
+    """Return the host's, which goes through a message by the square of its length."""
+    if isinstance(message, str):
+        message = message[:_MAX_MESSAGE_CHARS]
+    return create_error_response(message, *args, **kwargs)
+
+
+def wants_key(app: FastAPI) -> bool:
+    """Whether the host answers only requests that show its ``--api-key``."""
+    return any(each.cls is AuthenticationMiddleware for each in app.user_middleware)
+
+
+async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
+    """Return what ``work`` returns; cancel it, and return None, if the client leaves.
+
+    Args:
+        request: Whose body has been read; what else arrives of it is dropped.
+        work: What is done for the client.
+    """
+
+    @with_cancellation
+    async def run(*, raw_request: Request) -> T:
+        del raw_request
+        return await work
+
+    return await run(raw_request=request)
 
 
 class InvalidRequestError(SpeakerRequestError):
@@ -69,12 +100,12 @@ def invalid_request(
         field, reason = _field(error["loc"], files), _reason(error, is_form, files)
         if reason.startswith(_SHOULD):
             shown[field] = f"{_shown(error.get('input'))} was sent, and "
-        told = reasons.setdefault(field, [])
-        if reason not in told:  # each type that a field may have is an error
-            told.append(reason)
+        known = reasons.setdefault(field, [])
+        if reason not in known:  # each type that a field may have is an error
+            known.append(reason)
     sentences = [
-        f"Invalid {field}: {shown.get(field, '')}{' or '.join(told).rstrip('.')}."
-        for field, told in reasons.items()
+        f"Invalid {field}: {shown.get(field, '')}{' or '.join(found).rstrip('.')}."
+        for field, found in reasons.items()
     ]
     if (num_more := len(sentences) - _MAX_FIELDS) > 0:
         sentences[_MAX_FIELDS:] = [f"{num_more} more fields are wrong."]
@@ -128,68 +159,3 @@ def _shown(value: object) -> str:
     if isinstance(value, int):  # Python writes no number of more than 4,300 digits
         return str(value) if value.bit_length() < _MAX_VALUE_CHARS else "a large number"
     return "a list" if isinstance(value, list) else "an object"
-
-
-def refuse_halves(given: object) -> None:
-    """Refuse JSON that holds half a character, in a value or in a key.
-
-    Raises: InvalidSpeakerError that names the field.
-    """
-    for field, text in _texts(given):
-        if not text.isascii() and (half := _HALF.search(text)) is not None:
-            found = half.group().encode("unicode_escape").decode()
-            reason = (
-                f"it holds half of a character, {found} at {half.start()}, as is left "
-                "of text that is cut in the middle of an emoji; send whole characters"
-            )
-            raise InvalidSpeakerError(encodable(field) or "request", reason)
-
-
-def _texts(given: object) -> Iterator[tuple[str, str]]:
-    """Each text in it, under the name of its field."""
-    waiting: list[tuple[str, Any]] = [("", given)]
-    while waiting:
-        field, value = waiting.pop()
-        if isinstance(value, str):
-            yield field, value
-        elif isinstance(value, dict):
-            for name, each in value.items():
-                inner = _inside(field, f".{name[:_MAX_QUOTED]}" if field else name)
-                yield inner, name
-                waiting.append((inner, each))
-        elif isinstance(value, list):
-            waiting += [
-                (_inside(field, f"[{place}]"), each)
-                for place, each in enumerate(value)
-                if isinstance(each, (str, dict, list))  # an embedding has thousands
-            ]
-
-
-def _inside(field: str, name: str) -> str:
-    # Bounded, as names inside of one another add up.
-    return f"{field}{name}"[:_MAX_QUOTED]
-
-
-class Pieces:
-    """Text that comes in pieces, cut wherever.
-
-    Two halves in two pieces make the character that was cut. A half without its other
-    one is left out: who streams what a model writes cannot know where it is cut.
-    """
-
-    _first_half = ""
-
-    def feed(self, piece: str) -> str:
-        """Return the text so far that is whole, beginning where the last one ended."""
-        text = self._first_half + piece
-        self._first_half = ""
-        if text and _FIRST_HALVES[0] <= text[-1] <= _FIRST_HALVES[1]:
-            text, self._first_half = text[:-1], text[-1]
-        if text.isascii():
-            return text
-        pairs_joined = text.encode("utf-16-le", "surrogatepass")
-        return pairs_joined.decode("utf-16-le", "ignore")
-
-    def end(self) -> None:
-        """Leave out what nothing follows."""
-        self._first_half = ""

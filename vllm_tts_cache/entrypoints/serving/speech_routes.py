@@ -1,4 +1,4 @@
-"""The host's speech routes, with a bound on the body and what the speaker tells."""
+"""The host's speech routes, with a bound on the body and a header of the speaker's."""
 
 import json
 from collections.abc import AsyncIterator
@@ -10,10 +10,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import model_validator
 from starlette.background import BackgroundTask
-from vllm.entrypoints.serve.utils.api_utils import (
-    validate_json_request,
-    with_cancellation,
-)
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm_omni.entrypoints.openai import api_server
 from vllm_omni.entrypoints.openai.protocol.audio import (
@@ -35,6 +32,7 @@ from vllm_tts_cache.entrypoints.http.routing import (
     SPEECH_MAX_BYTES,
     guarded_route,
 )
+from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
     CACHE_HEADER,
     Outcomes,
@@ -62,18 +60,6 @@ _JSON = [Depends(validate_json_request)]
 # Nobody reads it: the client has left.
 _CLIENT_CLOSED_REQUEST = 499
 _TEXT = "The keeper counts the ships at dusk."
-
-
-@with_cancellation
-async def first_chunk_or_disconnect(
-    response: StreamingResponse, raw_request: Request
-) -> Response:
-    """As `after_first_chunk`; ends with the client's connection, answering None.
-
-    The host's own watch for disconnects ends where a handler has returned a stream.
-    """
-    del raw_request
-    return await after_first_chunk(response)
 
 
 async def after_first_chunk(response: StreamingResponse) -> Response:
@@ -189,7 +175,10 @@ async def _begun(
     """
     after_answer = response.background or BackgroundTask(_nothing)
     try:
-        begun: Any = await first_chunk_or_disconnect(response, raw_request)
+        # The host's own watch for clients that leave ends where a handler has returned
+        # a stream.
+        first = after_first_chunk(response)
+        begun: Any = await unless_client_leaves(raw_request, first)
     except Exception as exc:
         if outcomes.error is not None:
             return response  # in whose place the error is answered
