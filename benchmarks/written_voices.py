@@ -25,10 +25,9 @@ from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.schema import speaker, stored_file, usage
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.store.catalogue import open_catalogue
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_bytes
-from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.opening import open_catalogue, open_store
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 PAGE = 100
@@ -46,9 +45,9 @@ def write_voices(directory: Path, num_voices: int) -> None:
     audio is an empty file, which nobody reads for a voice that is encoded.
     """
     directory.mkdir(parents=True)
-    files, catalogue = StoreDirectory(directory), open_catalogue(directory)
+    files, database = StoreDirectory(directory), open_catalogue(directory)
     num_bytes = 0
-    with catalogue.database.write() as db:
+    with database.write() as db:
         for some in _thousands(num_voices):
             rows = []
             for sha in map(_sha256, some):
@@ -80,7 +79,7 @@ def write_voices(directory: Path, num_voices: int) -> None:
                     for is_audio, each, num_bytes_ in sums
                 ],
             )
-    catalogue.close()
+    database.close()
 
 
 def write_stock(directory: Path, num_voices: int) -> None:
@@ -162,7 +161,7 @@ def _follow(store: SpeakerStore) -> dict[str, float]:
     began = time.perf_counter()
     store.recover()
     recovered = time.perf_counter() - began
-    num_voices = store.catalogue.count()
+    num_voices = store.num_speakers()
     order = np.random.default_rng(0).integers(max(1, num_voices), size=NUM_LOOK_UPS)
     look_ups, pages, after = [], [], ""
     for number in order.tolist():
@@ -171,7 +170,7 @@ def _follow(store: SpeakerStore) -> dict[str, float]:
         look_ups.append(1e3 * (time.perf_counter() - began))
     for _ in range(NUM_PAGES):
         began = time.perf_counter()
-        page = store.catalogue.records(Page(limit=PAGE, after=after))
+        page = store.records(Page(limit=PAGE, after=after))
         pages.append(1e3 * (time.perf_counter() - began))
         after = page[-1].name if page else ""
     return {

@@ -165,7 +165,7 @@ def store_clip(store, audio, segment=Segment.REGISTERED, *, name=None):
     """Register a clip, or keep it as an inline one; returns what a request names."""
     if segment is Segment.REGISTERED:
         name = name or f"voice-{audio.audio_sha256[:8]}"
-        store.register(new_speaker(name, audio), decoded(audio))
+        store.registrations.register(new_speaker(name, audio), decoded(audio))
     else:
         store.keep_inline(decoded(audio))
     return ref_of(audio, segment)

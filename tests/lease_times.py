@@ -17,7 +17,7 @@ SECONDS = Settings().catalogue_grace_seconds
 
 def shorten(store: SpeakerStore, seconds: float) -> None:
     """All who take part are waited for so long only."""
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(lease.update().values(seconds=seconds, until=leases.NOW + seconds))
 
 
@@ -37,7 +37,7 @@ def silent_for(db: Connection, seconds: float) -> None:
 
 def delete_participants(store: SpeakerStore) -> None:
     """What others do with those that were silent for too long: all who take part."""
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         silent_for(db, SECONDS + leases.LOST_SECONDS + 60)
         for participant_id in leases.end_lost(db):
             deletions.leave(db, participant_id)
@@ -49,8 +49,8 @@ def delete_and_die(directory, url):
     In a module that imports no torch: it is imported there.
     """
     store = opened(directory, catalogue_url=url)
-    store.join()
+    store.participants.join()
     if url:
         shorten(store, 1.0)
-    store.delete("Ann")
+    store.registrations.delete("Ann")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -61,7 +61,9 @@ def voice(name: str, audio: DecodedAudio | None, **fields) -> NewSpeaker:
 
 
 def register(store: SpeakerStore, name: str, number: int = 0, **fields) -> Registered:
-    return store.register(voice(name, clip(number), **fields), clip(number))
+    return store.registrations.register(
+        voice(name, clip(number), **fields), clip(number)
+    )
 
 
 def key(number: int = 0, encoder: str = "e") -> EncodingKey:
@@ -76,7 +78,7 @@ def publish(store: SpeakerStore, number: int = 0, encoder: str = "e") -> bool:
 
 def delete(store: SpeakerStore, name: str) -> None:
     """All that a DELETE does, but for participants."""
-    deletion = store.delete(name)
+    deletion = store.registrations.delete(name)
     store.remove_files(deletion)
     store.acknowledge(deletion.id)
 

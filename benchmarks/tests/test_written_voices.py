@@ -24,7 +24,7 @@ def test_synthetic_voices_are_found_read_and_listed_and_survive_a_recovery(tmp_p
     assert found["start_ms"] > 0
     assert found["page_ms"] > 0 and found["look_up_p99_ms"] > 0
     store = open_ours(directory)
-    assert store.catalogue.count() == 250
+    assert store.num_speakers() == 250
     record = store.find(speaker_name(249)).record
     for name in ("speaker", "codec"):
         stored = store.read(key_of(record.audio_sha256, name))
@@ -36,6 +36,6 @@ def test_synthetic_voices_are_found_read_and_listed_and_survive_a_recovery(tmp_p
 def test_synthetic_voices_of_stock_are_what_stock_writes(tmp_path):
     write_stock(tmp_path / "stock", 3)
     store = open_ours(tmp_path / "stock")  # which imports them
-    found = [record.name for record in store.catalogue.records(Page(limit=10))]
+    found = [record.name for record in store.records(Page(limit=10))]
     assert found == [speaker_name(number) for number in range(3)]
     store.close()

@@ -93,7 +93,7 @@ async def test_what_an_outage_left_is_tidied_up_without_a_restart(
     monkeypatch.setattr(deletions, "RECOVERY_SPREAD_SECONDS", 0.5)
     monkeypatch.setattr(deletions, "ROUND_SECONDS", 5.0)
     store = server.service.store
-    engine = store.catalogue.database.backend.writing
+    engine = store.database.backend.writing
     commit = engine.dialect.do_commit
 
     def placed():

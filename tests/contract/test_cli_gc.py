@@ -9,9 +9,9 @@ import pytest
 
 from tests.in_process_workers import clip, ref_of, store_clip
 from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import main
-from vllm_tts_cache.store.catalogue import FILE_NAME
 from vllm_tts_cache.store.opening import open_store
 
 
@@ -33,7 +33,7 @@ def gc(capsys, *options, status=0):
 def names():
     store = open_store(load_settings())
     try:
-        return list(store.catalogue.iter_names())
+        return list(store.iter_names())
     finally:
         store.close()
 
@@ -72,7 +72,7 @@ def test_a_voice_whose_end_has_come_is_deleted_with_its_files(directory, capsys)
 def test_what_a_killed_process_left_is_finished(directory, capsys):
     store = open_store(load_settings())
     ref = store_clip(store, clip(2), name="gone")
-    store.delete("gone")  # and nobody removes its files
+    store.registrations.delete("gone")  # and nobody removes its files
     store.close()
     would = gc(capsys, "--dry-run")
     assert any("not finished" in line for line in would["problems"])
@@ -117,11 +117,11 @@ def test_what_cannot_be_mended_is_status_1(directory, capsys):
 
 def test_a_directory_that_is_in_use_is_left_alone(directory, capsys):
     store = open_store(load_settings())
-    store.join()
+    store.participants.join()
     assert main(["gc"]) == 2
     assert "is in use" in capsys.readouterr().err
     assert gc(capsys, "--dry-run")["problems"] == []
-    store.leave()
+    store.participants.leave()
     assert main(["gc"]) == 0
     store.close()
 

@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named(samples_dir, capsys):
 def test_repair_finishes_a_deletion_and_keeps_every_voice(samples_dir, capsys):
     gone, kept = register("gone", clip(1)), register("kept", clip(2))
     store = open_store(load_settings())
-    store.delete("gone")
+    store.registrations.delete("gone")
     store.close()
     assert main(["verify"]) == 1
     assert gone.exists()

@@ -118,7 +118,7 @@ def write_many(folder, num_voices):
 
 
 async def count_reaches(server, num_voices):
-    while server.service.store.catalogue.count() < num_voices:
+    while server.service.store.num_speakers() < num_voices:
         await asyncio.sleep(0.01)
 
 
@@ -263,7 +263,7 @@ async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
     cut = await ended(process)
     assert cut.status == 130, cut.err
     assert "Run the same command again" in cut.err
-    there = server.service.store.catalogue.count()
+    there = server.service.store.num_speakers()
     assert 20 <= there < NUM_MANY
     assert cut.json["interrupted"]
     # What was on its way was waited for: it is known what became of all.
@@ -281,7 +281,7 @@ async def test_many_are_interrupted_and_the_rest_is_added_by_running_it_again(
     names = [each["name"] for each in done.json["voices"]]
     assert names == [f"voice {number:03}" for number in range(NUM_MANY)]
     await server.settled()
-    assert server.service.store.catalogue.count() == NUM_MANY
+    assert server.service.store.num_speakers() == NUM_MANY
     assert server.service.store.verify() == []
 
 
@@ -454,7 +454,7 @@ async def test_one_voice_that_is_refused_keeps_no_other_out(server, tmp_path):
     as_bob = "--name", "bob"
     assert (await run("voices", "import", *files, *as_bob, url=server.url)).status == 2
     await run("voices", "import", files[1], *as_bob, url=server.url)
-    assert list(server.service.store.catalogue.iter_names()) == ["ann", "bob"]
+    assert list(server.service.store.iter_names()) == ["ann", "bob"]
 
 
 async def test_a_clip_is_judged_before_and_while_it_is_registered(

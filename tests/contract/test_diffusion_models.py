@@ -89,7 +89,7 @@ async def test_neither_a_clip_nor_an_embedding_is_stored(server):
         assert said in message(await server.register("Ann", wav(), precompute="true"))
         raw = {"name": "Raw", "consent": "y", "speaker_embedding": str([0.5] * 192)}
         assert said in message(await server.client.post(VOICES, data=raw))
-        assert server.service.store.catalogue.count() == 0
+        assert server.service.store.num_speakers() == 0
         assert list(server.directory.glob("store/**/*.safetensors")) == []
 
 
@@ -99,7 +99,7 @@ async def test_of_a_voice_of_another_model_it_is_said_that_it_is_not_spoken_here
     """Servers of several models may share one directory."""
     serve(server, "StableAudioPipeline")
     audio = decode_clips([wav()])
-    server.service.store.register(voice("Ann", audio), audio)
+    server.service.store.registrations.register(voice("Ann", audio), audio)
     said = "StableAudioPipeline speaks with no voice"
     shown = (await server.client.get(f"{VOICES}/Ann/cache")).json()
     assert shown["cache_status"] == "unsupported" and said in shown["error"]

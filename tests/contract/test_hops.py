@@ -172,7 +172,7 @@ class Rig:
         vars(self.adapter)["tts_cache_refusal"] = None
 
     def register(self, name, seed):
-        return self.store.register(
+        return self.store.registrations.register(
             new_speaker(name, clip(seed)), decoded(clip(seed))
         ).record
 
@@ -191,10 +191,10 @@ class Rig:
 
     def delete(self, name):
         """Do the store's part of a DELETE; this process is the only participant."""
-        deletion = self.store.delete(name)
+        deletion = self.store.registrations.delete(name)
         self.store.remove_files(deletion)
-        for each in self.store.deletions_to_confirm():
-            self.store.confirm(each.id)
+        for each in self.store.participants.deletions_to_confirm():
+            self.store.participants.confirm(each.id)
         return self.store.progress(name)
 
     def close(self):
@@ -254,7 +254,7 @@ async def test_registering_in_the_store(rig):
         audio = clip(number)
         new = new_speaker(f"voice {number}", audio)
         rig.hops.begin()
-        rig.store.register(new, decoded(audio))
+        rig.store.registrations.register(new, decoded(audio))
         return rig.hops.end()
 
     await check("register", run)
@@ -274,7 +274,7 @@ async def test_ensuring_what_is_not_encoded(rig):
 
 
 async def test_deleting_in_the_store(rig):
-    assert rig.store.join()
+    assert rig.store.participants.join()
 
     async def run(number):
         name = f"voice {number}"

@@ -67,7 +67,7 @@ async def filled(server):
     assert answer.status_code == 200, answer.text
     changed = await server.client.patch(f"{VOICES}/voice 1", json={"language": "en"})
     assert changed.status_code == 200, changed.text
-    with server.service.store.catalogue.database.write() as db:
+    with server.service.store.database.write() as db:
         for table in (schema.speaker, schema.consent):
             db.execute(table.update().values(created_at=table.c.created_at - YEAR))
     await run("voices", "warm", "--all", url=server.url)
@@ -133,7 +133,7 @@ async def test_interrupted_and_run_again_it_goes_on_and_no_voice_is_there_twice(
         process = await begun(*command, url=new.url)
         await soon(lambda: new.gate.num_posts or process.returncode is not None, 120)
         new.gate.is_open.set()
-        await soon(new.service.store.catalogue.count, 60)
+        await soon(new.service.store.num_speakers, 60)
         process.send_signal(signal.SIGINT)
         cut = await ended(process)
         assert cut.status == 130, cut.err

@@ -43,7 +43,7 @@ def deleting(server, sha):
 
     def delete():
         store = server.service.store
-        store.remove_files(store.delete("Ann"))
+        store.remove_files(store.registrations.delete("Ann"))
         lose_files(server, sha)
 
     return delete
@@ -73,7 +73,7 @@ def embedding(server, value):
     """Register one in the place of the voice; returns its length."""
     dim = server.engine.model_config.hf_config.talker_config.hidden_size
     raw = NewSpeaker(name="Ann", consent="y", embedding=(value,) * dim)
-    server.service.store.register(raw, None)
+    server.service.store.registrations.register(raw, None)
     return dim
 
 
@@ -190,7 +190,7 @@ async def test_what_goes_while_the_prompt_is_made_is_resolved_once_more(
             return await clone(self, speaker)
         if is_deleted:
             store = server.service.store
-            store.remove_files(store.delete("Ann"))
+            store.remove_files(store.registrations.delete("Ann"))
         raise fails.pop()
 
     clone = cloning(server, monkeypatch, cloned)
@@ -270,15 +270,15 @@ async def test_an_embedding_that_another_replaces_while_it_is_read_speaks(
 ):
     """It was a 400: not registered."""
     embedding(server, 0.125)
-    catalogue = server.service.store.catalogue
-    look = catalogue.speaker_embedding
+    store = server.service.store
+    look = store.speaker_embedding
 
     def late(record):
         if record.generation == 1:
             embedding(server, 0.25)
         return look(record)
 
-    monkeypatch.setattr(catalogue, "speaker_embedding", late)
+    monkeypatch.setattr(store, "speaker_embedding", late)
     answer = await plainly(server, voice="Ann")
     assert answer.status_code == 200, answer.text
     (prompt,) = server.engine.prompts
@@ -319,8 +319,8 @@ async def test_an_inline_clip_that_is_deleted_while_it_waits_is_stored_again(ser
     waiting = speaking()
     while not store.has_audio(decoded.audio.audio_sha256):
         await asyncio.sleep(0.01)
-    store.register(new_speaker("Ann", decoded.audio), decoded)
-    store.remove_files(store.delete("Ann"))
+    store.registrations.register(new_speaker("Ann", decoded.audio), decoded)
+    store.remove_files(store.registrations.delete("Ann"))
     server.encoders[0].gate.set()
     assert (await waiting).status_code == (await blocker).status_code == 200
     assert store.has_audio(decoded.audio.audio_sha256)

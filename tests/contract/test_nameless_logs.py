@@ -145,7 +145,7 @@ async def test_a_deletion_that_takes_long_leaves_no_name_in_a_log(
 
 async def test_a_catalogue_that_fails_leaves_no_name_in_a_log(server, kept):
     await server.register(NAME, wav(), ref_text=TEXT)
-    database = server.service.store.catalogue.database
+    database = server.service.store.database
     with database.write() as db:
         db.exec_driver_sql("ALTER TABLE speaker RENAME TO elsewhere")
     try:

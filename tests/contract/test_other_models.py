@@ -98,7 +98,7 @@ async def test_a_clip_is_stored_only_if_the_host_speaks_with_it(server):
             await is_kept_for_the_host(server, answer, told.note(adapter))
         else:
             assert message(answer) == told.note(adapter)
-        assert store.catalogue.count() == 0
+        assert store.num_speakers() == 0
         assert list(server.directory.glob("store/**/*.safetensors")) == []
     assert server.engine.calls == []
     assert store.verify() == []
@@ -127,7 +127,7 @@ async def test_an_embedding_is_stored_only_if_the_host_speaks_with_it(server):
             await server.client.delete(f"{VOICES}/Raw")
         else:
             assert OTHER_MODELS[name].title in message(answer)
-        assert server.service.store.catalogue.count() == 0
+        assert server.service.store.num_speakers() == 0
 
 
 async def test_a_voice_of_several_clips_is_not_handed_to_the_host_as_one(server):
@@ -135,7 +135,9 @@ async def test_a_voice_of_several_clips_is_not_handed_to_the_host_as_one(server)
     serve(server, "glm_tts")
     audio = decode_clips([wav(), wav(pitch_hz=330)])
     starts = audio.audio.clip_starts
-    server.service.store.register(voice("Ann", audio, clip_starts=starts), audio)
+    server.service.store.registrations.register(
+        voice("Ann", audio, clip_starts=starts), audio
+    )
     said = "there are 2 clips, and this model takes one clip"
     assert said in message(await server.speak(voice="Ann", ref_text="one\ntwo"))
     shown = (await server.client.get(f"{VOICES}/Ann")).json()
@@ -169,7 +171,7 @@ def looked_up(far_server, monkeypatch):
     for owner, name in (
         (store, "find"),
         (store, "read_audio"),
-        (store.catalogue, "speaker_embedding"),
+        (store, "speaker_embedding"),
     ):
         monkeypatch.setattr(owner, name, told(getattr(owner, name)))
     return threads
@@ -219,7 +221,7 @@ async def test_a_database_that_is_down_is_a_503_there_as_well(far_server, postgr
 async def test_mosss_checkpoints_that_take_no_clip_store_none(server, variant):
     serve(server, "moss_tts")._moss_variant = variant
     assert "MOSS-TTS" in message(await server.register("Ann", wav()))
-    assert server.service.store.catalogue.count() == 0
+    assert server.service.store.num_speakers() == 0
 
 
 async def test_a_model_that_nobody_described_is_left_to_the_host(server):

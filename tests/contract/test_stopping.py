@@ -27,7 +27,7 @@ async def server(default_checkpoint, tmp_path, monkeypatch):
 
 
 def participants(server):
-    with server.service.store._database.read() as db:
+    with server.service.store.database.read() as db:
         return db.execute(text("SELECT id FROM participant")).all()
 
 

@@ -274,7 +274,7 @@ async def test_an_empty_field_is_no_clip(server):
 async def test_a_voice_of_several_clips_of_another_models_is_not_spoken_here(server):
     """It was registered in this directory while a model that takes them was served."""
     audio = decode_clips([wav(), wav(pitch_hz=330)])
-    server.service.store.register(
+    server.service.store.registrations.register(
         voice("Ann", audio, clip_starts=audio.audio.clip_starts), audio
     )
     said = "there are 2 clips, and Qwen3-TTS takes one clip to a voice"
@@ -313,7 +313,7 @@ async def test_the_routes_of_voices_and_of_recordings_delete_their_own(server):
     consent = (await add_consent(server)).json()
     await server.register("Ann", wav())
     service = server.service
-    service.store.delete("Ann")  # and nobody was told
+    service.store.registrations.delete("Ann")  # and nobody was told
     wrong = [f"{CONSENTS}/Ann", f"{VOICES}/{consent['id']}"]
     for path in wrong:
         assert (await server.client.delete(path)).status_code == 404

@@ -14,6 +14,7 @@ from tests.speech_server import Server, listening, running
 from tests.waiting import soon
 from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.entrypoints.speakers import deletions, ensure, poller
 
@@ -178,7 +179,7 @@ def fill(store, num_speakers):
         }
         for number in range(num_speakers)
     ]
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(speaker.insert(), rows)
 
 
@@ -201,12 +202,12 @@ async def test_what_waits_is_bounded_for_each_kind_of_work_and_holds_no_speech_u
             lambda: server.register("A", wav()),
         ),
         "list": (
-            service.store.catalogue,
+            service.store,
             "records",
             lambda: server.client.get(VOICES),
         ),
         "delete": (
-            service.store,
+            service.store.registrations,
             "delete",
             lambda: server.client.delete(f"{VOICES}/A"),
         ),
@@ -362,7 +363,7 @@ async def test_a_stopped_writer_stops_uploads_and_no_speech(server):
     await server.speak(voice="Ann")
     inline = {"ref_audio": data_url(), "x_vector_only_mode": True}
     await server.speak(**inline)
-    path = server.service.store.catalogue.path
+    path = server.service.store.directory / FILE_NAME
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     threading.Timer(4.0, lambda: other.execute("ROLLBACK")).start()
@@ -437,7 +438,7 @@ async def test_the_host_reads_voices_through_us_for_a_model_that_is_not_ours(for
     assert handler._get_uploaded_audio_data("Ann").startswith("data:audio/wav;base64,")
     assert handler._load_uploaded_audio("nobody") is None
     raw = NewSpeaker(name="Raw", consent="y", embedding=(0.5, -1.0))
-    foreign.service.store.register(raw, None)
+    foreign.service.store.registrations.register(raw, None)
     assert handler._get_uploaded_speaker_embedding("raw") == [0.5, -1.0]
     assert handler._get_uploaded_speaker_embedding("ann") is None
     assert handler._load_uploaded_audio("raw") is None

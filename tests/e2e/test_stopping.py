@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.served import Servers
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.speaker.family import default_family
-from vllm_tts_cache.store.catalogue import FILE_NAME
 from vllm_tts_cache.testing.server import HOST, SpeechClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]

@@ -108,7 +108,7 @@ async def test_registering_is_refused_and_nothing_is_stored(server, refusing):
     ]
     assert [message(answer) for answer in answers] == [refusing.reason] * 3
     await server.settled()
-    assert server.service.store.catalogue.count() == 0
+    assert server.service.store.num_speakers() == 0
     assert stored_files(server) == []
     assert server.engine.calls == []
 
@@ -138,10 +138,12 @@ async def test_a_voice_that_another_model_registered_stays_and_says_why(
     """Servers of several models may share one directory."""
     if kind == "audio":
         audio = clip()
-        server.service.store.register(new_speaker("Ann", audio), decoded(audio))
+        server.service.store.registrations.register(
+            new_speaker("Ann", audio), decoded(audio)
+        )
     else:
         raw = NewSpeaker(name="Ann", consent="given", embedding=(0.5, 1.0))
-        server.service.store.register(raw, None)
+        server.service.store.registrations.register(raw, None)
     for way in ("", "?force=true"):
         answer = await server.client.post(f"{VOICES}/Ann/cache{way}")
         assert message(answer) == refusing.reason

@@ -266,6 +266,6 @@ async def test_a_control_token_is_refused_in_every_text(server, own_case):
             said = message(answer)
             assert any(part in said for part in (token, "at most", "[SPEAKERn]")), said
     assert server.engine.prompts == []
-    assert server.service.store.catalogue.count() == 0
+    assert server.service.store.num_speakers() == 0
     text = "a <b> c, < s > and [laughter],\n\nso on"
     await speak(server, input=text, ref_audio=data_url(), ref_text=SPOKEN)

@@ -64,4 +64,4 @@ async def with_all_threads(server):
 
 def look(server):
     time.sleep(0.05)
-    server.service.store.catalogue.count()
+    server.service.store.num_speakers()

@@ -179,7 +179,7 @@ def _work(directory: Path, seed: int, chance: random.Random, writer: int) -> Non
     if counts and opens:
         die_after(chance.randrange(1, 150))
     store = open_here(directory)
-    store.join()
+    store.participants.join()
     note("opened")
     if counts and not opens:
         die_after(chance.randrange(1, 250))
@@ -202,7 +202,7 @@ def _operate(store: SpeakerStore, chance: random.Random, note) -> None:
             confirm_all(store)
     elif what == "delete" and store.find(name) is not None:
         note(f"deleting {name}")
-        deletion = store.delete(name)
+        deletion = store.registrations.delete(name)
         note(f"deleted {name}")
         carry_out(store, deletion)
     elif what == "keep":
@@ -224,8 +224,8 @@ def carry_out(store: SpeakerStore, deletion: Deletion) -> None:
 
 
 def confirm_all(store: SpeakerStore) -> None:
-    for deletion in store.deletions_to_confirm():
-        store.confirm(deletion.id)
+    for deletion in store.participants.deletions_to_confirm():
+        store.participants.confirm(deletion.id)
 
 
 def killed_deleting(
@@ -239,7 +239,7 @@ def killed_deleting(
         _end_if_hung()
         try:
             store = open_here(directory)
-            store.join()
+            store.participants.join()
             die_after(num_steps)
             carry_out(store, delete(store))
         except BaseException:  # noqa: BLE001  the parent has to hear of it

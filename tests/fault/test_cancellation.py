@@ -355,7 +355,7 @@ class DeletionRig(test_service.Rig):
     async def nothing_is_left(self, sha):
         left = lambda: test_deletions.left_of(self, sha)  # noqa: E731
         await soon(lambda: left() == test_deletions.NOTHING)
-        await soon(lambda: not self.store.catalogue.num_unfinished_deletions())
+        await soon(lambda: not self.store.num_unfinished_deletions())
         await soon(lambda: is_idle(self.lookups))
         for executor in (self.service.deletions._clients, self.service.deletions._own):
             await soon(lambda executor=executor: executor._num_pending == 0)
@@ -398,10 +398,10 @@ async def test_a_server_that_is_shut_down_while_it_deletes_leaves_it_to_the_next
         own = first.service.deletions
         cancel(own._task)
         sha = await first.voice()
-        own.carry_out(first.store.delete("Ann"))
+        own.carry_out(first.store.registrations.delete("Ann"))
         steps = Steps(own._run(), number, own.shutdown, moment)
         own._task = asyncio.create_task(awaiting(steps))
-        unfinished = first.store.catalogue.num_unfinished_deletions
+        unfinished = first.store.num_unfinished_deletions
         await soon(lambda steps=steps, left=unfinished: steps.has_acted or not left())
         if is_finished := not steps.has_acted:
             own.shutdown()

@@ -110,7 +110,7 @@ async def test_an_upload_without_end_is_refused_while_it_arrives(server, spool):
         for upload in uploads:
             upload.close()
     assert list(spool.iterdir()) == []
-    assert server.service.store.catalogue.count() == 0
+    assert server.service.store.num_speakers() == 0
     assert server.service.store.verify() == []
 
 
@@ -132,4 +132,4 @@ async def test_what_was_received_goes_with_a_client_that_stops(server, spool, ho
             await asyncio.sleep(0.02)
         assert spooled_bytes(spool) == 0
         upload.close()
-    assert server.service.store.catalogue.count() == 0
+    assert server.service.store.num_speakers() == 0

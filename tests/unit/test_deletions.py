@@ -66,7 +66,7 @@ async def test_a_log_that_somebody_read_over_a_delete_is_emptied_soon(rig, monke
     monkeypatch.setattr(deletions, "SWEEP_SECONDS", 0.1)
     words = "what nobody else has said"
     await rig.register(ref_text=words)
-    with rig.store.catalogue.database.snapshot() as db:
+    with rig.store.database.snapshot() as db:
         db.execute(select(speaker.c.name)).all()
         await delete(rig)
         await asyncio.sleep(0.5)  # it is tried in vain
@@ -130,7 +130,7 @@ async def test_a_transcript_that_was_replaced_goes_as_well(rig):
 async def test_a_mistake_of_ours_does_not_end_all_deletions(rig, monkeypatch):
     """The task died unheard, and every DELETE was 503 from then on."""
     monkeypatch.setattr(deletions, "AFTER_ERROR_SECONDS", 0.05)
-    looks, look = [], rig.store.deletions_to_confirm
+    looks, look = [], rig.store.participants.deletions_to_confirm
 
     def fails_once():
         looks.append(1)
@@ -138,7 +138,7 @@ async def test_a_mistake_of_ours_does_not_end_all_deletions(rig, monkeypatch):
             raise KeyError("a mistake")
         return look()
 
-    monkeypatch.setattr(rig.store, "deletions_to_confirm", fails_once)
+    monkeypatch.setattr(rig.store.participants, "deletions_to_confirm", fails_once)
     await rig.register()
     await delete(rig)
     assert len(looks) > 1
@@ -176,15 +176,15 @@ async def test_a_server_that_does_not_answer_is_told_about_and_waited_for(
 ):
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 2.0)
     silent = opened(tmp_path)
-    silent.join()
+    silent.participants.join()
     await rig.register()
     for _ in range(2):  # repeated, it tells how far it is
         with pytest.raises(DeletionPendingError) as caught:
             await delete(rig)
         assert (caught.value.files_removed, caught.value.waiting_for) == (True, 1)
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
-    for deletion in silent.deletions_to_confirm():
-        silent.confirm(deletion.id)
+    for deletion in silent.participants.deletions_to_confirm():
+        silent.participants.confirm(deletion.id)
     await delete(rig)  # it is done, and says so
     with pytest.raises(SpeakerNotFoundError):
         await delete(rig)
@@ -380,7 +380,7 @@ def recoveries(rig, monkeypatch):
 
 def fail_rounds(rig, monkeypatch, **error):
     """Has the next rounds fail; returns what is emptied by them."""
-    looks, failures = rig.store.standing, [1] * 3
+    looks, failures = rig.store.participants.standing, [1] * 3
 
     def failing():
         if failures:
@@ -388,7 +388,7 @@ def fail_rounds(rig, monkeypatch, **error):
             raise StorageUnavailableError("there", "so", 1, **error)
         return looks()
 
-    monkeypatch.setattr(rig.store, "standing", failing)
+    monkeypatch.setattr(rig.store.participants, "standing", failing)
     return failures
 
 
@@ -433,7 +433,7 @@ async def test_deleting_a_voice_that_never_was_is_an_error_and_writes_nothing(ri
     for name in ("Bob", "", "\ud800", "a/b"):
         with pytest.raises(SpeakerNotFoundError):
             await delete(rig, name)
-    assert rig.store.catalogue.num_unfinished_deletions() == 0
+    assert rig.store.num_unfinished_deletions() == 0
 
 
 @pytest.mark.every_backend

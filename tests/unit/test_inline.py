@@ -187,8 +187,10 @@ async def test_a_known_data_url_whose_audio_was_deleted_is_stored_again(clips, s
     sha = first.ref.audio_sha256
     fields = {"num_samples": 48_000, "sample_rate_hz": 24_000, "audio_sha256": sha}
     decoded = inline.decode(wav())
-    store.register(NewSpeaker(name="Ann", consent="yes", **fields), decoded)
-    store.remove_files(store.delete("Ann"))
+    store.registrations.register(
+        NewSpeaker(name="Ann", consent="yes", **fields), decoded
+    )
+    store.remove_files(store.registrations.delete("Ann"))
     assert not store.has_audio(sha)
     assert await clips.resolve(data_url(wav()), connector()) == first
     assert store.read_audio(sha) is not None
@@ -245,7 +247,7 @@ async def test_a_file_outside_the_allowed_directory_or_none_is_refused(
             await clips.resolve(url, allowed)
     with pytest.raises(InvalidAudioError):
         await clips.resolve((media / "absent.wav").as_uri(), allowed)
-    assert store.catalogue.usage()[Segment.INLINE]["audio"].num_files == 0
+    assert store.usage()[Segment.INLINE]["audio"].num_files == 0
 
 
 async def test_a_file_is_read_no_further_than_the_limit(clips, media, monkeypatch):

@@ -30,7 +30,7 @@ server = pytest.mark.postgresql
 @pytest.fixture
 async def rigs(tmp_path):
     made = [Rig(tmp_path), Rig(tmp_path)]
-    if not made[0].store.catalogue.is_local:
+    if not made[0].store.is_local:
         for each in made:
             await soon(lambda each=each: last_of(each)._good_until > 0.0)
     yield made
@@ -88,7 +88,7 @@ async def test_an_embedding_is_that_of_the_row(rigs):
 
 def works(store):
     try:
-        return store.catalogue.count() >= 1
+        return store.num_speakers() >= 1
     except StorageUnavailableError:
         return False
 
@@ -140,7 +140,7 @@ async def test_whoever_is_waited_for_no_longer_speaks_by_no_last_row(
     monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
     monkeypatch.setattr(leases, "GAP_SECONDS", 60.0)
     await asyncio.sleep(2.5)  # until the last of the renewals that were due
-    with rig.store.catalogue.database.write() as db:
+    with rig.store.database.write() as db:
         silent_for(db, SECONDS + 1)
     await soon(lambda: last_of(rig)._good_until < boot_seconds())
     postgres.stop()

@@ -38,7 +38,9 @@ def places(tmp_path, monkeypatch):
             if number == 0:
                 fields["consent"] = kept.consent_id
             audio = sound(number)
-            record = store.register(voice(name, audio, **fields), audio).record
+            record = store.registrations.register(
+                voice(name, audio, **fields), audio
+            ).record
             encoding_key = replace(key(), audio_sha256=record.audio_sha256)
             assert store.publish(encoding_key, make_encoding(number))
     opened(new).close()
@@ -66,9 +68,9 @@ def rows(directory):
         )
 
 
-def change(directory, act):
+def change(directory, name, **changes):
     with closing(opened(directory)) as store:
-        act(store)
+        store.registrations.change(name, SpeakerChanges(changes))
 
 
 def test_an_export_goes_on_and_replaces_nothing_that_changed(places, voices):
@@ -76,7 +78,7 @@ def test_an_export_goes_on_and_replaces_nothing_that_changed(places, voices):
     out = ["export", "--all", "--out", folder, "--directory", old]
     voices(*out)
     (folder / "Bea.voice").unlink()
-    change(old, lambda store: store.change("Cid", SpeakerChanges({"labels": {}})))
+    change(old, "Cid", labels={})
     before = (folder / "Cid.voice").read_bytes()
     (folder / "Dan.voice").write_bytes(b"half")
     status, saved, _ = voices(*out)
@@ -100,8 +102,7 @@ def test_a_voice_that_was_changed_there_is_not_imported_again(
     old, new, folder = places
     voices("export", "Ann", "--out", folder, "--directory", old)
     voices("import", folder, "--directory", new)
-    changes = {"name": "Eva"} if is_renamed else {"description": "warm"}
-    change(new, lambda store: store.change("Ann", SpeakerChanges(changes)))
+    change(new, "Ann", **{"name": "Eva"} if is_renamed else {"description": "warm"})
     status, done, _ = voices("import", folder, "--directory", new)
     assert (status, done["counts"]) == (1, {"failed": 1})
     what = "name" if is_renamed else "speaker_description"
@@ -111,14 +112,15 @@ def test_a_voice_that_was_changed_there_is_not_imported_again(
 def test_one_that_got_another_name_is_known_again(places, voices):
     old, new, folder = places
     voices("export", "Ann", "--out", folder, "--directory", old)
-    change(new, lambda store: store.register(voice("Ann", sound(7)), sound(7)))
+    with closing(opened(new)) as store:
+        store.registrations.register(voice("Ann", sound(7)), sound(7))
     rename = ["import", folder, "--on-conflict", "rename", "--directory", new]
     for outcome in ("imported", "unchanged"):
         status, done, _ = voices(*rename)
         assert (status, done["counts"]) == (0, {outcome: 1})
         assert done["verified"] == {"voices": 1, "there": 1, "with_their_ids": 1}
     with closing(opened(new)) as store:
-        assert list(store.catalogue.iter_names()) == ["Ann", "Ann (2)"]
+        assert list(store.iter_names()) == ["Ann", "Ann (2)"]
 
 
 def test_with_another_key_all_is_there_under_new_ids(places, voices, monkeypatch):
@@ -133,7 +135,7 @@ def test_with_another_key_all_is_there_under_new_ids(places, voices, monkeypatch
 def test_a_voice_whose_end_has_come_is_not_missed(places, voices):
     old, new, folder = places
     end = time.time() + 1.5
-    change(old, lambda store: store.change("Ann", SpeakerChanges({"expires_at": end})))
+    change(old, "Ann", expires_at=end)
     voices("export", "--all", "--out", folder, "--directory", old)
     time.sleep(max(0.0, end - time.time()))
     status, done, _ = voices("import", folder, "--directory", new)
@@ -145,7 +147,8 @@ def test_recordings_of_no_voice_are_said_to_stay_behind(places, voices):
     old, _, folder = places
     out = ["export", "--all", "--out", folder, "--directory", old]
     assert "stay behind" not in voices(*out)[2]
-    change(old, lambda store: store.consents.add("Eva's", "de", sound(8)))
+    with closing(opened(old)) as store:
+        store.consents.add("Eva's", "de", sound(8))
     assert "1 consent recordings stay behind" in voices(*out)[2]
 
 
@@ -158,7 +161,9 @@ class Losing(VoicesDirectory):
         if imported["voice"]["name"] == "Bea":
             delete(self.store, "Bea")
         elif imported["voice"]["name"] == "Cid":
-            self.store.change("Cid", SpeakerChanges({"labels": {}, "language": "de"}))
+            self.store.registrations.change(
+                "Cid", SpeakerChanges({"labels": {}, "language": "de"})
+            )
         elif imported["voice"]["name"] == "Dan":
             sha = imported["voice"]["audio_sha256"]
             path = Path(self.store.files.file_name(sha, AUDIO_KIND))

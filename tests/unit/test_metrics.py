@@ -88,7 +88,7 @@ class Rig:
 
     def register(self, name, seed=0):
         audio = clip(seed=seed)
-        self.store.register(new_speaker(name, audio), decoded(audio))
+        self.store.registrations.register(new_speaker(name, audio), decoded(audio))
         return ref_of(audio)
 
     @property

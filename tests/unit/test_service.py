@@ -79,7 +79,7 @@ class Rig:
         await self.service.encodings.settled()
         # Bounded: a test that failed half-way may have left a participant behind.
         until = time.monotonic() + 60
-        while self.store.catalogue.num_unfinished_deletions():
+        while self.store.num_unfinished_deletions():
             assert time.monotonic() < until
             await asyncio.sleep(0.01)
 
@@ -165,7 +165,7 @@ async def test_a_field_that_is_wrong_is_refused_before_anything_is_decoded(
     ):
         with pytest.raises(InvalidSpeakerError):
             await rig.service.register_audio(ALONE, wrong, wav(), precompute=False)
-    assert rig.store.catalogue.count() == 0
+    assert rig.store.num_speakers() == 0
 
 
 async def test_replacing_removes_the_old_clip_and_the_generation_grows(rig):

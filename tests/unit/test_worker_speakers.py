@@ -387,7 +387,7 @@ def test_a_voice_that_is_deleted_while_it_is_encoded_is_kept_nowhere(
     speakers, encoders, store, ref, tmp_path
 ):
     hold(speakers, encoders[0], ref)
-    deletion = store.delete(f"voice-{ref.audio_sha256[:8]}")
+    deletion = store.registrations.delete(f"voice-{ref.audio_sha256[:8]}")
     store.remove_files(deletion)
     speakers.delete([ref.audio_sha256])
     encoders[0].gate.set()

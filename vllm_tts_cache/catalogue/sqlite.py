@@ -17,6 +17,8 @@ from vllm_tts_cache.catalogue.database import EndingPool, Meaning, beginning
 from vllm_tts_cache.errors import StorageBusyError, StorageError, StorageFullError
 from vllm_tts_cache.files import FILE_MODE, storage_error
 
+FILE_NAME = "catalogue.sqlite3"
+
 BUSY_SECONDS = 10.0
 # On an event loop; a reader waits only while the file is opened or recovered.
 AT_ONCE_SECONDS = 0.05

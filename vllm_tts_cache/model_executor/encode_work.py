@@ -48,7 +48,7 @@ class StoredEncodeWork:
         self._turns = turns
         self._device = device
         self.num_encodes: Counter[str] = Counter()
-        self.disk_evictions = store.evictions
+        self.disk_evictions = store.writer.evictions
         self.bucket_counts = store.blobs.counts
 
     def load(

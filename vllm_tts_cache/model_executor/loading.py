@@ -118,7 +118,7 @@ def build_worker_speakers(
     """
     store = open_store(settings, import_stock=False)  # the API process does that
     cache = open_cache(settings, store)
-    turns = open_turns(settings, store.catalogue.database)
+    turns = open_turns(settings, store.database)
     work = StoredEncodeWork(
         encoders=encoders,
         cache=cache,
@@ -145,7 +145,7 @@ def build_worker_speakers(
         queue=queue,
         work=work,
         recency=Recency(store.used),
-        copies=DeletedCopies(store.has_copies, store.delete_copies),
+        copies=DeletedCopies(store.blobs.has_copies, store.blobs.delete_copies),
         close_store=close_store,
         store_id=store.store_id,
         clock=time.monotonic,

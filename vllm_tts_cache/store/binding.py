@@ -18,9 +18,9 @@ from sqlalchemy import Connection, select
 
 from vllm_tts_cache.catalogue import schema
 from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import ConfigError, NoCatalogueError, StorageError
 from vllm_tts_cache.files import publish_once, read_whole, storage_errors
-from vllm_tts_cache.store.catalogue import FILE_NAME
 
 CATALOGUE_ID = "catalogue-id"
 # What a catalogue of a bucket has in the place of a directory's id.

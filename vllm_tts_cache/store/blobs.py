@@ -9,7 +9,6 @@ from sqlalchemy import Connection
 
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.store.binding import StoreId
-from vllm_tts_cache.store.catalogue import Catalogue
 
 T = TypeVar("T")
 
@@ -141,8 +140,8 @@ class Blobs(Protocol):
         """See that the truth has not been taken away. Raises: StorageError."""
         ...
 
-    def problems(self, catalogue: Catalogue) -> list[str]:
-        """Read all of it and say what is wrong, a line each; changes nothing."""
+    def problems(self) -> list[str]:
+        """Read all files and say what is wrong, a line each; changes nothing."""
         ...
 
     def sweep(self) -> int:

@@ -38,7 +38,6 @@ from vllm_tts_cache.store.binding import (
 )
 from vllm_tts_cache.store.blobs import Staged, TakenAwayError
 from vllm_tts_cache.store.bucket import Copies
-from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.memory import Counters
 
@@ -212,9 +211,9 @@ class BucketBlobs:
         """See that the bucket is the catalogue's."""
         check_still(self._bucket, self._database)
 
-    def problems(self, catalogue: Catalogue) -> list[str]:
+    def problems(self) -> list[str]:
         """Compare objects, copies and rows."""
-        return bucket_problems(self._bucket, self._files, catalogue)
+        return bucket_problems(self._bucket, self._files, self._database)
 
     def remove_strays(self) -> list[str]:
         """Remove objects without a row, as there are beside an older catalogue.
@@ -396,7 +395,7 @@ def _foreign(bucket: "Bucket", database: Database) -> ConfigError:
 
 
 def bucket_problems(
-    bucket: "Bucket", directory: StoreDirectory, catalogue: Catalogue
+    bucket: "Bucket", directory: StoreDirectory, database: Database
 ) -> list[str]:
     """Read every object, copy and row; one line for each thing that is wrong.
 
@@ -406,21 +405,21 @@ def bucket_problems(
         StorageError: The catalogue or the bucket could not be read.
         ConfigError: They do not belong together.
     """
-    check(bucket, catalogue.database)
-    found = [*catalogue.verify(), *_deletion_problems(catalogue)]
+    check(bucket, database)
+    found = [*_deletion_problems(database)]
     found += [f"left behind: {path}" for path in directory.leftovers()]
-    for prefix in sorted(_prefixes(bucket, directory, catalogue)):
-        if set(_differences(bucket, catalogue, prefix)):
+    for prefix in sorted(_prefixes(bucket, directory, database)):
+        if set(_differences(bucket, database, prefix)):
             time.sleep(_SETTLE_SECONDS)
-            found += _differences(bucket, catalogue, prefix)
-        for row in _rows(catalogue, prefix):
+            found += _differences(bucket, database, prefix)
+        for row in _rows(database, prefix):
             found += _corrupt(bucket, row)
-        found += _copy_problems(directory, catalogue, prefix)
+        found += _copy_problems(directory, database, prefix)
     return found
 
 
-def _deletion_problems(catalogue: Catalogue) -> list[str]:
-    with catalogue.database.read() as db:
+def _deletion_problems(database: Database) -> list[str]:
+    with database.read() as db:
         unfinished = deletions.unfinished(db)
         due = objects.overdue(db)
     return [
@@ -430,24 +429,24 @@ def _deletion_problems(catalogue: Catalogue) -> list[str]:
 
 
 def _prefixes(
-    bucket: "Bucket", directory: StoreDirectory, catalogue: Catalogue
+    bucket: "Bucket", directory: StoreDirectory, database: Database
 ) -> set[str]:
-    with catalogue.database.read() as db:
+    with database.read() as db:
         known = stored_files.prefixes(db) | owners.audio_prefixes(db)
     return known | {*directory.prefixes(), *bucket.folders(objects.FOLDER)}
 
 
-def _rows(catalogue: Catalogue, prefix: str) -> list[StoredFile]:
-    with catalogue.database.read() as db:
+def _rows(database: Database, prefix: str) -> list[StoredFile]:
+    with database.read() as db:
         return stored_files.between(db, prefix, prefix + "g")
 
 
-def _differences(bucket: "Bucket", catalogue: Catalogue, prefix: str) -> Iterator[str]:
+def _differences(bucket: "Bucket", database: Database, prefix: str) -> Iterator[str]:
     # The rows before and after: what was stored or removed meanwhile is in one of them.
-    before = _rows(catalogue, prefix)
+    before = _rows(database, prefix)
     sizes = dict(bucket.sizes(f"{objects.FOLDER}/{prefix}"))
-    after = {row.object_name: row for row in _rows(catalogue, prefix)}
-    with catalogue.database.read() as db:
+    after = {row.object_name: row for row in _rows(database, prefix)}
+    with database.read() as db:
         loose = objects.names(db)
         referenced = owners.audio_between(db, prefix, prefix + "g")
     for row in before:
@@ -484,12 +483,12 @@ def _corrupt(bucket: "Bucket", row: StoredFile) -> Iterator[str]:
 
 
 def _copy_problems(
-    directory: StoreDirectory, catalogue: Catalogue, prefix: str
+    directory: StoreDirectory, database: Database, prefix: str
 ) -> Iterator[str]:
     for path in directory.misplaced(prefix):
         yield f"misnamed: {path}"
     kinds = {sha: directory.kinds(sha) for sha in directory.addresses(prefix)}
-    stored = {(row.audio_sha256, row.kind) for row in _rows(catalogue, prefix)}
+    stored = {(row.audio_sha256, row.kind) for row in _rows(database, prefix)}
     for sha, kind in sorted(
         (sha, kind) for sha, some in kinds.items() for kind in some
     ):

@@ -170,19 +170,18 @@ class Bundles:
         on_conflict: OnConflict,
         limits: Limits,
     ) -> Registered:
+        register = self._store.registrations.register
         if on_conflict == "replace":
-            return self._store.register(new, audio, limits=limits)
+            return register(new, audio, limits=limits)
         if on_conflict == "fail":
-            return self._store.register(new, audio, is_new=True, limits=limits)
+            return register(new, audio, is_new=True, limits=limits)
         for number in range(1, _MAX_RENAMES):
             suffix = f" ({number})" if number > 1 else ""
             name = new.name[: MAX_NAME_CHARS - len(suffix)] + suffix
             if self._store.find(name, new.tenant) is None:
                 with suppress(SpeakerExistsError):  # it was taken meanwhile
                     named = replace(new, name=name)
-                    return self._store.register(
-                        named, audio, is_new=True, limits=limits
-                    )
+                    return register(named, audio, is_new=True, limits=limits)
         raise SpeakerExistsError(new.name)
 
     def _take_encodings(self, bundle: Bundle, sha: str | None) -> tuple[int, int]:
@@ -241,7 +240,7 @@ class Bundles:
         return {f"{what}.{media_type.removeprefix('audio/')}": data}
 
     def _embedding(self, record: SpeakerRecord) -> bytes:
-        embedding = self._store.catalogue.speaker_embedding(record)
+        embedding = self._store.speaker_embedding(record)
         if embedding is None:  # deleted or replaced a moment ago
             raise SpeakerNotFoundError(record.name)
         return pack_embedding(embedding)

@@ -44,7 +44,6 @@ from vllm_tts_cache.store import audio_file, binding, locks
 from vllm_tts_cache.store.audio_file import named
 from vllm_tts_cache.store.binding import StoreId, store_id_of
 from vllm_tts_cache.store.blobs import Staged
-from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.encoding import ADDRESS, is_address
 from vllm_tts_cache.store.locks import Presence
 
@@ -503,9 +502,9 @@ class DirectoryBlobs:
         if self._database.backend.has_leases:
             binding.check_still(self._files.root, self._database)
 
-    def problems(self, catalogue: Catalogue) -> list[str]:
+    def problems(self) -> list[str]:
         """Compare files and rows."""
-        return directory_problems(self._files, catalogue)
+        return directory_problems(self._files, self._database)
 
     def sweep(self) -> int:
         """Nothing: files without a row are found by who goes through the directory."""
@@ -530,7 +529,7 @@ class DirectoryBlobs:
             stored_files.remove(db, sha, [AUDIO_KIND])
 
 
-def directory_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[str]:
+def directory_problems(directory: StoreDirectory, database: Database) -> list[str]:
     """Read every file and row; one line for each thing that is wrong, in no order.
 
     Others may go on using the directory.
@@ -538,24 +537,24 @@ def directory_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[
     Raises:
         StorageError: The catalogue or a directory could not be read.
     """
-    found = [*catalogue.verify(), *_deletion_problems(directory, catalogue)]
+    found = [*_deletion_problems(directory, database)]
     found += [f"left behind: {path}" for path in directory.leftovers()]
     differing: list[str] = []
-    for prefix in sorted({*directory.prefixes(), *_prefixes(catalogue)}):
+    for prefix in sorted({*directory.prefixes(), *_prefixes(database)}):
         found += [f"misnamed: {path}" for path in directory.misplaced(prefix)]
-        for sha in _addresses(directory, catalogue, prefix):
-            if any(_differences(directory, catalogue, sha)):
+        for sha in _addresses(directory, database, prefix):
+            if any(_differences(directory, database, sha)):
                 differing.append(sha)
             found += _corrupt(directory, sha)
     if differing:
         time.sleep(_SETTLE_SECONDS)
     for sha in differing:
-        found += _differences(directory, catalogue, sha)
+        found += _differences(directory, database, sha)
     return found
 
 
-def _deletion_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[str]:
-    with catalogue.database.read() as db:
+def _deletion_problems(directory: StoreDirectory, database: Database) -> list[str]:
+    with database.read() as db:
         unfinished = deletions.unfinished(db)
         addresses = directory.quarantined()
         stored = stored_files.kinds(db, addresses)
@@ -570,15 +569,13 @@ def _deletion_problems(directory: StoreDirectory, catalogue: Catalogue) -> list[
     ]
 
 
-def _prefixes(catalogue: Catalogue) -> set[str]:
-    with catalogue.database.read() as db:
+def _prefixes(database: Database) -> set[str]:
+    with database.read() as db:
         return stored_files.prefixes(db) | owners.audio_prefixes(db)
 
 
-def _addresses(
-    directory: StoreDirectory, catalogue: Catalogue, prefix: str
-) -> list[str]:
-    with catalogue.database.read() as db:
+def _addresses(directory: StoreDirectory, database: Database, prefix: str) -> list[str]:
+    with database.read() as db:
         rows = stored_files.between(db, prefix, prefix + "g")
         referenced = owners.audio_between(db, prefix, prefix + "g")
     found = set(directory.addresses(prefix))
@@ -586,9 +583,9 @@ def _addresses(
 
 
 def _differences(
-    directory: StoreDirectory, catalogue: Catalogue, sha: str
+    directory: StoreDirectory, database: Database, sha: str
 ) -> Iterator[str]:
-    with catalogue.database.snapshot() as db:
+    with database.snapshot() as db:
         rows = {row.kind: row for row in stored_files.of_audio(db, sha)}
         is_owned = owners.is_owned(db, sha)
         files = directory.kinds(sha)

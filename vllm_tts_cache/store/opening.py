@@ -8,25 +8,20 @@ from typing import TYPE_CHECKING
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
+from vllm_tts_cache.catalogue.database import Backend, Database
+from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME, SqliteFile
 from vllm_tts_cache.config import Settings, allows_plain_http
 from vllm_tts_cache.errors import ConfigError, NoCatalogueError
-from vllm_tts_cache.files import make_directory, storage_errors
+from vllm_tts_cache.files import make_directory, shared_file_system, storage_errors
 from vllm_tts_cache.logs import encodable
 from vllm_tts_cache.store import binding, bucket_blobs
 from vllm_tts_cache.store.blobs import Blobs
 from vllm_tts_cache.store.bucket_blobs import BucketBlobs
-from vllm_tts_cache.store.catalogue import (
-    FILE_NAME,
-    Catalogue,
-    open_catalogue,
-    open_existing_catalogue,
-)
 from vllm_tts_cache.store.directory import DirectoryBlobs, StoreDirectory
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.store.stock_files import ImportedFile
 from vllm_tts_cache.store.stock_import import ImportReport, import_stock_directory
-from vllm_tts_cache.store.writer import DiskBudgets
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.bucket import Bucket
@@ -49,22 +44,10 @@ def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore
     directory = settings.samples_dir
     with storage_errors(directory):
         make_directory(directory)
-    catalogue = _open_catalogue(directory, settings.catalogue_url)
-    files = StoreDirectory(directory)
-    with _closed_on_error(catalogue):
-        blobs = _blobs(settings, files, catalogue, binds=True)
-    store = SpeakerStore(
-        files,
-        catalogue,
-        blobs,
-        budgets=_budgets(settings),
-        lease_seconds=settings.catalogue_grace_seconds,
-        max_speakers=settings.max_uploaded,
-        policy=settings.registration_policy,
-        needs_recording=settings.consent == "recording",
-    )
-    if import_stock and not blobs.is_remote:
-        with _closed_on_error(catalogue):
+    database = open_catalogue(directory, settings.catalogue_url)
+    with _closed_on_error(database):
+        store = _opened(settings, database, binds=True)
+        if import_stock and not store.blobs.is_remote:
             import_stock_voices(store)
     return store
 
@@ -87,40 +70,65 @@ def open_existing(settings: Settings) -> SpeakerStore:
             "stored voices there. Set SPEAKER_SAMPLES_DIR to the directory that the "
             "server uses, or start the server once."
         )
-    files = StoreDirectory(directory)
-    catalogue = open_existing_catalogue(directory, url)
-    with _closed_on_error(catalogue):
-        blobs = _blobs(settings, files, catalogue, binds=False)
-    return SpeakerStore(
-        files,
-        catalogue,
-        blobs,
-        budgets=_budgets(settings),
-        lease_seconds=settings.catalogue_grace_seconds,
-        max_speakers=settings.max_uploaded,
-        policy=settings.registration_policy,
-        needs_recording=settings.consent == "recording",
-    )
+    database = Database(_backend(directory, url))
+    with _closed_on_error(database):
+        database.check()
+        return _opened(settings, database, binds=False)
 
 
-def _open_catalogue(directory: Path, url: str) -> Catalogue:
+def open_catalogue(directory: Path, url: str = "") -> Database:
+    """Open the catalogue of a directory that exists, and make it if there is none.
+
+    Args:
+        directory: Where the files are.
+        url: Of a PostgreSQL database; empty for a file in the directory.
+
+    Raises: StorageError, ConfigError.
+    """
+    (binding.check_server if url else binding.check_file)(directory)
+    database = Database(_backend(directory, url))
+    with _closed_on_error(database):
+        database.prepare()
+        binding.mark(directory)
+    return database
+
+
+def _backend(directory: Path, url: str) -> Backend:
     if not url:
-        binding.check_file(directory)
-        catalogue = open_catalogue(directory)
-        binding.mark(directory)
-        return catalogue
-    binding.check_server(directory)
-    catalogue = open_catalogue(directory, url)
-    with _closed_on_error(catalogue):
-        binding.mark(directory)
-    return catalogue
+        return SqliteFile(directory / FILE_NAME)
+    try:
+        from vllm_tts_cache.catalogue.postgres import PostgresServer
+    except ImportError as exc:
+        raise ConfigError(
+            "SPEAKER_CATALOGUE_URL is set, and the driver is missing: "
+            f"pip install 'vllm-tts-cache[fleet]' ({exc})"
+        ) from exc
+    return PostgresServer(url)
+
+
+def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerStore:
+    directory = settings.samples_dir
+    files = StoreDirectory(directory)
+    blobs = _blobs(settings, files, database, binds=binds)
+    is_file = not settings.catalogue_url
+    kind = shared_file_system(directory) if is_file else None
+    if kind is not None:
+        logger.warning(
+            "SPEAKER_SAMPLES_DIR=%s is on %s. The catalogue needs one host and a "
+            "local file system: SQLite's log is shared through memory. Do not "
+            "start a second host on it, or keep the catalogue on PostgreSQL "
+            "(SPEAKER_CATALOGUE_URL).",
+            directory,
+            kind,
+        )
+    is_local = is_file and kind is None
+    return SpeakerStore(settings, files, database, blobs, is_local=is_local)
 
 
 def _blobs(
-    settings: Settings, files: StoreDirectory, catalogue: Catalogue, *, binds: bool
+    settings: Settings, files: StoreDirectory, database: Database, *, binds: bool
 ) -> Blobs:
     """See that the catalogue is of these files, or bind it to them if it is of none."""
-    database = catalogue.database
     if settings.store_url:
         bucket = _bucket(settings.store_url)
         bind = bucket_blobs.bind if binds else bucket_blobs.check
@@ -148,11 +156,11 @@ def _bucket(url: str) -> "Bucket":
 
 
 @contextmanager
-def _closed_on_error(catalogue: Catalogue) -> Generator[None, None, None]:
+def _closed_on_error(database: Database) -> Generator[None, None, None]:
     try:
         yield
     except BaseException:
-        catalogue.close()
+        database.close()
         raise
 
 
@@ -167,12 +175,12 @@ def import_stock_voices(store: SpeakerStore) -> ImportReport:
         new: NewSpeaker, reference: ReferenceAudio | None, file: ImportedFile
     ) -> str | None:
         audio = None if reference is None else DecodedAudio(reference, ())
-        refusal, deletion = store.import_speaker(new, audio, file)
+        refusal, deletion = store.registrations.import_speaker(new, audio, file)
         if deletion is not None:
             store.remove_files(deletion)
         return refusal
 
-    report = import_stock_directory(store.directory, store.catalogue, register)
+    report = import_stock_directory(store.directory, store.database, register)
     if report.imported:
         logger.info("Imported %d voices of stock vLLM-Omni.", len(report.imported))
     if report.skipped:
@@ -184,17 +192,3 @@ def import_stock_voices(store: SpeakerStore) -> ImportReport:
     for file, reason in report.skipped:
         logger.debug("Not imported: %s: %s", encodable(file), encodable(reason))
     return report
-
-
-def _budgets(settings: Settings) -> DiskBudgets:
-    inline_bytes = int(settings.disk_max_bytes * settings.inline_share)
-    return DiskBudgets(
-        audio={
-            Segment.REGISTERED: settings.audio_max_bytes,
-            Segment.INLINE: settings.inline_audio_max_bytes,
-        },
-        encodings={
-            Segment.REGISTERED: settings.disk_max_bytes - inline_bytes,
-            Segment.INLINE: inline_bytes,
-        },
-    )

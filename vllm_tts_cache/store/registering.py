@@ -31,7 +31,7 @@ from vllm_tts_cache.catalogue.records import (
     SpeakerRecord,
     pack_embedding,
 )
-from vllm_tts_cache.config import RegistrationPolicy
+from vllm_tts_cache.config import RegistrationPolicy, Settings
 from vllm_tts_cache.errors import (
     CHOOSE_ANOTHER,
     ConsentInUseError,
@@ -77,25 +77,16 @@ class Registrations:
     Args:
         database: The catalogue's.
         writer: Stores the audio in the transaction that registers it.
-        max_speakers: As of the store.
-        policy: As of the store.
-        needs_recording: Whether a voice stands on a consent recording that is here.
+        settings: How many speakers there may be, all tenants together; whether a name
+            may be taken over; whether a voice stands on a consent recording.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        writer: Writer,
-        *,
-        max_speakers: int,
-        policy: RegistrationPolicy,
-        needs_recording: bool,
-    ):
+    def __init__(self, database: Database, writer: Writer, settings: Settings):
         self._database = database
         self._writer = writer
-        self._max_speakers = max_speakers
-        self._policy: RegistrationPolicy = policy
-        self._needs_recording = needs_recording
+        self._max_speakers = settings.max_uploaded
+        self._policy: RegistrationPolicy = settings.registration_policy
+        self._needs_recording = settings.consent == "recording"
         self._delete_old_next = 0.0
 
     def register(

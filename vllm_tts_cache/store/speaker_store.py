@@ -13,38 +13,48 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue import deletions, schema, speakers, stored_files
+from vllm_tts_cache.catalogue import (
+    deletions,
+    owners,
+    pages,
+    schema,
+    speakers,
+    stored_files,
+)
+from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_storable
+from vllm_tts_cache.catalogue.owners import TenantUsage
+from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import (
     AUDIO_KIND,
     DEFAULT_TENANT,
     Segment,
     SpeakerRecord,
 )
-from vllm_tts_cache.config import RegistrationPolicy
+from vllm_tts_cache.catalogue.stored_files import Usage
+from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import StorageError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file, recovery
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import Blobs
-from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
-from vllm_tts_cache.store.participation import (
-    LeasedParticipation,
-    LockedParticipation,
-    Participation,
+from vllm_tts_cache.store.participants import (
+    LeasedParticipants,
+    LockedParticipants,
+    Participants,
 )
 from vllm_tts_cache.store.registering import Consents, Registrations, remove_files
-from vllm_tts_cache.store.writer import DiskBudgets, Writer
+from vllm_tts_cache.store.writer import Writer, disk_budgets
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -53,6 +63,7 @@ _TOUCH_INTERVAL_SECONDS = 60.0
 _MAX_TOUCHED = 10_000
 _KEYS_PER_LOOK = 1000
 _MAX_NAMED = 100_000
+_NAMES_PER_READ = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,79 +85,47 @@ class SpeakerStore:
     or the catalogue fails. What returns has been committed.
 
     Args:
-        directory: Where the files are, or the copies that this machine has of them.
-        catalogue: What is known about them.
+        settings: Where, and how much.
+        files: The directory, or the copies that this machine has of a bucket's files.
+        database: The catalogue's.
         blobs: Where the bytes are.
-        budgets: Bytes on disk.
-        lease_seconds: How long others wait for this process without a word of it,
-            where several machines reach the catalogue.
-        max_speakers: Speakers at most, all tenants together; 0 means no limit.
-        policy: Whether registering may take over a name (``overwrite``) or not
-            (``immutable``).
-        needs_recording: Whether a voice is registered with a consent recording only.
+        is_local: Whether only this host has the catalogue, so that a look takes
+            microseconds and may be taken on an event loop.
 
     Attributes:
+        writer: Stores bytes, and keeps them within their budgets.
+        registrations: Registers, changes and deletes speakers.
         consents: Consent recordings.
+        participants: The processes that confirm deletions; this one may be among them.
     """
+
+    participants: Participants
 
     def __init__(
         self,
-        directory: StoreDirectory,
-        catalogue: Catalogue,
+        settings: Settings,
+        files: StoreDirectory,
+        database: Database,
         blobs: Blobs,
         *,
-        budgets: DiskBudgets,
-        lease_seconds: float,
-        max_speakers: int = 0,
-        policy: RegistrationPolicy = "overwrite",
-        needs_recording: bool = False,
+        is_local: bool,
     ):
-        self.files = directory
-        self.catalogue = catalogue
-        self._database = catalogue.database
-        self.blobs = blobs
-        self._writer = Writer(blobs, catalogue.database, budgets)
-        registrations = Registrations(
-            catalogue.database,
-            self._writer,
-            max_speakers=max_speakers,
-            policy=policy,
-            needs_recording=needs_recording,
-        )
+        self.files, self.database, self.blobs = files, database, blobs
+        self.is_local = is_local
+        self.writer = Writer(blobs, database, disk_budgets(settings))
+        self.registrations = Registrations(database, self.writer, settings)
         self.consents = Consents(
-            catalogue.database, self._writer, max_recordings=max_speakers
+            database, self.writer, max_recordings=settings.max_uploaded
         )
-        self._participation: Participation
         # Locks tell who lives where all are on one machine, else leases do.
-        if catalogue.database.backend.has_leases:
-            self._participation = LeasedParticipation(catalogue.database, lease_seconds)
+        if database.backend.has_leases:
+            lease_seconds = settings.catalogue_grace_seconds
+            self.participants = LeasedParticipants(database, lease_seconds)
         else:
-            self._participation = LockedParticipation(
-                directory.root, catalogue.database
-            )
+            self.participants = LockedParticipants(files.root, database)
         # When this process last wrote down a use.
         self._touched: OrderedDict[str, float] = OrderedDict()
         self._touching = threading.Lock()
-        self.budgets, self.evictions = budgets, self._writer.evictions
-        self.register = registrations.register
-        self.import_speaker = registrations.import_speaker
-        self.change = registrations.change
-        self.delete = registrations.delete
-        self.excess = self._writer.excess
-        self.trim = self._writer.trim
-        self.has_copies = blobs.has_copies
-        self.delete_copies = blobs.delete_copies
-        self.delete_unstored = blobs.delete_unstored
-        self.delete_expired = registrations.delete_expired
-        self.join = self._participation.join
-        self.leave = self._participation.leave
-        self.deletions_to_confirm = self._participation.deletions_to_confirm
-        self.confirm = self._participation.confirm
-        self.missed = self._participation.missed
-        self.has_deleted_all = self._participation.has_deleted_all
-        self.delete_lost = self._participation.delete_lost
-        self.num_alive = self._participation.num_alive
-        self.standing = self._participation.standing
 
     @property
     def directory(self) -> Path:
@@ -162,17 +141,17 @@ class SpeakerStore:
 
     def now(self) -> float:
         """What time it is by the catalogue, in Unix seconds; asks nobody."""
-        return self._database.clock.now()
+        return self.database.clock.now()
 
     def find(self, name: str, tenant: str = DEFAULT_TENANT) -> StoredSpeaker | None:
         """The speaker of that name or id; None if there is none, or none any more.
 
-        One indexed read, on an event loop as well where ``catalogue.is_local``.
+        One indexed read, on an event loop as well where ``is_local``.
 
         Raises:
             StorageBusyError: The catalogue is being opened or recovered just now.
         """
-        found = speakers.find_with_kinds(self._database, tenant, name)
+        found = speakers.find_with_kinds(self.database, tenant, name)
         if found is None:
             return None
         record, kinds = found
@@ -192,27 +171,27 @@ class SpeakerStore:
             StorageFullError: There is no space left; nothing was changed.
         """
         sha = audio.audio.audio_sha256
-        if self._writer.is_kept(sha):
+        if self.writer.is_kept(sha):
             try:
                 self._touch(sha)
             except StorageError as exc:
                 throttled.warn_of("noting a use", "Noting a use: %s", exc.log_text)
         else:
-            self._writer.keep(audio, Segment.INLINE, lambda _: None)
+            self.writer.keep(audio, Segment.INLINE, lambda _: None)
 
     def is_lost(self, record: SpeakerRecord) -> bool:
         """Whether a speaker's reference audio is not there any more, at a look."""
         sha = record.audio_sha256
-        return sha is not None and not self._writer.is_kept(sha)
+        return sha is not None and not self.writer.is_kept(sha)
 
     def has_audio(self, audio_sha256: str) -> bool:
         """Whether the audio is stored, for whomever; reads an index."""
-        with self._database.read() as db:
+        with self.database.read() as db:
             return stored_files.find(db, audio_sha256, AUDIO_KIND) is not None
 
     def stored_kinds(self, audio_sha256s: Sequence[str]) -> dict[str, frozenset[str]]:
         """What is stored of each audio: ``AUDIO_KIND``, encoders' fingerprints."""
-        with self._database.read() as db:
+        with self.database.read() as db:
             found = stored_files.kinds(db, audio_sha256s)
         return {sha: frozenset(kinds) for sha, kinds in found.items()}
 
@@ -222,7 +201,7 @@ class SpeakerStore:
         Ask with -1 first, which tells only the number. A thousand at most are told at
         once: ask again until there are none.
         """
-        with self._database.read() as db:
+        with self.database.read() as db:
             if file_id < 0:
                 return stored_files.last_id(db), []
             rows = stored_files.since(db, file_id, _KEYS_PER_LOOK)
@@ -241,7 +220,7 @@ class SpeakerStore:
         Raises:
             StorageError: Something is left; call it again.
         """
-        remove_files(self.files, self.blobs, self._database, deletion)
+        remove_files(self.files, self.blobs, self.database, deletion)
 
     def progress(
         self, name: str, tenant: str = DEFAULT_TENANT
@@ -253,36 +232,108 @@ class SpeakerStore:
         """
         if not is_storable(name):
             return None
-        with self._database.read() as db:
+        with self.database.read() as db:
             found = deletions.of_name(db, tenant, name)
         if found is not None and found.waiting_for:
-            self._participation.delete_dead(found.deletion.id)
-            with self._database.read() as db:
+            self.participants.delete_dead(found.deletion.id)
+            with self.database.read() as db:
                 found = deletions.of_name(db, tenant, name)
-        if found is not None and not self._participation.is_asked():
+        if found is not None and not self.participants.is_asked():
             return replace(found, waiting_for=max(found.waiting_for, 1))
         return found
 
     def has_expired(self) -> bool:
         """Whether the end of some speaker has come; one look into an index."""
-        with self._database.read() as db:
+        with self.database.read() as db:
             return speakers.have_expired(db, schema.now(db))
 
     def expired_names(self) -> list[str]:
         """The names of speakers whose end has come and that are still there."""
-        with self._database.read() as db:
+        with self.database.read() as db:
             over = speakers.expired(db, schema.now(db), _MAX_NAMED)
         return [record.name for record in over]
 
     def unfinished_deletions(self) -> list[Deletion]:
         """Deletions whose files are not all removed: somebody was interrupted."""
-        with self._database.read() as db:
+        with self.database.read() as db:
             return deletions.unfinished(db)
 
     def acknowledge(self, deletion_id: int) -> None:
         """The client knows that a deletion is finished: delete the row of it."""
-        with self._database.write() as db:
+        with self.database.write() as db:
             deletions.acknowledge(db, deletion_id)
+
+    # --- what there is
+
+    def records(self, page: Page) -> list[SpeakerRecord]:
+        """The speakers of a page, or its first ones if they are too much.
+
+        Only a page without any is certainly the last.
+
+        Raises:
+            InvalidSpeakerError: The cursor is none.
+        """
+        with self.database.read() as db:
+            return pages.records(db, page)
+
+    def names(self, page: Page) -> list[str]:
+        """The names of the same page, for less."""
+        with self.database.read() as db:
+            return pages.names(db, page)
+
+    def iter_names(self, tenant: str = DEFAULT_TENANT) -> Iterator[str]:
+        """All names in order; holds no connection while the caller thinks.
+
+        A speaker that comes or goes meanwhile may or may not be among them.
+        """
+        page = Page(limit=_NAMES_PER_READ, tenant=tenant)
+        while found := self.names(page):
+            yield from found
+            page = replace(page, after=found[-1])
+
+    def last_used(self, limit: int) -> list[tuple[str, str]]:
+        """Tenants and names of the speakers that spoke last, the last one first."""
+        with self.database.read() as db:
+            return stored_files.last_used_speakers(db, limit)
+
+    def num_speakers(self) -> int:
+        """How many speakers all tenants have together; reads a row for each tenant."""
+        with self.database.read() as db:
+            return owners.num_voices(db)
+
+    def usage_of(self, tenant: str) -> TenantUsage:
+        """What a tenant has; reads a row."""
+        with self.database.read() as db:
+            return owners.of_tenant(db, tenant)
+
+    def usage_of_tenants(self) -> dict[str, TenantUsage]:
+        """What each tenant has."""
+        with self.database.read() as db:
+            return owners.of_all(db)
+
+    def speaker_embedding(self, record: SpeakerRecord) -> tuple[float, ...] | None:
+        """The registered embedding, float32 values of shape ``(embedding_dim,)``.
+
+        None if the speaker has audio, or was replaced or deleted in the meantime.
+        """
+        with self.database.read() as db:
+            return speakers.embedding(db, record.generation)
+
+    def usage(self) -> dict[Segment, dict[str, Usage]]:
+        """What each segment holds, as ``audio`` and ``encodings``; reads four rows."""
+        with self.database.read() as db:
+            return {
+                segment: {
+                    "audio": stored_files.used(db, segment, is_audio=True),
+                    "encodings": stored_files.used(db, segment, is_audio=False),
+                }
+                for segment in Segment
+            }
+
+    def num_unfinished_deletions(self, tenant: str | None = None) -> int:
+        """How many deletions, of all or of a tenant, have something left, somewhere."""
+        with self.database.read() as db:
+            return deletions.num_unfinished(db, tenant)
 
     # --- workers
 
@@ -340,14 +391,14 @@ class SpeakerStore:
         Raises:
             StorageFullError: There is no space left; nothing was changed.
         """
-        return self._writer.publish(key, encoding)
+        return self.writer.publish(key, encoding)
 
     def used(self, audio_sha256s: Iterable[str]) -> None:
         """Count all that is stored of these audios as used now.
 
         One transaction: call it with many, now and then, from a thread of its own.
         """
-        with self._database.write() as db:
+        with self.database.write() as db:
             stored_files.touch(db, audio_sha256s)
 
     # --- maintenance
@@ -363,8 +414,8 @@ class SpeakerStore:
                 catalogue's (any more), as where it is not mounted: then nothing is.
         """
         self.blobs.check_still()
-        self._participation.delete_all_dead()
-        return recovery.recover(self.files, self.blobs, self._database)
+        self.participants.delete_all_dead()
+        return recovery.recover(self.files, self.blobs, self.database)
 
     def remove_strays(self) -> list[str]:
         """Remove from a bucket what the catalogue knows nothing of, a line each.
@@ -386,7 +437,7 @@ class SpeakerStore:
         """
         num_objects = self.blobs.sweep()
         # A disk that fails does so while servers run: they cannot wait for a recovery.
-        recovery.trim_quarantine(self.files, self._database)
+        recovery.trim_quarantine(self.files, self.database)
         return num_objects
 
     def recover_copies(self) -> list[str]:
@@ -399,18 +450,25 @@ class SpeakerStore:
         if not self.blobs.is_remote:
             return []
         self.blobs.check_still()
-        return recovery.recover_copies(self.files, self._database)
+        return recovery.recover_copies(self.files, self.database)
 
     def verify(self) -> list[str]:
         """Read every file and row, and say what is wrong; changes nothing."""
-        return sorted(self.blobs.problems(self.catalogue))
+        with self.database.snapshot() as db:
+            found = [
+                *schema.problems(db),
+                *speakers.problems(db),
+                *stored_files.usage_problems(db),
+                *owners.problems(db),
+            ]
+        return sorted([*found, *self.blobs.problems()])
 
     def close(self) -> None:
         """Leave, and close every connection and lock."""
         with suppress(StorageError):
-            self._participation.leave()
+            self.participants.leave()
         self.files.close()
-        self.catalogue.close()
+        self.database.close()
 
     def _touch(self, sha: str) -> None:
         now = time.monotonic()

@@ -13,10 +13,13 @@ from operator import attrgetter
 from pathlib import Path
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME, opening_lock
 from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.files import storage_errors
-from vllm_tts_cache.store.catalogue import Catalogue
+from vllm_tts_cache.store import stock_files
 from vllm_tts_cache.store.stock_files import (
     ImportedFile,
     StockFileError,
@@ -44,7 +47,7 @@ class ImportReport:
 
 
 def import_stock_directory(
-    directory: Path, catalogue: Catalogue, register: Register
+    directory: Path, database: Database, register: Register
 ) -> ImportReport:
     """Register the voices in stock's files that were not looked at before.
 
@@ -55,7 +58,7 @@ def import_stock_directory(
 
     Args:
         directory: ``SPEAKER_SAMPLES_DIR``; only its top level is looked at.
-        catalogue: Which files were looked at.
+        database: The catalogue's, which has the files that were looked at.
         register: Makes a voice of a file.
 
     Raises:
@@ -63,19 +66,20 @@ def import_stock_directory(
             was imported so far stays; the next import goes on from there.
     """
     report = ImportReport()
-    with storage_errors(directory), catalogue.importing():
-        files = _new_files(directory, catalogue, report)
-        for generations in _by_voice(directory, files, catalogue, report):
+    with storage_errors(directory), opening_lock(directory / FILE_NAME):
+        files = _new_files(directory, database, report)
+        for generations in _by_voice(directory, files, database, report):
             *older, newest = generations
-            _import(directory, newest, catalogue, register, report)
-            _skip_older(older, newest, catalogue, report)
+            _import(directory, newest, database, register, report)
+            _skip_older(older, newest, database, report)
     return report
 
 
 def _new_files(
-    directory: Path, catalogue: Catalogue, report: ImportReport
+    directory: Path, database: Database, report: ImportReport
 ) -> list[ImportedFile]:
-    known = catalogue.imported_files()
+    with database.read() as db:
+        known = stock_files.known(db)
     files: list[ImportedFile] = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -91,13 +95,13 @@ def _new_files(
 def _by_voice(
     directory: Path,
     files: list[ImportedFile],
-    catalogue: Catalogue,
+    database: Database,
     report: ImportReport,
 ) -> list[list[StockVoice]]:
     """The new files of each voice, the newest last; voices in the order of time."""
     voices: dict[str, list[StockVoice]] = {}
     for file in sorted(files, key=attrgetter("file_name")):
-        with _reported(file.file_name, report, catalogue, file):
+        with _reported(file.file_name, report, database, file):
             voice = read_header(directory / file.file_name, file)
             voices.setdefault(voice.file.name_key, []).append(voice)
     # Sorts are stable, so the file name decides between files of one second.
@@ -109,14 +113,17 @@ def _by_voice(
 def _import(
     directory: Path,
     voice: StockVoice,
-    catalogue: Catalogue,
+    database: Database,
     register: Register,
     report: ImportReport,
 ) -> None:
     file = voice.file
-    with _reported(file.file_name, report, catalogue, file):
+    with _reported(file.file_name, report, database, file):
         # Asked before the audio is read; asked again where the row is written.
-        refusal = catalogue.import_refusal(voice.name, file.created_at)
+        with database.read() as db:
+            refusal = stock_files.refusal(
+                db, fold(voice.name), file.created_at, "overwrite"
+            )
         if refusal is None:
             new, audio = _read(directory / file.file_name, voice)
             refusal = register(new, audio, file)
@@ -128,14 +135,21 @@ def _import(
 def _skip_older(
     older: list[StockVoice],
     newest: StockVoice,
-    catalogue: Catalogue,
+    database: Database,
     report: ImportReport,
 ) -> None:
     if not older:
         return
     reason = f"{newest.file.file_name} is a newer file of this voice"
-    catalogue.remember_files([voice.file for voice in older])
+    _remember(database, [voice.file for voice in older])
     report.skipped.extend((voice.file.file_name, reason) for voice in older)
+
+
+def _remember(database: Database, files: list[ImportedFile]) -> None:
+    """Do not look at these files again, unless they change."""
+    with database.write() as db:
+        for file in files:
+            stock_files.remember(db, file)
 
 
 def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | None]:
@@ -168,7 +182,7 @@ def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | N
 def _reported(
     file_name: str,
     report: ImportReport,
-    catalogue: Catalogue | None = None,
+    database: Database | None = None,
     file: ImportedFile | None = None,
 ) -> Generator[None, None, None]:
     """Skip and report a file that cannot be used, instead of ending the import.
@@ -180,7 +194,7 @@ def _reported(
         yield
     except (StockFileError, SpeakerRequestError) as exc:
         report.skipped.append((file_name, str(exc)))
-        if catalogue is not None and file is not None:
-            catalogue.remember_files([file])
+        if database is not None and file is not None:
+            _remember(database, [file])
     except OSError as exc:
         report.skipped.append((file_name, exc.strerror or str(exc)))

@@ -16,6 +16,7 @@ from vllm_tts_cache.catalogue import owners, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
+from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import AudioBudgetError, StorageBusyError, StorageError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file
@@ -44,6 +45,21 @@ class DiskBudgets:
 
     audio: Mapping[Segment, int]
     encodings: Mapping[Segment, int]
+
+
+def disk_budgets(settings: Settings) -> DiskBudgets:
+    """The budgets of these settings."""
+    inline_bytes = int(settings.disk_max_bytes * settings.inline_share)
+    return DiskBudgets(
+        audio={
+            Segment.REGISTERED: settings.audio_max_bytes,
+            Segment.INLINE: settings.inline_audio_max_bytes,
+        },
+        encodings={
+            Segment.REGISTERED: settings.disk_max_bytes - inline_bytes,
+            Segment.INLINE: inline_bytes,
+        },
+    )
 
 
 def evict(

@@ -30,7 +30,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def vector(store: SpeakerStore, name: str) -> int:
-    return store.register(voice(name, None), None).record.generation
+    return store.registrations.register(voice(name, None), None).record.generation
 
 
 def in_processes(work: Callable, *args, num_processes: int = NUM_PROCESSES) -> list:
@@ -66,7 +66,7 @@ def test_processes_open_a_new_directory_at_once(tmp_path, engine):
         answers = in_processes(open_and_register, directory)
         assert answers == ["ok"] * NUM_PROCESSES
         store = opened(directory)
-        assert store.catalogue.count() == NUM_PROCESSES
+        assert store.num_speakers() == NUM_PROCESSES
         assert store.verify() == []
         store.close()
 
@@ -77,7 +77,7 @@ from pathlib import Path
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.store.opening import open_existing
 store = open_existing(Settings(samples_dir=Path(sys.argv[1])))
-print(store.catalogue.count())
+print(store.num_speakers())
 store.close()
 """
 
@@ -119,7 +119,7 @@ def test_registering_one_name_at_once_leaves_one_row_and_no_generation_twice(tmp
     store = opened(tmp_path)
     found = store.find("ana")
     assert found is not None
-    assert (store.catalogue.count(), found.record.generation) == (1, given[-1])
+    assert (store.num_speakers(), found.record.generation) == (1, given[-1])
     store.close()
 
 
@@ -193,7 +193,7 @@ def test_processes_that_register_publish_and_delete_one_clip_lose_and_leave_noth
     assert answers == ["ok"] * 3
     store = opened(tmp_path)
     assert store.verify() == []
-    for record in store.catalogue.records(Page(limit=9)):
+    for record in store.records(Page(limit=9)):
         assert record.audio_sha256 is not None
         assert store.read_audio(record.audio_sha256) is not None
         delete(store, record.name)

@@ -97,7 +97,7 @@ def test_one_name_that_threads_of_processes_register_at_once_is_one_voice(
     registered = [generation for generation in given if generation is not None]
     assert len(registered) == len(set(registered)) == num_registered
     store = opened(tmp_path)
-    assert store.catalogue.count() == 1
+    assert store.num_speakers() == 1
     assert found(store, "ann").record.generation == max(registered)
     store.recover()  # what was replaced
     assert store.verify() == []
@@ -108,13 +108,13 @@ def test_a_voice_that_is_deleted_by_one_server_is_gone_for_the_other(tmp_path):
     one, other = opened(tmp_path), opened(tmp_path)
     register(one, "Ann", 0)
     assert other.find("Ann") is not None
-    other.join()
-    deletion = one.delete("Ann")
+    other.participants.join()
+    deletion = one.registrations.delete("Ann")
     one.remove_files(deletion)
     assert not is_finished(one, "Ann")
     assert other.find("Ann") is None
-    assert other.deletions_to_confirm() == [deletion]
-    other.confirm(deletion.id)
+    assert other.participants.deletions_to_confirm() == [deletion]
+    other.participants.confirm(deletion.id)
     assert is_finished(one, "Ann")
     assert traces(tmp_path, address(0)) == []
     for store in (one, other):
@@ -126,18 +126,18 @@ def test_hostile_names_are_names_like_others_in_the_order_of_code_points(tmp_pat
     store = opened(tmp_path)
     for name in HOSTILE:
         labels = {"said": name} if name.isprintable() else {"100%": ":n"}
-        store.register(voice(name, None, labels=labels), None)
+        store.registrations.register(voice(name, None, labels=labels), None)
     names = [found(store, name).record.name for name in HOSTILE]
     assert names == list(HOSTILE)
-    listed = store.catalogue.records(Page(limit=99))
+    listed = store.records(Page(limit=99))
     keys = [record.name_key for record in listed]
     assert keys == sorted(keys) and len(keys) == len(HOSTILE)
     for record in listed:
         page = Page(limit=99, search=record.name, labels=record.labels)
-        assert store.catalogue.names(page) == [record.name]
-        behind = store.catalogue.names(Page(limit=99, after=record.name))
+        assert store.names(page) == [record.name]
+        behind = store.names(Page(limit=99, after=record.name))
         assert behind == [r.name for r in listed if r.name_key > record.name_key]
     for name in HOSTILE:
         delete(store, name)
-    assert store.catalogue.count() == 0
+    assert store.num_speakers() == 0
     store.close()

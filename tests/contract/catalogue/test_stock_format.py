@@ -78,7 +78,7 @@ def test_an_upload_to_stock_is_imported_whole_and_deleted_whole(
     assert (audio.sample_rate_hz, record.seconds) == (RATE, 2.0)
     assert np.array_equal(audio.samples, stereo.mean(axis=1))
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    store.remove_files(store.delete("Ana María"))
+    store.remove_files(store.registrations.delete("Ana María"))
     assert not list(tmp_path.glob("*.safetensors"))
 
 
@@ -89,7 +89,7 @@ def test_an_embedding_upload_to_stock_is_imported_whole(serving, store):
     report = import_stock_voices(store)
     assert (report.imported, report.skipped) == (["Bob"], [])
     record = store.find("bob").record
-    assert store.catalogue.speaker_embedding(record) == tuple(
+    assert store.speaker_embedding(record) == tuple(
         np.asarray(values, np.float32).tolist()
     )
     assert (record.created_at, record.embedding_dim) == (answer["created_at"], 3)

@@ -198,7 +198,9 @@ async def test_a_clip_that_the_official_code_refuses_is_refused_by_every_way(ser
     low = sndfile_bytes(voiced(8_000, 2.0), 8_000)
     url = f"data:audio/wav;base64,{base64.b64encode(low).decode()}"
     audio = clip(rate_hz=8_000)
-    server.service.store.register(new_speaker("low", audio), decoded(audio))
+    server.service.store.registrations.register(
+        new_speaker("low", audio), decoded(audio)
+    )
     for answer in (
         await server.register("Bob", low, ref_text=SPOKEN),
         await server.speak(ref_audio=url, ref_text=SPOKEN),

@@ -208,7 +208,7 @@ async def test_what_is_wrong_with_several_clips_is_a_400_that_says_it(
     server, clips, ref_text, said
 ):
     assert said in message(await add(server, "Ann", clips, ref_text))
-    assert server.service.store.catalogue.count() == 0
+    assert server.service.store.num_speakers() == 0
     assert list((server.directory / "store").rglob("*.safetensors")) == []
 
 

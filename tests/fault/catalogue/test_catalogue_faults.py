@@ -40,7 +40,7 @@ def on_connect(monkeypatch):
 def test_another_schema_is_refused_and_left_alone(tmp_path):
     store = opened(tmp_path)
     other = schema.VERSION + 1
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(schema.schema_version.update().values(version=other))
     store.close()
     before = (tmp_path / FILE).read_bytes()
@@ -62,7 +62,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path, content)
 def test_a_damaged_page_is_a_storage_error(tmp_path):
     store = opened(tmp_path)
     for n in range(100):
-        store.register(voice(f"{n}", None, description="x" * 100), None)
+        store.registrations.register(voice(f"{n}", None, description="x" * 100), None)
     store.close()
     data = bytearray((tmp_path / FILE).read_bytes())
     # The first pages tell of the tables, the last ones of voices.
@@ -74,7 +74,7 @@ def test_a_damaged_page_is_a_storage_error(tmp_path):
         for n in range(100):
             store.find(f"{n}")
     with pytest.raises(StorageError):
-        store.register(voice("7", None), None)
+        store.registrations.register(voice("7", None), None)
     store.close()
 
 
@@ -85,12 +85,12 @@ def test_a_full_disk_changes_nothing(tmp_path, on_connect):
     with pytest.raises(StorageFullError) as caught:
         for n in range(1000):
             new = voice(f"{n:03d}", None, description="x" * 2000)
-            registered.append(store.register(new, None).record)
+            registered.append(store.registrations.register(new, None).record)
     assert caught.value.path == str(tmp_path / FILE)
     assert registered
     with pytest.raises(StorageFullError):
         register(store, "000", ref_text="x" * 100_000, taken_over=True)
-    assert store.catalogue.records(Page(limit=1000)) == registered
+    assert store.records(Page(limit=1000)) == registered
     assert store.verify() == []
     delete(store, "000")
     delete(store, "001")

@@ -69,11 +69,11 @@ def test_connections_that_were_cut_are_not_noticed(store, postgres):
         assert postgres.cut() > 0
         register(store, "Ann", 0)
         assert postgres.cut() > 0
-        assert store.catalogue.count() == 1
+        assert store.num_speakers() == 1
 
 
 def test_a_transaction_that_is_cut_changes_nothing(store, postgres):
-    database = store.catalogue.database
+    database = store.database
     with pytest.raises(StorageUnavailableError) as caught, database.write() as db:
         db.execute(schema.speaker.update().values(name="Eve"))
         postgres.cut()
@@ -85,7 +85,7 @@ def test_a_transaction_that_is_cut_changes_nothing(store, postgres):
 def test_a_registration_that_is_cut_at_its_commit_leaves_all_or_nothing(
     store, postgres, monkeypatch
 ):
-    engine = store.catalogue.database.backend.writing
+    engine = store.database.backend.writing
     commit = engine.dialect.do_commit
     cuts = iter([True])
 
@@ -108,8 +108,8 @@ def test_a_server_that_is_stopped_is_said_so_at_once_and_comes_back(store, postg
         for call in (
             lambda: store.find("Ann"),
             lambda: register(store, "Bob", 1),
-            store.catalogue.count,
-            lambda: store.delete("Ann"),
+            store.num_speakers,
+            lambda: store.registrations.delete("Ann"),
         ):
             began = time.monotonic()
             with pytest.raises(StorageUnavailableError) as caught:
@@ -150,7 +150,7 @@ def test_nobody_waits_for_ever_for_a_server_that_is_frozen(
 def test_a_statement_that_takes_too_long_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "STATEMENT_SECONDS", 1)
     store = opened(tmp_path)
-    database = store.catalogue.database
+    database = store.database
     with pytest.raises(StorageUnavailableError) as caught, database.read() as db:
         db.execute(text("SELECT pg_sleep(20)"))
     assert not caught.value.was_cut_off
@@ -194,7 +194,7 @@ def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
     store, turn, postgres, tmp_path
 ):
     """With nine of them all connections were theirs, for ten seconds."""
-    mine = store.join().id
+    mine = store.participants.join().id
     waiting = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     )
@@ -204,38 +204,38 @@ def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
             while postgres.query(waiting) != [2 * backend._NUM_CONNECTIONS]:
                 time.sleep(0.02)
             began = time.monotonic()
-            assert store.catalogue.count() == 1
+            assert store.num_speakers() == 1
             assert store.find("Ann") is not None
-            assert store.deletions_to_confirm() == []
-            with store.catalogue.database.renewing() as db:
+            assert store.participants.deletions_to_confirm() == []
+            with store.database.renewing() as db:
                 assert leases.renew(db, mine)
             assert time.monotonic() - began < SOON_SECONDS
         for writer in writers:
             writer.result()
-    assert store.catalogue.count() == 13
-    store.leave()
+    assert store.num_speakers() == 13
+    store.participants.leave()
 
 
 def test_readers_leave_a_connection_to_the_lease(store, monkeypatch):
-    mine = store.join().id
-    database = store.catalogue.database
+    mine = store.participants.join().id
+    database = store.database
     with ExitStack() as readers:
         for _ in range(2 * backend._NUM_CONNECTIONS):
             readers.enter_context(database.read())
         with database.renewing() as db:
             assert leases.renew(db, mine)
-    store.leave()
+    store.participants.leave()
 
 
 def test_too_many_who_read_are_no_outage(tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "STATEMENT_SECONDS", 1)
     store = opened(tmp_path)
-    database = store.catalogue.database
+    database = store.database
     with ExitStack() as readers:
         for _ in range(2 * backend._NUM_CONNECTIONS):
             readers.enter_context(database.read())
         with pytest.raises(StorageUnavailableError) as caught:
-            store.catalogue.count()
+            store.num_speakers()
     assert "in use" in caught.value.log_text
     assert not caught.value.was_cut_off
     store.close()
@@ -251,7 +251,7 @@ def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
     if (child := os.fork()) == 0:
         mine = opened(tmp_path)
         try:
-            with mine.catalogue.database.write() as db:
+            with mine.database.write() as db:
                 db.execute(schema.speaker.update().values(name="Eve"))
                 os.write(writer, b".")
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -263,7 +263,7 @@ def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
     register(store, "Bob", 1)
     os.kill(child, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert store.catalogue.records(Page(limit=1)) == [ann]
+    assert store.records(Page(limit=1)) == [ann]
     assert store.verify() == []
     store.close()
 
@@ -271,11 +271,11 @@ def test_who_is_frozen_with_the_turn_loses_it_and_changes_nothing(
 def test_another_schema_is_refused_and_left_alone(tmp_path):
     store = opened(tmp_path)
     other = schema.VERSION + 1
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(schema.schema_version.update().values(version=other))
     with pytest.raises(StorageError, match=f"has schema {other}.*an empty database"):
         opened(tmp_path)
-    with store.catalogue.database.read() as db:
+    with store.database.read() as db:
         assert schema.stored_version(db) == other
     store.close()
 
@@ -361,10 +361,13 @@ def test_a_password_that_is_not_quoted_is_refused_and_not_shown(tmp_path, url):
 
 
 def test_errors_of_the_database_do_not_show_names(store):
-    with pytest.raises(StorageError) as caught, store.catalogue.database.write() as db:
+    with pytest.raises(StorageError) as caught, store.database.write() as db:
         db.execute(schema.speaker.insert().values(name="Annegret"))
     assert "Annegret" not in caught.value.log_text
-    assert store.register(voice("Bob", clip(1)), clip(1)).record.generation > 0
+    assert (
+        store.registrations.register(voice("Bob", clip(1)), clip(1)).record.generation
+        > 0
+    )
 
 
 def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
@@ -383,7 +386,7 @@ def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
             os.kill(os.getpid(), signal.SIGSTOP)
             return gone
 
-        deletion = mine.delete("Ann")
+        deletion = mine.registrations.delete("Ann")
         monkeypatch.setattr(stored_files, "remove", frozen)
         try:
             mine.remove_files(deletion)
@@ -394,7 +397,7 @@ def test_who_is_frozen_while_it_deletes_does_not_remove_what_came_since(
     register(store, "Bob", 0)
     os.kill(child, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    record = store.catalogue.records(Page(limit=1))[0]
+    record = store.records(Page(limit=1))[0]
     assert (record.name, record.audio_sha256) == ("Bob", clip(0).audio.audio_sha256)
     assert store.read_audio(record.audio_sha256) is not None
 
@@ -414,21 +417,21 @@ def test_the_end_of_a_voice_is_by_the_clock_of_the_server(tmp_path, monkeypatch)
 
 def _check_clock(store, now):
     assert not store.has_expired()
-    assert (store.expired_names(), store.delete_expired(9)) == ([], [])
+    assert (store.expired_names(), store.registrations.delete_expired(9)) == ([], [])
     assert store.find("Ann") is not None
     register(store, "Bea", expires_at=now + 1800)
-    assert store.catalogue.names(Page(limit=9, sort="oldest")) == ["Ann", "Bea"]
+    assert store.names(Page(limit=9, sort="oldest")) == ["Ann", "Bea"]
     with pytest.raises(InvalidSpeakerError, match="past"):
         register(store, "Cid", expires_at=now - 1800)
 
 
 def test_a_clock_that_is_set_is_heard_of_with_the_lease(tmp_path, monkeypatch):
     store = opened(tmp_path)
-    store.join()
+    store.participants.join()
     now = time.time
     register(store, "Ann", expires_at=now() + 1800)
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
     assert store.find("Ann") is None  # it has not looked yet
-    store.standing()
+    store.participants.standing()
     assert store.find("Ann") is not None
     store.close()

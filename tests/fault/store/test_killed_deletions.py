@@ -39,7 +39,7 @@ class Voice:
         return store.find("Ann") is not None
 
     def delete(self, store):
-        return store.delete("Ann")
+        return store.registrations.delete("Ann")
 
     def check(self, store):
         assert not self.is_there(store)
@@ -150,11 +150,11 @@ def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
         deleted.put_there()
         with closing(open_here(directory)) as other:
             if not is_alone:
-                other.join()
+                other.participants.join()
             deleted.make(other)
             is_killed = killed_deleting(directory, deleted.delete, num_steps)
             if is_alone:
-                other.join()  # a server that is started again
+                other.participants.join()  # a server that is started again
             else:
                 waits_for(other, deleted)
             finish(other, deleted)
@@ -181,7 +181,7 @@ def finish(other, deleted):
     confirm_all(other)
     if deleted.is_there(other):
         carry_out(other, deleted.delete(other))
-    other.delete_lost()
+    other.participants.delete_lost()
 
 
 def nothing_is_left(directory, deleted):
@@ -191,7 +191,7 @@ def nothing_is_left(directory, deleted):
             assert progress.is_finished, progress
             store.acknowledge(progress.deletion.id)
         assert store.progress(deleted.asked) is None
-        assert store.catalogue.num_unfinished_deletions() == 0
+        assert store.num_unfinished_deletions() == 0
         deleted.check(store)
         assert store.verify() == []
     assert deleted.traces() == []

@@ -188,7 +188,7 @@ def _register(store, name, number, has):
 
 def _delete(store, name, _number, has):
     if has[name] is not None:
-        deletion = store.delete(name)
+        deletion = store.registrations.delete(name)
         assert store.find(name) is None
         store.remove_files(deletion)
 

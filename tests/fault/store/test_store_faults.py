@@ -25,6 +25,7 @@ from tests.store_samples import (
     traces,
 )
 from vllm_tts_cache.catalogue import sqlite
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import (
     EncodingCorruptError,
     SourceCorruptError,
@@ -166,7 +167,7 @@ def test_audio_that_was_put_right_meanwhile_is_not_set_aside(store, monkeypatch)
     path = path_of(store)
     good = path.read_bytes()
     path.write_bytes(b"x")
-    write = store.catalogue.database.write
+    write = store.database.write
 
     @contextmanager
     def heal_first():
@@ -174,7 +175,7 @@ def test_audio_that_was_put_right_meanwhile_is_not_set_aside(store, monkeypatch)
         with write() as db:
             yield db
 
-    monkeypatch.setattr(store.catalogue.database, "write", heal_first)
+    monkeypatch.setattr(store.database, "write", heal_first)
     with pytest.raises(SourceCorruptError):
         store.read_audio(address())
     assert store.read_audio(address()) is not None
@@ -198,7 +199,7 @@ def test_a_symlink_loop_is_reported_and_left_alone(store):
 @pytest.mark.sqlite
 def test_running_out_of_descriptors_costs_nothing_but_the_call(store):
     fresh = opened(store.directory)
-    fresh.catalogue.close()
+    fresh.database.close()
     with no_free_descriptor():
         for call in (
             lambda: store.read(key()),
@@ -222,7 +223,7 @@ def test_a_clip_that_is_there_is_used_although_nobody_can_note_it(store, monkeyp
     connect = sqlite._connect
     monkeypatch.setattr(sqlite, "_connect", lambda path, _: connect(path, 0.1))
     impatient = opened(store.directory)
-    path = store.catalogue.path
+    path = store.directory / FILE_NAME
     with closing(sqlite3.connect(path, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         impatient.keep_inline(clip(1))
@@ -267,7 +268,7 @@ def test_a_catalogue_that_cannot_commit_leaves_no_file(store, monkeypatch, engin
     from sqlalchemy.exc import OperationalError
 
     is_file = engine == "sqlite"
-    engine = store.catalogue.database.backend.writing
+    engine = store.database.backend.writing
     before = everything(store)
     commit = engine.dialect.do_commit
     failed = []
@@ -298,7 +299,7 @@ def test_a_file_size_limit_is_a_full_disk_and_leaves_nothing_behind(store):
 
 
 def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(store, monkeypatch):
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", no_space)
         with pytest.raises(StorageError):
@@ -314,7 +315,7 @@ def test_a_deletion_that_cannot_remove_its_files_stays_unfinished(store, monkeyp
 def test_trash_that_cannot_be_emptied_leaves_the_deletion_unfinished(
     store, monkeypatch
 ):
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", no_space)
         with pytest.raises(StorageError):
@@ -346,7 +347,7 @@ def test_a_deletion_that_cannot_be_finished_does_not_stop_the_others(
     store, monkeypatch
 ):
     register(store, "Bob", 1)
-    deletions = [store.delete("Ann"), store.delete("Bob")]
+    deletions = [store.registrations.delete("Ann"), store.registrations.delete("Bob")]
     discard = store.files.discard
 
     def fail_once(sha, deletion_id):
@@ -375,7 +376,7 @@ def test_trash_that_somebody_empties_meanwhile_is_no_failure(store, monkeypatch)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", empty_first)
-    store.remove_files(store.delete("Ann"))
+    store.remove_files(store.registrations.delete("Ann"))
     assert emptied
     assert traces(store.directory, address()) == []
 

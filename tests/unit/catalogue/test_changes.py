@@ -17,7 +17,7 @@ from vllm_tts_cache.errors import (
 
 
 def change(store, voice, **given):
-    return store.change(voice, SpeakerChanges(given))
+    return store.registrations.change(voice, SpeakerChanges(given))
 
 
 @pytest.mark.every_backend
@@ -41,7 +41,7 @@ def test_an_id_outlives_renaming_and_registering_anew_but_no_deletion(store):
 @pytest.mark.every_backend
 def test_a_deletion_is_asked_for_by_the_id_as_well(store):
     record = register(store, "Ann").record
-    deletion = store.delete(record.speaker_id)
+    deletion = store.registrations.delete(record.speaker_id)
     assert deletion.public_id == record.speaker_id
     by_id, by_name = store.progress(record.speaker_id), store.progress("ANN")
     assert by_id == by_name and not by_id.files_removed
@@ -58,12 +58,12 @@ def test_no_new_voice_is_called_like_an_id(store, new_id):
         with pytest.raises(InvalidSpeakerError, match="the form of an id"):
             register(store, spelled)
     with pytest.raises(SpeakerNotFoundError):
-        store.delete(name)
+        store.registrations.delete(name)
 
 
 def test_an_older_voice_that_is_called_like_an_id_is_still_found(store):
     name = new_voice_id()
-    store.register(voice(name, clip(), taken_over=True), clip())
+    store.registrations.register(voice(name, clip(), taken_over=True), clip())
     assert store.find(name).record.name == name
 
 
@@ -102,7 +102,7 @@ def test_a_name_that_is_taken_is_not_taken_over(store):
     with pytest.raises(SpeakerExistsError, match="keeps its name"):
         change(store, "Ann", name="BEA")
     assert change(store, "Ann", name="ANN").record.name == "ANN"
-    assert sorted(store.catalogue.iter_names()) == ["ANN", "Bea"]
+    assert sorted(store.iter_names()) == ["ANN", "Bea"]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused_by_its_name(given, field):
 
 
 def test_an_embedding_has_no_transcript(store):
-    store.register(voice("x", None), None)
+    store.registrations.register(voice("x", None), None)
     with pytest.raises(InvalidSpeakerError, match="ref_text"):
         change(store, "x", ref_text="words")
 
@@ -142,14 +142,14 @@ def test_an_end_that_is_past_is_refused(store):
     register(store, "Bea", 1)
     with pytest.raises(InvalidSpeakerError, match="past"):
         change(store, "Bea", expires_at=time.time() - 1)
-    assert store.catalogue.names(Page(limit=9)) == ["Bea"]
+    assert store.names(Page(limit=9)) == ["Bea"]
     assert store.find("Bea").record.expires_at is None
 
 
 def end(store, name):
     """Let the end of a voice come: one set in advance comes early on a busy machine."""
     its = schema.speaker.c.name == name
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         past = time.time() - 3600
         db.execute(schema.speaker.update().where(its).values(expires_at=past))
 
@@ -159,12 +159,12 @@ def test_nobody_finds_a_voice_whose_end_has_come_and_then_it_is_deleted(store):
     register(store, "Ann", 0, expires_at=time.time() + 1800)
     register(store, "Bea", 1, expires_at=time.time() + 3600)
     assert store.find("Ann") is not None and not store.has_expired()
-    assert store.delete_expired(10) == []
+    assert store.registrations.delete_expired(10) == []
     end(store, "Ann")
     assert store.find("Ann") is None and store.has_expired()
-    (deletion,) = store.delete_expired(10)
+    (deletion,) = store.registrations.delete_expired(10)
     store.remove_files(deletion)
-    assert store.catalogue.names(Page(limit=9)) == ["Bea"]
+    assert store.names(Page(limit=9)) == ["Bea"]
     assert not store.has_expired() and store.read_audio(address(0)) is None
 
 
@@ -172,7 +172,7 @@ def test_nobody_finds_a_voice_whose_end_has_come_and_then_it_is_deleted(store):
 def test_a_voice_whose_end_has_come_is_not_listed_changed_or_registered_over(store):
     first = register(store, "Ann", 0, expires_at=time.time() + 1800).record
     end(store, "Ann")
-    assert store.catalogue.names(Page(limit=9)) == []
+    assert store.names(Page(limit=9)) == []
     with pytest.raises(SpeakerNotFoundError):
         change(store, "Ann", expires_at=None)
     again = register(store, "Ann", 1).record

@@ -38,7 +38,7 @@ def is_closed(connection) -> bool:
 
 
 def test_one_in_use_is_closed_when_its_block_ends(store):
-    with store.catalogue.database.read() as db:
+    with store.database.read() as db:
         used = driver_connection(db)
         store.close()
         assert not is_closed(used)
@@ -46,11 +46,11 @@ def test_one_in_use_is_closed_when_its_block_ends(store):
 
 
 def test_one_in_use_at_a_fork_is_closed_when_its_block_ends(store):
-    with store.catalogue.database.read() as db:
+    with store.database.read() as db:
         used = driver_connection(db)
         database._close_before_fork()
     assert is_closed(used)
-    with store.catalogue.database.read() as db:
+    with store.database.read() as db:
         assert not is_closed(driver_connection(db))
 
 
@@ -72,10 +72,10 @@ def ask(store) -> None:
     with suppress(StorageError):
         while True:
             store.find("Ann")
-            with store.catalogue.database.renewing():
+            with store.database.renewing():
                 pass
 
 
 def pools_of(store) -> list[Any]:
-    backend = store.catalogue.database.backend
+    backend = store.database.backend
     return [e.pool for e in (backend.quick, backend.reading, backend.renewing)]

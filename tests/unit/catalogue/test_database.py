@@ -2,7 +2,7 @@ import pytest
 
 from tests.store_samples import opened
 from vllm_tts_cache.files import shared_file_system
-from vllm_tts_cache.store import catalogue
+from vllm_tts_cache.store import opening
 
 
 @pytest.mark.sqlite
@@ -10,9 +10,9 @@ from vllm_tts_cache.store import catalogue
 def test_a_directory_that_hosts_may_share_is_warned_about(
     tmp_path, monkeypatch, plugin_log, kind, is_local
 ):
-    monkeypatch.setattr(catalogue, "shared_file_system", lambda _: kind)
+    monkeypatch.setattr(opening, "shared_file_system", lambda _: kind)
     store = opened(tmp_path)
-    assert store.catalogue.is_local is is_local
+    assert store.is_local is is_local
     assert (f"{tmp_path} is on NFS" in plugin_log.text) is not is_local
     store.close()
 

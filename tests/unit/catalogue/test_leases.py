@@ -13,7 +13,7 @@ def test_voices_whose_end_has_come_are_found_by_an_index(store):
     query = leases._STANDING.params(participant="none").compile(
         dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}
     )
-    with store._database.write() as db:
+    with store.database.write() as db:
         # A table of no rows is read through else.
         db.execute(text("SET LOCAL enable_seqscan = off"))
         plan = db.execute(text(f"EXPLAIN {query}")).scalars().all()

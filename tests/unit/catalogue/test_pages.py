@@ -31,7 +31,9 @@ def voices(store):
             "created_at": float(draw.randrange(5)),
         }
         name = f"{draw.choice('äBcD')}-{number}"
-        made.append(store.register(voice(name, None, **fields), None).record)
+        made.append(
+            store.registrations.register(voice(name, None, **fields), None).record
+        )
     return made
 
 
@@ -46,8 +48,8 @@ def paged(store, **fields: Any):
     seen, after = [], ""
     while True:
         page = Page(limit=7, after=after, **fields)
-        records = store.catalogue.records(page)
-        assert store.catalogue.names(page) == [record.name for record in records]
+        records = store.records(page)
+        assert store.names(page) == [record.name for record in records]
         seen += records
         if len(records) < 7:
             return seen
@@ -58,12 +60,15 @@ def paged(store, **fields: Any):
 @pytest.mark.parametrize("sort", SORTS)
 def test_voices_with_much_text_are_never_all_in_memory(store, sort):
     """A page of those from before there were limits was gigabytes."""
-    made = [store.register(voice(f"v{n:03}", None), None).record for n in range(150)]
-    with store.catalogue.database.write() as db:
+    made = [
+        store.registrations.register(voice(f"v{n:03}", None), None).record
+        for n in range(150)
+    ]
+    with store.database.write() as db:
         db.execute(text("UPDATE speaker SET consent = :t"), {"t": "x" * 1_000_000})
     tracemalloc.start()
     shown, page = [], Page(limit=1000, sort=sort)
-    while records := store.catalogue.records(page):
+    while records := store.records(page):
         # Whoever answers with one of them has to see that there are more.
         is_last = len(shown) + len(records) == len(made)
         assert (
@@ -106,23 +111,23 @@ def fitting(voices, labels, search):
 def test_a_page_begins_behind_an_id_too(store, voices, sort):
     ordered = in_order(voices, sort)
     page = Page(limit=100, after=ordered[20].speaker_id, sort=sort)
-    assert store.catalogue.records(page) == ordered[21:]
+    assert store.records(page) == ordered[21:]
 
 
 @pytest.mark.every_backend
 def test_a_voice_that_changes_is_found_by_what_it_says_now(store, voices):
     name = voices[0].name
     changes = SpeakerChanges({"labels": {"mood": "Calm"}, "description": "Zebra"})
-    store.change(name, changes)
+    store.registrations.change(name, changes)
     for page in (
         Page(limit=9, search="zebra"),
         Page(limit=9, search="calm"),
         Page(limit=9, labels={"Mood": "calm"}),
     ):
-        assert store.catalogue.names(page) == [name]
-    store.remove_files(store.delete(name))
-    store.register(voice("new", None), None)
-    assert store.catalogue.names(Page(limit=9, labels={"mood": "calm"})) == []
+        assert store.names(page) == [name]
+    store.remove_files(store.registrations.delete(name))
+    store.registrations.register(voice("new", None), None)
+    assert store.names(Page(limit=9, labels={"mood": "calm"})) == []
 
 
 @pytest.mark.parametrize(
@@ -138,5 +143,5 @@ def test_a_voice_that_changes_is_found_by_what_it_says_now(store, voices):
 )
 def test_a_page_that_cannot_be_is_refused_by_what_is_wrong(store, fields, field):
     with pytest.raises(InvalidSpeakerError) as caught:
-        store.catalogue.records(Page(**fields))
+        store.records(Page(**fields))
     assert caught.value.field == field

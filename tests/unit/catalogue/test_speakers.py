@@ -14,6 +14,7 @@ from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, NewSpeaker, SpeakerChanges
 from vllm_tts_cache.catalogue.schema import speaker, stored_file
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import (
     InvalidSpeakerError,
     SpeakerExistsError,
@@ -24,7 +25,9 @@ from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 
 def vector(store: SpeakerStore, name: str, value: float = 0.5, **fields):
-    return store.register(voice(name, None, embedding=(value,), **fields), None).record
+    return store.registrations.register(
+        voice(name, None, embedding=(value,), **fields), None
+    ).record
 
 
 def found(store, name, *tenant):
@@ -49,12 +52,14 @@ def test_a_speaker_comes_back_as_it_was_registered(store):
     assert before <= record.created_at <= time.time()
     assert (record.seconds, record.embedding_dim) == (2000 / RATE, None)
     assert record.audio_sha256 == address(0)
-    assert store.catalogue.speaker_embedding(record) is None
+    assert store.speaker_embedding(record) is None
 
 
 def of_two_clips(store, **fields):
     audio = join([clip(0), clip(1, 3_000)])
-    return store.register(voice("Ann", audio, clip_starts=(0, 2_000), **fields), audio)
+    return store.registrations.register(
+        voice("Ann", audio, clip_starts=(0, 2_000), **fields), audio
+    )
 
 
 @pytest.mark.every_backend
@@ -74,9 +79,9 @@ def test_the_transcript_of_several_clips_has_a_line_for_each(store):
     of_two_clips(store)
     for wrong in ("one", "one\ntwo\nthree"):
         with pytest.raises(InvalidSpeakerError, match="2 clips"):
-            store.change("Ann", SpeakerChanges({"ref_text": wrong}))
+            store.registrations.change("Ann", SpeakerChanges({"ref_text": wrong}))
     for given, kept in ((" one\r\ntwo", "one\ntwo"), (None, None)):
-        changed = store.change("Ann", SpeakerChanges({"ref_text": given}))
+        changed = store.registrations.change("Ann", SpeakerChanges({"ref_text": given}))
         store.remove_files(changed.deletion)
         assert changed.record.ref_text == kept
         assert found(store, "ann") == changed.record
@@ -85,11 +90,13 @@ def test_the_transcript_of_several_clips_has_a_line_for_each(store):
 @pytest.mark.every_backend
 def test_an_embedding_keeps_its_float32_values(store):
     values = (0.5, -1.25, 3.0)
-    record = store.register(voice("x", None, embedding=values), None).record
+    record = store.registrations.register(
+        voice("x", None, embedding=values), None
+    ).record
     assert (record.embedding_dim, record.audio_sha256, record.seconds) == (3, None, 0.0)
-    assert store.catalogue.speaker_embedding(record) == values
+    assert store.speaker_embedding(record) == values
     delete(store, "x")
-    assert store.catalogue.speaker_embedding(record) is None
+    assert store.speaker_embedding(record) is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +168,7 @@ def test_an_immutable_voice_whose_clip_was_lost_gets_it_back_and_nothing_else(
 ):
     store = open_here(registration_policy="immutable")
     record = register(store, "Ana", 0, ref_text="words").record
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         stored_files.remove(db, address(0), [AUDIO_KIND])
     assert store.is_lost(record)
     for number, ref_text in ((1, "words"), (0, "other words")):
@@ -179,9 +186,9 @@ def test_nobody_is_found_and_deleting_nobody_says_so(store):
         assert store.find(name) is None
         assert store.progress(name) is None
         with pytest.raises(SpeakerNotFoundError):
-            store.delete(name)
+            store.registrations.delete(name)
     with pytest.raises(InvalidSpeakerError):
-        store.catalogue.records(Page(limit=1, search="\ud800"))
+        store.records(Page(limit=1, search="\ud800"))
 
 
 @pytest.mark.every_backend
@@ -190,7 +197,7 @@ def test_search_takes_its_text_literally(store):
         vector(store, name)
 
     def names(**query):
-        return store.catalogue.names(Page(**query))
+        return store.names(Page(**query))
 
     assert names(limit=9, search="0%") == ["100%"]
     assert names(limit=9, search="A_B") == ["a_b"]
@@ -203,7 +210,7 @@ def test_search_takes_its_text_literally(store):
 @pytest.mark.every_backend
 def test_many_names_are_all_iterated(store):
     fill(store, 2500)
-    assert len(list(store.catalogue.iter_names())) == 2500
+    assert len(list(store.iter_names())) == 2500
     empty(store)
 
 
@@ -211,7 +218,7 @@ def test_many_names_are_all_iterated(store):
 def test_verify_finds_rows_that_cannot_be_right(open_here, tmp_path):
     store = opened(tmp_path / "other")
     vector(store, "ana")
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(text("UPDATE speaker SET name_key = 'Ana'"))
         db.execute(text("INSERT INTO usage VALUES ('inline', 1, 5, 5)"))
     found = "\n".join(store.verify())
@@ -243,13 +250,13 @@ def test_threads_share_a_store(store):
         thread.start()
     for thread in threads:
         thread.join()
-    assert store.catalogue.count() == 40
+    assert store.num_speakers() == 40
 
 
 @pytest.mark.sqlite
 def test_emptying_the_log_says_whether_it_was_done(store):
     """SQLite answers that it was busy, and nobody read that."""
-    database, log = store.catalogue.database, Path(f"{store.catalogue.path}-wal")
+    database, log = store.database, store.directory / f"{FILE_NAME}-wal"
     vector(store, "ana")
     with database.snapshot() as db:
         db.execute(text("SELECT name FROM speaker")).all()
@@ -263,10 +270,10 @@ def test_emptying_the_log_says_whether_it_was_done(store):
 @pytest.mark.sqlite
 def test_a_connection_never_crosses_a_fork(store):
     register(store, "ana")
-    before = open_files(store.catalogue.path)
+    before = open_files(store.directory / FILE_NAME)
     assert before
     if (child := os.fork()) == 0:
-        inherited = open_files(store.catalogue.path)
+        inherited = open_files(store.directory / FILE_NAME)
         seen = store.find("ana") is not None
         register(store, "from the child", 1)
         os._exit(0 if seen and not inherited else 1)
@@ -281,18 +288,17 @@ def test_lookup_cost_does_not_grow_with_the_catalogue(store):
         assert median_seconds(lambda name=name: store.find(name)) < 1e-3
     result = store.find("s15000")
     assert result.fingerprints == {"e" * 64, "f" * 64}
-    catalogue = store.catalogue
-    record = catalogue.records(Page(limit=1, after="s29997"))[0]
+    record = store.records(Page(limit=1, after="s29997"))[0]
     assert record.name == "s29998"
     page = Page(limit=50, after="s20000")
-    assert median_seconds(lambda: catalogue.records(page)) < 5e-3
+    assert median_seconds(lambda: store.records(page)) < 5e-3
     empty(store)
 
 
 @pytest.mark.sqlite
 def test_what_is_in_the_directory_is_for_its_owner_only(store):
     register(store, "ana")
-    store.join()
+    store.participants.join()
     store.keep_inline(clip(1))
     paths = [store.directory, *store.directory.rglob("*")]
     names = {path.name for path in paths}
@@ -350,13 +356,13 @@ def fill(store: SpeakerStore, num_speakers: int) -> None:
         for n in range(num_speakers)
         for kind in ("audio", "e" * 64, "f" * 64)
     ]
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(speaker.insert(), voices)
         db.execute(stored_file.insert(), files)
 
 
 def empty(store: SpeakerStore) -> None:
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(speaker.delete())
         db.execute(stored_file.delete())
 

@@ -75,7 +75,7 @@ class SpeakersMachine(RuleBasedStateMachine):
     def delete(self, name):
         if self.model.pop(one_name(name), None) is None:
             with pytest.raises(SpeakerNotFoundError):
-                self.store.delete(name)
+                self.store.registrations.delete(name)
         else:
             delete(self.store, name)
 
@@ -94,8 +94,8 @@ class SpeakersMachine(RuleBasedStateMachine):
     def agrees(self):
         if hasattr(self, "model"):
             rows = sorted(self.model.values(), key=lambda record: record.name_key)
-            assert self.store.catalogue.records(Page(limit=9)) == rows
-            assert self.store.catalogue.count() == len(rows)
+            assert self.store.records(Page(limit=9)) == rows
+            assert self.store.num_speakers() == len(rows)
             for number in (0, 1):
                 has = any(row.audio_sha256 == address(number) for row in rows)
                 assert self.store.has_audio(address(number)) == has

@@ -107,11 +107,11 @@ def test_the_newest_file_of_a_name_wins_whatever_the_order_of_file_names(
 
 def test_a_registered_voice_that_is_newer_stays(write, take_over, get, store):
     write("ana", 1000)
-    mine = store.register(voice("ANA", None), None).record
+    mine = store.registrations.register(voice("ANA", None), None).record
     report = take_over()
     assert (report.imported, len(report.skipped)) == ([], 1)
     assert get("ana") == mine
-    assert store.catalogue.usage()[Segment.REGISTERED]["audio"].num_files == 0
+    assert store.usage()[Segment.REGISTERED]["audio"].num_files == 0
 
 
 def test_a_newer_file_replaces_the_voice_unless_the_policy_is_immutable(
@@ -155,7 +155,7 @@ def test_the_file_of_a_deleted_voice_that_changes_before_it_goes_stays_deleted(
 ):
     path = write("ana", 1000)
     take_over()
-    deletion = store.delete("ana")
+    deletion = store.registrations.delete("ana")
     os.utime(path)
     assert (take_over().imported, get("ana")) == ([], None)
     store.remove_files(deletion)
@@ -167,7 +167,7 @@ def test_what_stock_wrote_since_under_the_name_of_a_deleted_file_is_kept(
 ):
     path = write("ana", 1000)
     take_over()
-    deletion = store.delete("ana")
+    deletion = store.registrations.delete("ana")
     write("bob", 2000, file_name=path.name)
     store.remove_files(deletion)
     assert path.exists()
@@ -201,7 +201,9 @@ def test_stocks_file_stays_where_the_same_clip_is_registered_anew(
     path = write("ana", 1000)
     take_over()
     audio = DecodedAudio(store.read_audio(get("ana").audio_sha256), ())
-    done = store.register(voice("ana", audio, ref_text="other words"), audio)
+    done = store.registrations.register(
+        voice("ana", audio, ref_text="other words"), audio
+    )
     store.remove_files(done.deletion)
     assert path.exists()  # going back to stock finds its voice
     delete(store, "ana")
@@ -218,7 +220,9 @@ def test_stocks_file_of_an_embedding_stays_where_the_same_is_registered_anew(
     take_over()
     # As a client sends it: float32 is what is kept, and what is compared.
     values = (0.1, 0.1, 0.1 if is_same else 0.2)
-    done = store.register(NewSpeaker(name="Ana", consent="y", embedding=values), None)
+    done = store.registrations.register(
+        NewSpeaker(name="Ana", consent="y", embedding=values), None
+    )
     if done.deletion is not None:
         store.remove_files(done.deletion)
     assert path.exists() is is_same
@@ -241,8 +245,8 @@ def test_a_name_that_another_tenant_deletes_is_still_taken_over(
 ):
     path = write("ana", 1000)
     take_over()
-    store.register(voice("ana", None, tenant="other"), None)
-    store.remove_files(store.delete("ana", "other"))
+    store.registrations.register(voice("ana", None, tenant="other"), None)
+    store.remove_files(store.registrations.delete("ana", "other"))
     assert path.exists()
     write("ana", 2000)
     assert take_over().imported == ["ana"]
@@ -329,7 +333,7 @@ def test_a_voice_that_cannot_be_used_is_reported_with_its_reason(
     write(**({"name": "x"} | more))
     ((_, why),) = take_over().skipped
     assert reason in why
-    assert store.catalogue.count() == 0
+    assert store.num_speakers() == 0
 
 
 def test_a_truncated_voice_is_tried_again_when_it_is_complete(write, take_over):
@@ -373,7 +377,7 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
         patched.setattr(store.files, "place", full_after_one)
         with pytest.raises(StorageFullError):
             take_over()
-    assert store.catalogue.names(Page(limit=9)) == ["a"]
+    assert store.names(Page(limit=9)) == ["a"]
     assert take_over().imported == ["b", "c"]
 
 
@@ -408,7 +412,7 @@ def test_deleting_another_name_of_the_clip_during_an_import_loses_nothing(
         assert store.read_audio(record.audio_sha256) is not None
         audio = store.read_audio(record.audio_sha256)
         new = voice("bob", DecodedAudio(audio, ()))
-        store.register(new, DecodedAudio(audio, ()))
+        store.registrations.register(new, DecodedAudio(audio, ()))
         delete(store, f"ana{n}")
 
 
@@ -437,4 +441,4 @@ def test_a_clip_that_goes_right_after_it_was_found_is_stored_with_its_import(
 
 
 def deleted(store, name):
-    store.remove_files(store.delete(name))
+    store.remove_files(store.registrations.delete(name))

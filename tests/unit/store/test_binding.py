@@ -11,9 +11,9 @@ from tests.store_samples import (
     register,
     settings_of,
 )
+from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.errors import ConfigError, StorageError
 from vllm_tts_cache.store import binding
-from vllm_tts_cache.store.catalogue import FILE_NAME
 from vllm_tts_cache.store.opening import open_existing, open_store
 
 pytestmark = pytest.mark.postgresql

@@ -107,7 +107,7 @@ def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
     assert objects_in(fleet) == []
     assert copies_in(one) == []
     # Each machine is asked, and deletes its own; see `entrypoints.deletions`.
-    other.delete_unstored(address(0))
+    other.blobs.delete_unstored(address(0))
     assert traces(fleet.root, address(0)) == []
     assert other.read(key(0)) is None
     assert other.read_audio(address(0)) is None
@@ -135,7 +135,7 @@ def test_what_another_voice_has_stays(fleet):
     publish(one, 0)
     other.read(key(0))
     delete(one, "Ann")
-    other.delete_unstored(address(0))
+    other.blobs.delete_unstored(address(0))
     assert other.is_stored(key(0))
     assert one.read(key(0)) is not None
     delete(one, "Bob")
@@ -152,7 +152,7 @@ def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
 
     def slowly(sha, kind, data):
         delete(one, "Ann")
-        other.delete_unstored(sha)  # as its participant, before the copy is there
+        other.blobs.delete_unstored(sha)  # as its participant, before the copy is there
         write(sha, kind, data)
 
     monkeypatch.setattr(other.blobs.copies, "write", slowly)

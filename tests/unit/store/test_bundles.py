@@ -37,7 +37,9 @@ def long_clip(number=0):
 
 
 def register(store, name, number=0, **fields):
-    return store.register(voice(name, long_clip(number), **fields), long_clip(number))
+    return store.registrations.register(
+        voice(name, long_clip(number), **fields), long_clip(number)
+    )
 
 
 @pytest.fixture
@@ -123,12 +125,12 @@ def test_an_id_is_of_one_voice_whoever_brings_it_again(exported, other):
 
 def test_a_deleted_voice_is_brought_back_with_its_id(exported, store):
     record, _, data = exported
-    store.remove_files(store.delete("Ann"))
+    store.remove_files(store.registrations.delete("Ann"))
     assert store.find(record.speaker_id) is None
     back = Bundles(store, SECRET).import_voice(data).done.record
     assert back.speaker_id == record.speaker_id
     assert store.find(record.speaker_id).record == back
-    again = store.delete(record.speaker_id)
+    again = store.registrations.delete(record.speaker_id)
     store.remove_files(again)
     assert again.public_id == record.speaker_id
 
@@ -151,7 +153,7 @@ def test_a_server_takes_back_what_it_gave(store):
         replace(key(0), audio_sha256=record.audio_sha256), make_encoding(0)
     )
     data = Bundles(store, "").export(record.speaker_id)[1]
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     store.remove_files(deletion)
     imported = Bundles(store, "").import_voice(data)
     assert imported.num_kept == 1
@@ -177,7 +179,7 @@ def test_a_name_that_is_taken_is_refused_replaced_or_counted_up(exported, store)
         bundles.import_voice(data)
     for _ in range(2):
         bundles.import_voice(data, on_conflict="rename")
-    names = store.catalogue.names(Page(limit=9))
+    names = store.names(Page(limit=9))
     assert names == ["Ann", "Ann (2)", "Ann (3)"]
     assert bundles.import_voice(data, name="Bea").done.record.name == "Bea"
     assert len(store.consents.on_page(9)) == 1
@@ -194,14 +196,14 @@ def test_what_cannot_be_registered_leaves_no_recording(exported, other):
     "embedding", (b"", b"abc", bytes(4 * 5000), struct.pack("<f", float("nan")))
 )
 def test_an_embedding_that_cannot_be_is_refused(store, other, embedding):
-    store.register(voice("Ann", None), None)
+    store.registrations.register(voice("Ann", None), None)
     found = entries(Bundles(store, SECRET).export("Ann")[1])
     told = msgspec.json.decode(found["voice.json"], type=bundle_format.BundledVoice)
     files = {bundle_format.EMBEDDING: embedding}
     data = bundle_format.write(told, files, SECRET.encode())
     with pytest.raises(SpeakerRequestError):
         Bundles(other, SECRET).import_voice(data)
-    assert other.catalogue.count() == 0
+    assert other.num_speakers() == 0
 
 
 def test_of_nobody_there_is_no_bundle(store):
@@ -296,7 +298,7 @@ def test_a_hostile_bundle_is_refused_whole(exported, other, what):
     with pytest.raises(SpeakerRequestError) as caught:
         Bundles(other, SECRET).import_voice(data)
     assert len(str(caught.value)) < 1_000
-    assert other.catalogue.count() == 0 and other.consents.on_page(9) == []
+    assert other.num_speakers() == 0 and other.consents.on_page(9) == []
     assert other.read_audio(exported[0].audio_sha256) is None
 
 
@@ -317,7 +319,7 @@ def of_two_clips(store):
     """A voice of two clips, and its bundle."""
     audio = join([clip(0, 30_000), clip(1, 40_000)])
     fields = {"clip_starts": (0, 30_000), "ref_text": "one\ntwo"}
-    record = store.register(voice("Ann", audio, **fields), audio).record
+    record = store.registrations.register(voice("Ann", audio, **fields), audio).record
     encoding_key = replace(key(0), audio_sha256=record.audio_sha256)
     assert store.publish(encoding_key, make_encoding(0))
     return record, encoding_key, Bundles(store, SECRET).export("Ann")[1]
@@ -352,7 +354,7 @@ def test_lossy_clips_are_kept_as_they_came_and_arrive_to_the_bit(
     decoded = decode_clips(files)
     audio, sha = decoded.audio, decoded.audio.audio_sha256
     fields = {"clip_starts": audio.clip_starts, "ref_text": "one\ntwo"}
-    store.register(voice("Ann", decoded, **fields), decoded)
+    store.registrations.register(voice("Ann", decoded, **fields), decoded)
     num_bytes = Path(store.files.file_name(sha, "audio")).stat().st_size
     assert num_bytes < 1.05 * sum(map(len, files)) + 512 < audio.samples.nbytes / 4
     restarted = open_here()
@@ -396,7 +398,7 @@ def test_a_bundle_with_other_cuts_is_refused_whole(of_two_clips, other, told):
     data = packed(retold(entries(of_two_clips[2]), **told))
     with pytest.raises(SpeakerRequestError):
         Bundles(other, SECRET).import_voice(data)
-    assert other.catalogue.count() == 0
+    assert other.num_speakers() == 0
 
 
 def test_encodings_that_were_changed_are_made_anew(exported, other):
@@ -418,7 +420,7 @@ def test_a_recording_that_is_no_audio_is_refused(exported, other):
     data = bundle_format.write(told, files | {consent: b"noise"}, SECRET.encode())
     with pytest.raises(SpeakerRequestError):
         Bundles(other, SECRET).import_voice(data)
-    assert other.catalogue.count() == 0
+    assert other.num_speakers() == 0
 
 
 @pytest.mark.sqlite

@@ -113,5 +113,5 @@ def test_many_victims_go_in_slices(open_here):
         store.publish(of, sized_encoding(10))
     small = open_here(disk_max_bytes=1_000, inline_share=0.0)
     publish(small)
-    assert small.catalogue.usage()[Segment.REGISTERED]["encodings"].num_files <= 3
+    assert small.usage()[Segment.REGISTERED]["encodings"].num_files <= 3
     assert small.verify() == []

@@ -7,7 +7,7 @@ from vllm_tts_cache.catalogue.records import DEFAULT_TENANT
 
 
 def last_used(store, limit=8):
-    found = store.catalogue.last_used(limit)
+    found = store.last_used(limit)
     assert {tenant for tenant, _ in found} <= {DEFAULT_TENANT}
     return [name for _, name in found]
 

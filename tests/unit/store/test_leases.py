@@ -11,7 +11,6 @@ from tests.lease_times import SECONDS, delete_participants, shift, silent_for
 from tests.store_samples import address, opened, register, voice
 from vllm_tts_cache import config
 from vllm_tts_cache.catalogue import deletions, leases, schema
-from vllm_tts_cache.store import participation
 
 pytestmark = pytest.mark.postgresql
 
@@ -29,19 +28,19 @@ def ended(open_here, monkeypatch, alone):
     store = open_here()
 
     def end(seconds: float = 1.0) -> None:
-        with store.catalogue.database.write() as db:
+        with store.database.write() as db:
             silent_for(db, SECONDS + seconds)
 
     return end
 
 
 def participants(store):
-    with store.catalogue.database.read() as db:
+    with store.database.read() as db:
         return set(deletions.participants(db))
 
 
 def deletion_of(store, name="Ann"):
-    deletion = store.delete(name)
+    deletion = store.registrations.delete(name)
     store.remove_files(deletion)
     return deletion
 
@@ -51,20 +50,20 @@ def test_whoever_is_silent_is_not_waited_for_and_confirms_when_it_is_back(
 ):
     other = open_here()
     register(store, "Ann")
-    other.join()
+    other.participants.join()
     deletion = deletion_of(store)
     assert store.progress("Ann").waiting_for == 1
-    assert store.num_alive() == 1
+    assert store.participants.num_alive() == 1
     ended()
     assert store.progress("Ann").is_finished
-    assert store.num_alive() == 0
+    assert store.participants.num_alive() == 0
     store.acknowledge(deletion.id)
     assert store.progress("Ann") is None
     # It has been told nothing of it yet, and is before it confirms anything.
-    (missed,) = other.deletions_to_confirm()
+    (missed,) = other.participants.deletions_to_confirm()
     assert (missed.id, missed.audio_sha256) == (deletion.id, address())
-    other.confirm(missed.id)
-    with store.catalogue.database.read() as db:
+    other.participants.confirm(missed.id)
+    with store.database.read() as db:
         assert db.execute(schema.deletion.select()).all() == []
 
 
@@ -77,12 +76,12 @@ def test_after_a_restart_of_the_server_all_have_time_to_come_back(
 ):
     other = open_here()
     register(store, "Ann")
-    other.join()
+    other.participants.join()
     postgres.stop()
     postgres.start()
     deletion = deletion_of(store)
     assert pending(store) == 1
-    assert other.deletions_to_confirm() == [deletion]
+    assert other.participants.deletions_to_confirm() == [deletion]
 
 
 def test_after_any_outage_all_have_time_to_come_back(
@@ -91,20 +90,20 @@ def test_after_any_outage_all_have_time_to_come_back(
     """The server was not restarted: a standby took its place, or nobody reached it."""
     other, first = open_here(), open_here()
     register(store, "Ann")
-    other.join()
-    with store.catalogue.database.write() as db:
+    other.participants.join()
+    with store.database.write() as db:
         shift(db, 60)
     deletion = deletion_of(store)
     assert pending(store) == 1  # whoever asks has not renewed either
-    first.join()  # the first one that is back
+    first.participants.join()  # the first one that is back
     assert pending(store) == 1
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         silent_for(db, SECONDS - 2)
     assert pending(store) == 1
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         silent_for(db, 3)
     assert pending(store) == 0
-    assert other.deletions_to_confirm() == [deletion]
+    assert other.participants.deletions_to_confirm() == [deletion]
 
 
 @pytest.mark.parametrize("seconds", [leases.LOST_SECONDS + 60, -3600.0])
@@ -112,30 +111,30 @@ def test_a_clock_that_is_set_ends_no_lease_and_deletes_nobody(
     store, open_here, alone, monkeypatch, seconds
 ):
     """The first one that renewed by it deleted all the others."""
-    monkeypatch.setattr(participation, "DELETE_LOST_SECONDS", 0.0)
+    monkeypatch.setattr("vllm_tts_cache.store.participants.DELETE_LOST_SECONDS", 0.0)
     first, second = open_here(), open_here()
     register(store, "Ann")
-    mine = first.join().id
-    second.join()
-    with store.catalogue.database.write() as db:
+    mine = first.participants.join().id
+    second.participants.join()
+    with store.database.write() as db:
         silent_for(db, 4 * leases.LOST_SECONDS)  # they have been at work for long
         for one in participants(store):
             assert leases.renew(db, one)
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         shift(db, seconds)
     deletion = deletion_of(store)
     for _ in range(2):
         assert pending(store) == 2
         for one in (first, second):
-            one.delete_lost()
-            assert one.deletions_to_confirm() == [deletion]
-        with store.catalogue.database.write() as db:
+            one.participants.delete_lost()
+            assert one.participants.deletions_to_confirm() == [deletion]
+        with store.database.write() as db:
             assert leases.renew(db, mine)  # and the other one is a moment later
 
 
 def until_none_is_alive(store, seconds=10.0):
     until = time.monotonic() + seconds
-    while store.num_alive():
+    while store.participants.num_alive():
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -155,18 +154,18 @@ def test_a_lease_lives_on_while_its_process_is_busy_with_other_things(
 ):
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
-        opened(store.directory, catalogue_grace_seconds=1.0).join()
+        opened(store.directory, catalogue_grace_seconds=1.0).participants.join()
         os.write(writer, b".")
         signal.pause()
     assert os.read(reader, 1) == b"."
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
-        assert store.num_alive() == 1
+        assert store.participants.num_alive() == 1
         time.sleep(0.05)
     os.kill(child, signal.SIGSTOP)
     until_none_is_alive(store)
     os.kill(child, signal.SIGCONT)
-    while not store.num_alive():
+    while not store.participants.num_alive():
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -179,23 +178,23 @@ def test_whoever_was_deleted_joins_anew_once_it_notices(store, open_here, monkey
     other = open_here()
     register(store, "Ann")
     register(store, "Bob", 1)
-    other.join()
+    other.participants.join()
     deletion_of(store)
     delete_participants(store)
     assert participants(store) == set()
     assert store.progress("Ann").is_finished
     assert pending(other) == 1
     until = time.monotonic() + 20
-    while other.missed() is None:
+    while other.participants.missed() is None:
         assert time.monotonic() < until
         time.sleep(0.02)
     assert pending(other) == 1
-    other.has_deleted_all(other.missed())
-    assert other.missed() is None
+    other.participants.has_deleted_all(other.participants.missed())
+    assert other.participants.missed() is None
     assert other.progress("Ann").is_finished
-    assert other.deletions_to_confirm() == []
+    assert other.participants.deletions_to_confirm() == []
     deletion = deletion_of(store, "Bob")
-    assert other.deletions_to_confirm() == [deletion]
+    assert other.participants.deletions_to_confirm() == [deletion]
     assert pending(store, "Bob") == 1
 
 
@@ -205,60 +204,60 @@ def test_whoever_joins_anew_is_asked_about_files_that_it_may_still_read(
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
     other = open_here()
     register(store, "Ann")
-    other.join()
-    deletion = store.delete("Ann")
+    other.participants.join()
+    deletion = store.registrations.delete("Ann")
     delete_participants(store)
     until = time.monotonic() + 20
-    while other.missed() is None:
+    while other.participants.missed() is None:
         assert time.monotonic() < until
         time.sleep(0.02)
     store.remove_files(deletion)
-    assert other.deletions_to_confirm() == [deletion]
+    assert other.participants.deletions_to_confirm() == [deletion]
 
 
 def test_whoever_leaves_is_not_waited_for(store, open_here):
     mine, leaving = open_here(), open_here()
     register(store, "Ann")
-    mine.join()
-    leaving.join()
+    mine.participants.join()
+    leaving.participants.join()
     deletion = deletion_of(store)
     assert store.progress("Ann").waiting_for == 2
-    leaving.leave()
+    leaving.participants.leave()
     assert store.progress("Ann").waiting_for == 1
-    mine.confirm(deletion.id)
+    mine.participants.confirm(deletion.id)
     assert store.progress("Ann").is_finished
-    assert leaving.deletions_to_confirm() == []
+    assert leaving.participants.deletions_to_confirm() == []
 
 
 def test_the_clock_of_a_machine_says_nothing(store, open_here, monkeypatch):
     other = open_here()
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 3600)
-    other.join()
+    other.participants.join()
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
-    assert store.num_alive() == 1
+    assert store.participants.num_alive() == 1
 
 
 def test_a_lease_is_renewed_while_somebody_writes(store, open_here, short):
     other = open_here(**SHORT)
-    other.join()
-    with store.catalogue.database.write() as db:
+    other.participants.join()
+    with store.database.write() as db:
         time.sleep(1.5)
         assert db.execute(text("SELECT 1")).scalar() == 1
-    assert store.num_alive() == 1
+    assert store.participants.num_alive() == 1
 
 
 def test_a_lease_survives_connections_that_are_cut(store, open_here, postgres, short):
     other = open_here(**SHORT)
     register(store, "Ann")
-    other.join()
+    other.participants.join()
     deletion = deletion_of(store)
     until = time.monotonic() + 1.5
     while time.monotonic() < until:
         postgres.cut()
         time.sleep(0.3)
-    assert store.num_alive() == 1
-    assert other.deletions_to_confirm() == [deletion]
+    assert store.participants.num_alive() == 1
+    assert other.participants.deletions_to_confirm() == [deletion]
 
 
 def test_after_an_outage_of_hours_nobody_is_deleted_who_comes_back(
@@ -268,59 +267,59 @@ def test_after_an_outage_of_hours_nobody_is_deleted_who_comes_back(
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
     first, second = open_here(), open_here()
     for each in (first, second):
-        each.join()
-    with store.catalogue.database.write() as db:
+        each.participants.join()
+    with store.database.write() as db:
         shift(db, leases.LOST_SECONDS + 60)
     first.recover()
-    assert first.deletions_to_confirm() == []
+    assert first.participants.deletions_to_confirm() == []
     third = open_here()
-    third.join()
+    third.participants.join()
     time.sleep(1.0)  # each has renewed its lease
     for each in (first, second, third):
-        assert each.deletions_to_confirm() == []
-        assert each.missed() is None
-    assert store.num_alive() == 3
+        assert each.participants.deletions_to_confirm() == []
+        assert each.participants.missed() is None
+    assert store.participants.num_alive() == 3
 
 
 def test_whoever_never_comes_back_is_deleted_in_time(store, open_here, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.3)
-    monkeypatch.setattr(participation, "DELETE_LOST_SECONDS", 0.1)
+    monkeypatch.setattr("vllm_tts_cache.store.participants.DELETE_LOST_SECONDS", 0.1)
     here = open_here()
-    here.join()
-    with store.catalogue.database.write() as db:
+    here.participants.join()
+    with store.database.write() as db:
         deletions.join(db, "gone")
         until = leases.NOW - 2 * leases.LOST_SECONDS
         gone = {"participant_id": "gone", "until": until, "seconds": 60}
         db.execute(schema.lease.insert().values(**gone))
-    here.delete_lost()
+    here.participants.delete_lost()
     assert "gone" in participants(store)  # renewals have not gone on for so long
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         began_at = leases.NOW - 2 * leases.LOST_SECONDS
         db.execute(schema.renewals.update().values(began_at=began_at))
     until = time.monotonic() + 20
     while "gone" in participants(store):
-        here.delete_lost()
+        here.participants.delete_lost()
         assert time.monotonic() < until
         time.sleep(0.05)
 
 
 def test_deletions_wait_as_long_as_the_lease_says(store, open_here, ended):
     other = open_here()
-    other.join()
-    assert SECONDS / 2 < other.standing().seconds <= SECONDS
+    other.participants.join()
+    assert SECONDS / 2 < other.participants.standing().seconds <= SECONDS
     ended()
-    assert other.standing().seconds < 0
-    with store.catalogue.database.write() as db:
+    assert other.participants.standing().seconds < 0
+    with store.database.write() as db:
         for each in participants(store):
             assert leases.renew(db, each)
-    assert other.standing().seconds > SECONDS / 2
+    assert other.participants.standing().seconds > SECONDS / 2
 
 
 def test_a_deleted_embedding_is_confirmed_as_well(store, open_here):
     other = open_here()
-    other.join()
-    store.register(voice("Vec", None), None)
+    other.participants.join()
+    store.registrations.register(voice("Vec", None), None)
     vec = store.find("Vec").record
     deletion = deletion_of(store, "Vec")
-    assert deletion in other.deletions_to_confirm()
+    assert deletion in other.participants.deletions_to_confirm()
     assert deletion.public_id == vec.speaker_id

@@ -82,7 +82,7 @@ def test_a_voice_whose_audio_is_gone_is_shown_until_it_is_registered_again(store
 def test_an_unfinished_deletion_is_shown_and_finished(store):
     register(store, "Ann")
     publish(store)
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     assert store.unfinished_deletions() == [deletion]
     problems = store.verify()
     assert f"deletion {deletion.id}: not finished" in problems
@@ -125,7 +125,7 @@ def test_what_a_living_process_is_writing_is_neither(store, open_here):
 
 @pytest.mark.every_backend
 def test_registered_files_that_no_speaker_has_are_removed(store):
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         register_row = stored_files.StoredFile(
             audio_sha256=address(3),
             kind="audio",
@@ -144,7 +144,7 @@ def test_registered_files_that_no_speaker_has_are_removed(store):
 @pytest.mark.every_backend
 def test_sums_that_are_wrong_are_shown_and_put_right(store):
     register(store, "Ann")
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(stored_files.usage.update().values(num_bytes=1))
     assert len(store.verify()) == 1
     assert len(store.recover()) == 1
@@ -159,7 +159,7 @@ def test_of_what_was_recovered_each_kind_is_counted_in_one_line(
     monkeypatch.setattr(recovery.logger, "propagate", False)
     monkeypatch.setattr(recovery.logger, "level", logging.DEBUG)
     register(store, "Ann", 9)
-    store.delete("Ann")
+    store.registrations.delete("Ann")
     for number in range(3):
         store.keep_inline(clip(number))
         path_of(store, number).unlink()
@@ -276,7 +276,7 @@ def test_looking_at_a_directory_changes_nothing_and_imports_nothing(tmp_path):
 
     store = opened(tmp_path)
     register(store, "Ann")
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     register(store, "Bob", 1)
     store.close()
     import numpy as np

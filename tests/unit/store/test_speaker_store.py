@@ -34,7 +34,7 @@ REGISTERED, INLINE = Segment.REGISTERED, Segment.INLINE
 
 
 def files(store, segment, kind="audio"):
-    return store.catalogue.usage()[segment][kind].num_files
+    return store.usage()[segment][kind].num_files
 
 
 def stored_paths(store):
@@ -61,8 +61,8 @@ def test_an_upload_is_stored_no_larger_than_it_came(store):
 
     data = ffmpeg_bytes(voiced(), 24_000, "mp3", "libmp3lame")
     audio = decode(data)
-    store.register(voice("Ann", audio), audio)
-    usage = store.catalogue.usage()[REGISTERED]["audio"]
+    store.registrations.register(voice("Ann", audio), audio)
+    usage = store.usage()[REGISTERED]["audio"]
     assert usage.num_bytes < 1.1 * len(data) + 1000
     assert stored_paths(store)[0].stat().st_size == usage.num_bytes
     read = store.read_audio(audio.audio.audio_sha256)
@@ -74,7 +74,7 @@ def test_one_clip_of_many_voices_is_stored_once_and_goes_with_the_last(store):
     for name in ("Ann", "Bob"):
         assert register(store, name).deletion is None
     publish(store)
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     store.remove_files(deletion)
     assert store.find("Bob").fingerprints == {"e" * 64}
     assert store.read_audio(address()) is not None
@@ -88,7 +88,7 @@ def test_a_tenants_clip_stays_while_another_tenant_has_it(store):
     register(store, "Ann", tenant="other")
     delete(store, "Ann")
     assert store.read_audio(address()) is not None
-    store.remove_files(store.delete("Ann", "other"))
+    store.remove_files(store.registrations.delete("Ann", "other"))
     assert traces(store.directory, address()) == []
 
 
@@ -105,7 +105,7 @@ def test_replacing_keeps_what_running_requests_need_until_it_is_carried_out(stor
     assert store.read(key(0)) is None
     assert traces(store.directory, address(0)) == []
     # Nobody asks for what was replaced: it is remembered no longer.
-    assert store.catalogue.num_unfinished_deletions() == 0
+    assert store.num_unfinished_deletions() == 0
 
 
 def test_registering_the_same_clip_again_deletes_nothing(store):
@@ -145,7 +145,7 @@ def test_the_budget_of_audio_counts_what_a_replaced_voice_gives_back(open_here):
     for number in range(3):
         done = register(store, "Ann", number)
         register(store, "same clip, no more bytes", number)
-        store.remove_files(store.delete("same clip, no more bytes"))
+        store.remove_files(store.registrations.delete("same clip, no more bytes"))
         assert (done.deletion is None) == (number == 0)
 
 
@@ -224,22 +224,22 @@ def test_a_deletion_waits_for_everybody_and_tells_how_far_it_is(open_here):
     mine, other = open_here(), open_here()
     register(mine, "Ann")
     for store in (mine, other):
-        store.join()
-        assert store.deletions_to_confirm() == []
-    deletion = mine.delete("Ann")
+        store.participants.join()
+        assert store.participants.deletions_to_confirm() == []
+    deletion = mine.registrations.delete("Ann")
     progress = other.progress("ann")
     assert (progress.deletion, progress.files_removed) == (deletion, False)
     assert (progress.waiting_for, progress.is_finished) == (2, False)
     # Before the files are gone there is nothing to confirm: they could be read again.
-    assert other.deletions_to_confirm() == []
+    assert other.participants.deletions_to_confirm() == []
     mine.remove_files(deletion)
-    assert other.deletions_to_confirm() == [deletion]
-    mine.confirm(deletion.id)
+    assert other.participants.deletions_to_confirm() == [deletion]
+    mine.participants.confirm(deletion.id)
     mine.acknowledge(deletion.id)  # too early
     assert mine.progress("ann").waiting_for == 1
-    assert mine.catalogue.num_unfinished_deletions() == 1
-    other.confirm(deletion.id)
-    assert other.deletions_to_confirm() == []
+    assert mine.num_unfinished_deletions() == 1
+    other.participants.confirm(deletion.id)
+    assert other.participants.deletions_to_confirm() == []
     assert mine.progress("ann").is_finished
     assert traces(mine.directory, address()) == []
     mine.acknowledge(deletion.id)
@@ -251,19 +251,19 @@ def test_a_deletion_waits_for_everybody_and_tells_how_far_it_is(open_here):
 def test_whoever_leaves_dies_or_comes_later_is_not_waited_for(open_here):
     mine, leaving, later = open_here(), open_here(), open_here()
     register(mine, "Ann")
-    mine.join()
-    leaving.join()
+    mine.participants.join()
+    leaving.participants.join()
     if (child := os.fork()) == 0:
-        opened(mine.directory).join()
+        opened(mine.directory).participants.join()
         os._exit(0)  # as one that is killed: it does not leave
     os.waitpid(child, 0)
-    deletion = mine.delete("Ann")
+    deletion = mine.registrations.delete("Ann")
     mine.remove_files(deletion)
-    later.join()
+    later.participants.join()
     assert mine.progress("Ann").waiting_for == 2
-    leaving.leave()
+    leaving.participants.leave()
     assert mine.progress("Ann").waiting_for == 1
-    mine.confirm(deletion.id)
+    mine.participants.confirm(deletion.id)
     assert mine.progress("Ann").is_finished
 
 
@@ -274,15 +274,15 @@ def test_a_child_of_a_participant_is_none_and_does_not_keep_it_alive(open_here):
     reader, writer = os.pipe()
     if (parent := os.fork()) == 0:
         participant = opened(store.directory)
-        participant.join()
+        participant.participants.join()
         if os.fork() == 0:
-            assert participant.deletions_to_confirm() == []
+            assert participant.participants.deletions_to_confirm() == []
             os.write(writer, b".")
             time.sleep(30)
         os._exit(0)
     assert os.read(reader, 1) == b"."
     os.waitpid(parent, 0)
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     store.remove_files(deletion)
     assert other.progress("Ann").is_finished
 
@@ -290,7 +290,7 @@ def test_a_child_of_a_participant_is_none_and_does_not_keep_it_alive(open_here):
 @pytest.mark.every_backend
 def test_no_name_of_a_deleted_voice_is_kept(store):
     register(store, "Annegret", ref_text="what she said", consent="number 4711")
-    store.remove_files(store.delete("Annegret"))
+    store.remove_files(store.registrations.delete("Annegret"))
     assert store.progress("ANNEGRET").is_finished
     for text in ("nnegret", "what she said", "4711", address()):
         assert traces(store.directory, text) == []
@@ -299,12 +299,12 @@ def test_no_name_of_a_deleted_voice_is_kept(store):
 @pytest.mark.every_backend
 def test_a_finished_deletion_is_kept_for_a_day(store):
     register(store, "Ann")
-    store.remove_files(store.delete("Ann"))
+    store.remove_files(store.registrations.delete("Ann"))
     store.recover()
     assert store.progress("Ann").is_finished
     rows = schema.deletion
     long_ago = rows.c.requested_at - 25 * 3600
-    with store.catalogue.database.write() as db:
+    with store.database.write() as db:
         db.execute(rows.update().values(requested_at=long_ago))
     store.recover()
     assert store.progress("Ann") is None
@@ -314,17 +314,17 @@ def test_a_finished_deletion_is_kept_for_a_day(store):
 def test_deleting_a_name_again_tells_of_the_new_deletion(store):
     for number in range(3):
         register(store, "Ann", number)
-        store.remove_files(store.delete("Ann"))
+        store.remove_files(store.registrations.delete("Ann"))
     register(store, "Ann", 3)
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     assert store.progress("Ann").deletion == deletion
     store.remove_files(deletion)
     assert store.progress("Ann").is_finished
 
 
 def test_an_embedding_is_deleted_as_well(store):
-    store.register(voice("Ann", None), None)
-    deletion = store.delete("Ann")
+    store.registrations.register(voice("Ann", None), None)
+    deletion = store.registrations.delete("Ann")
     assert deletion.audio_sha256 is None
     store.remove_files(deletion)
     assert store.progress("Ann").is_finished
@@ -340,7 +340,7 @@ def test_a_clip_that_comes_back_before_its_files_go_keeps_them(store):
         register(store, "Ann")
         publish(store, 0, "e")
         publish(store, 0, "f")
-        deletion = store.delete("Ann")
+        deletion = store.registrations.delete("Ann")
         come_back()
         publish(store, 0, "e")
         store.remove_files(deletion)
@@ -357,7 +357,7 @@ def test_a_clip_that_comes_back_before_its_files_go_keeps_them(store):
 @pytest.mark.every_backend
 def test_removing_files_twice_is_harmless_also_after_the_clip_came_back(store):
     register(store, "Ann")
-    deletion = store.delete("Ann")
+    deletion = store.registrations.delete("Ann")
     store.remove_files(deletion)
     register(store, "Bob")
     store.remove_files(deletion)
@@ -392,7 +392,7 @@ def test_registering_and_deleting_one_clip_at_once_never_loses_its_audio(open_he
         while not registering.done():
             for name in names:
                 if other.find(name) is not None:
-                    other.remove_files(other.delete(name))
+                    other.remove_files(other.registrations.delete(name))
 
     with ThreadPoolExecutor(2) as pool:
         registering = pool.submit(register_again_and_again)

@@ -20,11 +20,11 @@ A, B = "acme", "zenith"
 
 
 def used(store, tenant):
-    return store.catalogue.usage_of(tenant)
+    return store.usage_of(tenant)
 
 
 def num_bytes(store, number=0):
-    with store.catalogue.database.read() as db:
+    with store.database.read() as db:
         row = schema.stored_file
         query = row.select().where(
             row.c.audio_sha256 == address(number), row.c.kind == "audio"
@@ -34,7 +34,7 @@ def num_bytes(store, number=0):
 
 def add(store, name, number=0, tenant=A, limits=None, **fields):
     new = voice(name, clip(number), tenant=tenant, **fields)
-    done = store.register(new, clip(number), limits=limits or Limits())
+    done = store.registrations.register(new, clip(number), limits=limits or Limits())
     if done.deletion is not None:
         store.remove_files(done.deletion)
     return done
@@ -53,13 +53,13 @@ def test_a_clip_counts_once_for_each_tenant_that_has_it(store):
     expected = TenantUsage(num_voices=2, num_consents=1, audio_bytes=size)
     assert used(store, A) == expected
     assert used(store, B) == TenantUsage(num_voices=1, audio_bytes=size)
-    assert store.catalogue.count() == 3
+    assert store.num_speakers() == 3
     for name in ("ann", "bea"):
-        store.remove_files(store.delete(name, A))
+        store.remove_files(store.registrations.delete(name, A))
     assert used(store, A) == TenantUsage(num_consents=1, audio_bytes=size)
     store.remove_files(store.consents.delete(recording.consent_id, A))
     assert used(store, A) == TenantUsage()
-    assert store.catalogue.usage_of_tenants()[B].audio_bytes == size
+    assert store.usage_of_tenants()[B].audio_bytes == size
 
 
 @pytest.mark.every_backend
@@ -69,7 +69,7 @@ def test_what_is_replaced_changed_or_without_audio_is_counted_right(store):
     assert used(store, A) == TenantUsage(num_voices=1, audio_bytes=num_bytes(store, 1))
     add(store, "ann", 1, ref_text="words")
     assert used(store, A).audio_bytes == num_bytes(store, 1)
-    replaced = store.register(voice("ann", None, tenant=A), None)
+    replaced = store.registrations.register(voice("ann", None, tenant=A), None)
     store.remove_files(replaced.deletion)
     assert used(store, A) == TenantUsage(num_voices=1)
 
@@ -80,12 +80,12 @@ def test_counts_that_are_wrong_are_found_and_put_right(store, table):
     add(store, "ann", labels={"Team": "Red"})
     add(store, "bea", 1, tenant=B)
     store.consents.add("Ann", "de", clip(2), B)
-    right = store.catalogue.usage_of_tenants()
-    with store.catalogue.database.write() as db:
+    right = store.usage_of_tenants()
+    with store.database.write() as db:
         db.execute(table.delete().where(table.c.tenant == A))
     assert len(store.verify()) >= 1
     assert store.recover() != []
-    assert store.catalogue.usage_of_tenants() == right
+    assert store.usage_of_tenants() == right
     assert store.verify() == []
 
 
@@ -103,7 +103,7 @@ def test_a_tenant_has_as_many_voices_and_recordings_as_it_may(store):
     with pytest.raises(ConsentLimitError, match="max_voices"):
         store.consents.add("Bea", "de", clip(), A, limits)
     add(store, "bea", tenant=B, limits=limits)
-    assert store.catalogue.count() == 2
+    assert store.num_speakers() == 2
 
 
 @pytest.mark.every_backend
@@ -139,10 +139,13 @@ def test_the_limits_of_all_together_stay(open_here):
 def test_ids_and_deletions_of_another_tenant_are_of_nobody(store):
     ann = add(store, "ann").record
     recording = store.consents.add("Ann", "de", clip(1), A)
+    change = SpeakerChanges({"name": "x"})
     for ask in (
-        lambda: store.delete(ann.speaker_id, B),
-        lambda: store.change(ann.speaker_id, SpeakerChanges({"name": "x"}), B),
-        lambda: store.change("ann", SpeakerChanges({"name": "x"}), B),
+        lambda: store.registrations.delete(ann.speaker_id, B),
+        lambda: store.registrations.change(
+            ann.speaker_id, SpeakerChanges({"name": "x"}), B
+        ),
+        lambda: store.registrations.change("ann", change, B),
     ):
         with pytest.raises(SpeakerNotFoundError):
             ask()
@@ -151,12 +154,12 @@ def test_ids_and_deletions_of_another_tenant_are_of_nobody(store):
             ask(recording.consent_id, B)
     assert store.find(ann.speaker_id, B) is None
     page = Page(limit=9, after=ann.speaker_id, tenant=B)
-    assert store.catalogue.names(page) == []
-    store.delete(ann.speaker_id, A)
+    assert store.names(page) == []
+    store.registrations.delete(ann.speaker_id, A)
     for name in ("ann", ann.speaker_id):
         assert store.progress(name, B) is None
         assert store.progress(name, A) is not None
-    unfinished = store.catalogue.num_unfinished_deletions
+    unfinished = store.num_unfinished_deletions
     assert (unfinished(), unfinished(A), unfinished(B)) == (1, 1, 0)
     store.recover()
 

@@ -88,11 +88,11 @@ def _look(store: "SpeakerStore") -> dict[str, Any]:
 
 def _tidy(store: "SpeakerStore") -> dict[str, Any]:
     expired = _expired(store)
-    while over := store.delete_expired(_EXPIRED_AT_ONCE):
+    while over := store.registrations.delete_expired(_EXPIRED_AT_ONCE):
         for deletion in over:
             store.remove_files(deletion)
     recovered = [*store.recover(), *store.remove_strays()]
-    excess, num_evicted = _excess(store), store.trim()
+    excess, num_evicted = _excess(store), store.writer.trim()
     store.sweep()  # of a bucket's objects only the rows are gone by now
     return {
         "expired": expired,
@@ -110,7 +110,7 @@ def _expired(store: "SpeakerStore") -> list[str]:
 def _excess(store: "SpeakerStore") -> dict[str, int]:
     return {
         f"{segment.value} {'audio' if is_audio else 'encodings'}": num_bytes
-        for (segment, is_audio), num_bytes in store.excess().items()
+        for (segment, is_audio), num_bytes in store.writer.excess().items()
     }
 
 

@@ -32,7 +32,6 @@ from vllm_tts_cache.speaker.wire import (
     SpeakerStats,
     WorkerStats,
 )
-from vllm_tts_cache.store.catalogue import Catalogue
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 _LOCK_NAME = "vllm-tts-cache.lock"
@@ -286,12 +285,12 @@ class MetricsRefresh:
         Raises: TTSCacheError, OSError.
         """
         self._metrics.encodings_awaited.set(self._num_flights())
-        for segment, number in self._store.evictions.snapshot().items():
+        for segment, number in self._store.writer.evictions.snapshot().items():
             growth = self._own.of(number, segment)
             self._metrics.evictions.labels("disk", segment).inc(growth)
         if not self._turn.is_ours():
             return
-        self._show(await self._threads.run(_look, self._store.catalogue))
+        self._show(await self._threads.run(_look, self._store))
         await self._ask()
 
     async def _run(self) -> None:
@@ -321,7 +320,7 @@ class MetricsRefresh:
         self._metrics.workers_seen.set_to_current_time()
 
     def _show(self, known: _Known) -> None:
-        metrics, budgets = self._metrics, self._store.budgets
+        metrics, budgets = self._metrics, self._store.writer.budgets
         metrics.voices.set(known.num_voices)
         metrics.deletions_unfinished.set(known.num_unfinished)
         most = {"audio": budgets.audio, "encodings": budgets.encodings}
@@ -338,9 +337,9 @@ def pause_after(took_seconds: float) -> float:
     return min(pause_seconds, MAX_PERIOD_SECONDS)
 
 
-def _look(catalogue: Catalogue) -> _Known:
+def _look(store: SpeakerStore) -> _Known:
     return _Known(
-        num_voices=catalogue.count(),
-        num_unfinished=catalogue.num_unfinished_deletions(),
-        usage=catalogue.usage(),
+        num_voices=store.num_speakers(),
+        num_unfinished=store.num_unfinished_deletions(),
+        usage=store.usage(),
     )

@@ -106,11 +106,11 @@ class HostView(Mapping[str, dict[str, Any]]):
         return None if found is None else _as_host_dict(found.record, self._store)
 
     def __iter__(self) -> Iterator[str]:
-        return self._store.catalogue.iter_names(self._tenant())
+        return self._store.iter_names(self._tenant())
 
     def __len__(self) -> int:
         # Of all tenants: the host asks while it starts, for a line in its log.
-        return self._store.catalogue.count()
+        return self._store.num_speakers()
 
 
 class SpeakerNames(Set[str]):
@@ -184,7 +184,7 @@ def load_embedding(
 
 
 def _embedding(store: SpeakerStore, found: StoredSpeaker) -> list[float] | None:
-    embedding = store.catalogue.speaker_embedding(found.record)
+    embedding = store.speaker_embedding(found.record)
     return None if embedding is None else list(embedding)
 
 

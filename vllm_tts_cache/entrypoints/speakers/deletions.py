@@ -117,7 +117,7 @@ class Deletions:
     def start(self) -> None:
         """Take part from now on, and finish what killed processes began."""
         if self._task is None:
-            self._store.join()
+            self._store.participants.join()
             self._task = asyncio.create_task(self._run())
             self._recover()
 
@@ -135,7 +135,7 @@ class Deletions:
         self._clients.shutdown()
         self._own.shutdown()
         try:
-            self._store.leave()
+            self._store.participants.leave()
         except StorageError as exc:
             logger.warning("Others wait for this server for a while: %s", exc.log_text)
 
@@ -151,7 +151,7 @@ class Deletions:
         """
         if is_consent_id(name):
             raise SpeakerNotFoundError(name)
-        return await self._delete(name, tenant, self._store.delete)
+        return await self._delete(name, tenant, self._store.registrations.delete)
 
     async def delete_consent(self, consent_id: str, tenant: str) -> None:
         """Delete a tenant's consent recording, as `delete` does a voice.
@@ -232,7 +232,7 @@ class Deletions:
         """Recover in a while: what could not be committed may have left something."""
         now = time.monotonic()
         # A write that a client waited for, while no round looked, counts as well.
-        num_cut_off = self._store.catalogue.database.num_cut_off
+        num_cut_off = self._store.database.num_cut_off
         self._was_down |= num_cut_off != self._num_cut_off
         self._num_cut_off = num_cut_off
         if self._was_down and (self._recover_at is None or self._recover_at < now):
@@ -250,7 +250,7 @@ class Deletions:
         Raises: TTSCacheError; all else was done, and the next round tries again.
         """
         asked_at = boot_seconds()
-        standing = await self._lookups.run(self._store.standing)
+        standing = await self._lookups.run(self._store.participants.standing)
         self._last_rows.good_for(standing.seconds, asked_at)
         if standing.has_expired:
             await self._delete_expired()
@@ -276,7 +276,8 @@ class Deletions:
         self._next_expiry = now + EXPIRY_SECONDS
         if not await self._lookups.run(self._store.has_expired):
             return
-        for deletion in await self._own.run(self._store.delete_expired, MAX_EXPIRED):
+        delete_expired = self._store.registrations.delete_expired
+        for deletion in await self._own.run(delete_expired, MAX_EXPIRED):
             self.carry_out(deletion)
             self._next_expiry = now  # there may be more
 
@@ -297,7 +298,8 @@ class Deletions:
 
         Raises: WorkerRPCError, StorageError.
         """
-        deletions = await self._lookups.run(self._store.deletions_to_confirm)
+        participants = self._store.participants
+        deletions = await self._lookups.run(participants.deletions_to_confirm)
         if not deletions:
             return
         audios = {d.audio_sha256 for d in deletions if d.audio_sha256 is not None}
@@ -313,17 +315,17 @@ class Deletions:
             if sha is not None:
                 # After the workers, of whom a prompt could have been made anew.
                 self._delete_here(sha)
-                await self._own.run(self._store.delete_unstored, sha)
+                await self._own.run(self._store.blobs.delete_unstored, sha)
                 if not await self._lookups.run(self._store.has_audio, sha):
                     self._end_waits(sha)
-            await self._own.run(self._store.confirm, deletion.id)
+            await self._own.run(participants.confirm, deletion.id)
 
     async def _delete_all_if_missed(self) -> None:
         """Delete all that is remembered, if nobody knows what was deleted meanwhile.
 
         Raises: WorkerRPCError.
         """
-        if (absence := self._store.missed()) is None:
+        if (absence := self._store.participants.missed()) is None:
             return
         again = DeleteCall(audio_sha256s=sorted(self._busy))
         if absence != self._deleted_after:
@@ -333,7 +335,7 @@ class Deletions:
         if not self._busy:
             # After the workers, of whom a prompt could have been made anew.
             self._delete_all_here()
-            self._store.has_deleted_all(absence)
+            self._store.participants.has_deleted_all(absence)
             # Copies on disk of what was deleted meanwhile: each is looked for.
             self._recover_at = time.monotonic()
 
@@ -357,7 +359,7 @@ class Deletions:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
-            await self._own.run(self._store.delete_lost)
+            await self._own.run(self._store.participants.delete_lost)
             # Last, as it fails for as long as the disk does.
             await self._own.run(self._store.sweep)
 

@@ -658,7 +658,7 @@ class SpeakerEncodings:
         """Have the voices prefilled that spoke before the engine was started."""
         if not self._kv_warming.is_possible:
             return
-        last_used, num_left = self._store.catalogue.last_used, MAX_WAITING
+        last_used, num_left = self._store.last_used, MAX_WAITING
         for tenant, name in await self._speakers.reads.run(last_used, MAX_LOOKED_AT):
             found = await self._speakers.find(Tenant(name=tenant), name)
             if found is not None and await self.status(found) == ("ready", None):

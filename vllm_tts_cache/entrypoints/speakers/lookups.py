@@ -201,7 +201,7 @@ class SpeakerLookups:
                 raise
             return known
         # A local file is never out of reach.
-        if not self._store.catalogue.is_local and num_emptied == self.last.num_emptied:
+        if not self._store.is_local and num_emptied == self.last.num_emptied:
             self.last.keep(tenant.name, name, found)
         return found
 
@@ -234,7 +234,7 @@ class SpeakerLookups:
 
         Raises: GoneError if it was deleted or replaced meanwhile.
         """
-        look = self._store.catalogue.speaker_embedding
+        look = self._store.speaker_embedding
         try:
             found = await self._lookups.run(look, record)
         except StorageUnavailableError:
@@ -243,7 +243,7 @@ class SpeakerLookups:
                 raise
         if found is None:
             raise GoneError("The speaker embedding is not stored (any more).")
-        if not self._store.catalogue.is_local:
+        if not self._store.is_local:
             self.last.keep_embedding(record, found)
         return found
 
@@ -260,12 +260,12 @@ class SpeakerLookups:
         return file
 
     async def records(self, page: Page) -> list[SpeakerRecord]:
-        """Return a page of speakers, or its first ones; see `Catalogue.records`."""
-        return await self.reads.run(self._store.catalogue.records, page)
+        """Return a page of speakers, or its first ones; see `SpeakerStore.records`."""
+        return await self.reads.run(self._store.records, page)
 
     async def names(self, page: Page) -> list[str]:
         """Return the names of the same page, for less."""
-        return await self.reads.run(self._store.catalogue.names, page)
+        return await self.reads.run(self._store.names, page)
 
     def shutdown(self) -> None:
         """Stop the threads."""

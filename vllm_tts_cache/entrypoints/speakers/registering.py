@@ -149,7 +149,7 @@ class Uploads:
             file_size=4 * len(embedding),
             embedding=embedding,
         )
-        register = self._store.register
+        register = self._store.registrations.register
         return await self.changes.run(register, new, None, limits=tenant.limits)
 
     async def keep_consent(
@@ -216,7 +216,7 @@ class Uploads:
             sample_rate_hz=audio.sample_rate_hz,
             clip_starts=audio.clip_starts,
         )
-        done = self._store.register(new, decoded, limits=tenant.limits)
+        done = self._store.registrations.register(new, decoded, limits=tenant.limits)
         return RegisteredClip(done=done, warnings=decoded.warnings, quality=quality)
 
     def _check_file(self, data: bytes, ref_text: str | None) -> ClipQuality:

@@ -120,22 +120,22 @@ class Counts:
 
     def of_all(self) -> dict[str, object]:
         """What there is, and of several tenants what each has. Raises: StorageError."""
-        catalogue = self._store.catalogue
+        store = self._store
         storage: dict[str, object] = {
             segment.value: {kind: _shown(used) for kind, used in kinds.items()}
-            for segment, kinds in catalogue.usage().items()
+            for segment, kinds in store.usage().items()
         }
         storage["max_bytes"] = self._max_bytes
         counts = {
-            "registry": {"speakers": catalogue.count()},
+            "registry": {"speakers": store.num_speakers()},
             "storage": storage,
-            "deletions": {"unfinished": catalogue.num_unfinished_deletions()},
+            "deletions": {"unfinished": store.num_unfinished_deletions()},
         }
-        if bucket := self._store.blobs.counts():
+        if bucket := store.blobs.counts():
             counts["bucket"] = bucket
         if not self._tenants.is_on:
             return counts
-        names = catalogue.usage_of_tenants().keys() | self._tenants.tenants.keys()
+        names = store.usage_of_tenants().keys() | self._tenants.tenants.keys()
         tenants = {name: self._tenants.tenants.get(name) for name in sorted(names)}
         each = {
             name: self.of_tenant(tenant or Tenant(name=name))
@@ -145,8 +145,8 @@ class Counts:
 
     def of_tenant(self, tenant: Tenant) -> dict[str, object]:
         """What one of several tenants has. Raises: StorageError."""
-        catalogue = self._store.catalogue
-        used, limits = catalogue.usage_of(tenant.name), tenant.limits
+        store, limits = self._store, tenant.limits
+        used = store.usage_of(tenant.name)
         return {
             "registry": {
                 "speakers": used.num_voices,
@@ -158,9 +158,7 @@ class Counts:
                 "consents": limits.max_voices,
                 "audio_bytes": limits.max_audio_bytes,
             },
-            "deletions": {
-                "unfinished": catalogue.num_unfinished_deletions(tenant.name)
-            },
+            "deletions": {"unfinished": store.num_unfinished_deletions(tenant.name)},
         }
 
 
@@ -221,7 +219,7 @@ class SpeakerService:
         self.tenants = keys
         self.may_download = settings.audio_download
         workers = None if engine is None else AsyncWorkers(engine)
-        self._indexed = indexed = ReadExecutor(is_local=store.catalogue.is_local)
+        self._indexed = indexed = ReadExecutor(is_local=store.is_local)
         self.lookups = SpeakerLookups(store, indexed, keys)
         self.kv_warming = KVWarming(speech if settings.warm_kv == "idle" else None)
         self.encodings = SpeakerEncodings(
@@ -344,7 +342,7 @@ class SpeakerService:
             ServerBusyError, StorageError.
         """
         done = await self.uploads.changes.run(
-            self.store.change, name, changes, tenant.name
+            self.store.registrations.change, name, changes, tenant.name
         )
         is_new = bool(done.record.ref_text) and done.deletion is not None
         await self.registered(done, precompute=is_new)

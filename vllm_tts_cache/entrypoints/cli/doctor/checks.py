@@ -226,8 +226,9 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
     try:
         took = median_ms(lambda: store.find(_NO_VOICE), 50)
         text = (
-            f"{store.catalogue.database.where}: {store.catalogue.count()} voices, "
-            f"{store.num_alive()} API servers at work, {took:.2f} ms for a look-up"
+            f"{store.database.where}: {store.num_speakers()} voices, "
+            f"{store.participants.num_alive()} API servers at work, "
+            f"{took:.2f} ms for a look-up"
         )
         if settings.catalogue_url and not settings.store_url:
             text += "; servers on it share one directory"

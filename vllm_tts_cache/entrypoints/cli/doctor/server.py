@@ -114,11 +114,11 @@ def _is_kept(voice: dict[str, Any] | None, settings: Settings) -> bool:
     except NoCatalogueError:
         return False
     try:
-        if not store.num_alive():
+        if not store.participants.num_alive():
             return False
-        tenants = store.catalogue.usage_of_tenants()
+        tenants = store.usage_of_tenants()
         if voice is None:  # with tenants, this key has none
-            return settings.tenants_file is not None or not store.catalogue.count()
+            return settings.tenants_file is not None or not store.num_speakers()
         return any(store.find(voice["id"], tenant) for tenant in tenants)
     finally:
         store.close()

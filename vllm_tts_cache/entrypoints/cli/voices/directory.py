@@ -47,7 +47,7 @@ class VoicesDirectory:
         left = limit
         while left is None or left > 0:
             page = replace(page, limit=_PAGE if left is None else min(left, _PAGE))
-            records = self.store.catalogue.records(page)
+            records = self.store.records(page)
             yield from map(models.voice, records)
             if not records:
                 return
@@ -78,7 +78,7 @@ class VoicesDirectory:
         Raises: SpeakerNotFoundError, StorageError.
         """
         found = self._found(name)
-        self.store.remove_files(self.store.delete(name, self._tenant))
+        self.store.remove_files(self.store.registrations.delete(name, self._tenant))
         return {"id": found.record.speaker_id, "deleted": True}
 
     def save_bundle(self, name: str, file: IO[bytes]) -> int:
@@ -162,7 +162,7 @@ def check_stopped(store: SpeakerStore) -> None:
 
     Raises: ConfigError.
     """
-    if num_alive := store.num_alive():
+    if num_alive := store.participants.num_alive():
         raise ConfigError(
             f"{store.directory} is in use: {num_alive} API servers have it open. Ask "
             "the server (--url), or stop it first."

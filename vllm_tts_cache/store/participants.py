@@ -36,7 +36,7 @@ class Participant:
     id: str
 
 
-class Participation(Protocol):
+class Participants(Protocol):
     """This process among the participants; a forked child is none."""
 
     def join(self) -> Participant:
@@ -101,7 +101,7 @@ class Participation(Protocol):
         ...
 
 
-class LockedParticipation:
+class LockedParticipants:
     """A process of the one machine, which holds the lock of a file while it lives."""
 
     def __init__(self, root: Path, database: Database):
@@ -221,7 +221,7 @@ class LockedParticipation:
         return present.path.stem
 
 
-class LeasedParticipation:
+class LeasedParticipants:
     """A process of any machine, which is waited for while it renews its lease.
 
     On a thread of its own: a process that is busy, and confirms late, is alive.
