@@ -10,7 +10,7 @@ from tests.slow_readers import LARGE, loses_its_place
 from tests.speaking import wav
 from tests.speech_server import listening
 from tests.waiting import soon
-from vllm_tts_cache.entrypoints.http import sending
+from vllm_tts_cache.entrypoints.http import clips
 from vllm_tts_cache.entrypoints.speakers.service import MAX_BUNDLES, MAX_SOUNDS
 from vllm_tts_cache.store.bundle_format import read
 
@@ -56,7 +56,7 @@ async def test_a_client_that_reads_nothing_more_loses_its_place(
     server, is_large, monkeypatch
 ):
     """And the server does not hold all of it in a buffer of the socket's."""
-    monkeypatch.setattr(sending, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(clips, "SEND_SECONDS", 1.0)
     await loses_its_place(server, CLIP, server.service.sounds)
 
 
@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_gives_its_place_back(server, is_large):
 
 
 async def test_so_does_one_that_reads_no_more_of_a_bundle(server, monkeypatch):
-    monkeypatch.setattr(sending, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(clips, "SEND_SECONDS", 1.0)
     export = server.service.bundles.export
     monkeypatch.setattr(
         server.service.bundles, "export", lambda *which: (export(*which)[0], LARGE)

@@ -8,12 +8,12 @@ from fastapi.testclient import TestClient
 from vllm_tts_cache import errors
 from vllm_tts_cache.entrypoints.http import routing
 from vllm_tts_cache.entrypoints.http.callers import OtherSiteError
+from vllm_tts_cache.entrypoints.http.clips import RangeNotSatisfiableError
 from vllm_tts_cache.entrypoints.http.routing import (
     FormCutOffError,
     GuardedRoute,
     TooManyPartsError,
 )
-from vllm_tts_cache.entrypoints.http.sending import RangeNotSatisfiableError
 from vllm_tts_cache.entrypoints.serving.host_http import InvalidRequestError
 from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
 from vllm_tts_cache.entrypoints.speakers.wants import (

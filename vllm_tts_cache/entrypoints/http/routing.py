@@ -22,7 +22,6 @@ from starlette.exceptions import HTTPException
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.http.callers import caller_of
 from vllm_tts_cache.entrypoints.http.limits import refuse_halves
-from vllm_tts_cache.entrypoints.http.sending import RangeNotSatisfiableError
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.serving.host_http import (
     bounded_error_response,
@@ -325,11 +324,9 @@ def json_response(error: Exception, **details: Any) -> JSONResponse:
     status = status_of(error)
     param = getattr(error, "param", None)
     body = bounded_error_response(str(error), _kind(status), status, param).model_dump()
-    headers = retry_after(error)
+    headers = getattr(error, "headers", None) or retry_after(error)
     if status is HTTPStatus.UNAUTHORIZED:
         headers = {"WWW-Authenticate": "Bearer"}
-    if isinstance(error, RangeNotSatisfiableError):
-        headers = {"Content-Range": f"bytes */{error.num_bytes}"}
     return JSONResponse({**body, **details}, status_code=status.value, headers=headers)
 
 
