@@ -5,12 +5,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from tests.slow_readers import LARGE, loses_its_place
 from tests.speaking import wav
 from tests.speech_server import listening
 from tests.waiting import soon
 from vllm_tts_cache.entrypoints.http import clips
+from vllm_tts_cache.entrypoints.speakers.executors import Slots
 from vllm_tts_cache.entrypoints.speakers.service import MAX_BUNDLES, MAX_SOUNDS
 from vllm_tts_cache.store.bundle_format import read
 
@@ -58,6 +60,26 @@ async def test_a_client_that_reads_nothing_more_loses_its_place(
     """And the server does not hold all of it in a buffer of the socket's."""
     monkeypatch.setattr(clips, "SEND_SECONDS", 1.0)
     await loses_its_place(server, CLIP, server.service.sounds)
+
+
+async def test_a_client_that_reads_below_the_rate_loses_its_place(monkeypatch):
+    """A little of each piece, in time for each, held a place for 20 minutes."""
+    monkeypatch.setattr(clips, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(clips, "MIN_BYTES_PER_SECOND", 1024**3)
+    places, sent = Slots("full", 1), []
+    answer = clips.PlacedFile(LARGE, places.enter(), "audio/wav", {})
+
+    async def send(message):
+        await asyncio.sleep(0.1)
+        sent.append(len(message.get("body", b"")))
+
+    async def receive():
+        return await asyncio.Event().wait()
+
+    with pytest.raises((OSError, ClientDisconnect)):
+        await answer({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+    assert places._num_free == 1
+    assert 0 < sum(sent) < len(LARGE)
 
 
 async def test_a_client_that_leaves_gives_its_place_back(server, is_large):

@@ -56,8 +56,10 @@ import_router = APIRouter(
 BUNDLE_TYPE = "application/vnd.vllm-tts-cache.bundle+zip"
 
 
-# How long a client that does not read is waited for.
+# How long a client may take none of a piece, and how far it may fall behind the rate in
+# all. By the piece alone, one that takes each in time would keep its place for hours.
 SEND_SECONDS = 60.0
+MIN_BYTES_PER_SECOND = 64 * 1024
 # So much is handed to a client that reads slowly before it has taken the last.
 _PIECE_BYTES = 256 * 1024
 # One range of bytes; what asks for several, or in another way, is sent the whole file.
@@ -104,13 +106,18 @@ class PlacedFile(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + SEND_SECONDS
 
         async def in_time(message: Message) -> None:
+            nonlocal until
+            until += len(message.get("body", b"")) / MIN_BYTES_PER_SECOND
             try:
-                await asyncio.wait_for(send(message), SEND_SECONDS)
+                left = min(SEND_SECONDS, until - clock())
+                await asyncio.wait_for(send(message), left)
             except asyncio.TimeoutError:
                 # As if it had left: others wait for its place.
-                raise OSError("the client does not read") from None
+                raise OSError("the client reads too slowly") from None
 
         pieces: Any = self.body_iterator
         try:
@@ -120,8 +127,8 @@ class PlacedFile(StreamingResponse):
             self._leave()
 
 
-class Wanted:
-    """What a request wants of a file: all of it, a range of bytes, or its headers."""
+class FilePart:
+    """What a request asks for of a file: all, a range of bytes, or its headers."""
 
     def __init__(
         self,
@@ -199,7 +206,7 @@ class Wanted:
         return part
 
 
-Wants = Annotated[Wanted, Depends()]
+RequestedPart = Annotated[FilePart, Depends()]
 
 
 async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
@@ -245,7 +252,7 @@ async def check_clip(
     response_class=Response,
 )
 async def get_audio(
-    handler: Handler, tenant: CallingTenant, name: VoiceName, wants: Wants
+    handler: Handler, tenant: CallingTenant, name: VoiceName, part: RequestedPart
 ) -> Response:
     """Give the reference audio back: the same samples, as FLAC or WAV."""
     speakers = handler.speakers
@@ -259,7 +266,7 @@ async def get_audio(
         leave()
         raise
     etag = f"{found.record.audio_sha256}-{len(data):x}"
-    return wants.answer(data, leave, media_type, FILE_HEADERS, etag)
+    return part.answer(data, leave, media_type, FILE_HEADERS, etag)
 
 
 @router.get(
