@@ -10,6 +10,7 @@ from vllm_omni.engine.orchestrator import OrchestratorBase
 from vllm_omni.engine.stage_pool import StagePool
 
 from tests.waiting import soon
+from vllm_tts_cache import patch_once
 from vllm_tts_cache.entrypoints.serving import host_fixes
 from vllm_tts_cache.speaker.rpc_client import (
     DELETE,
@@ -40,12 +41,17 @@ class Client:
         return [method]
 
 
+def beside_others():
+    name = "_handle_collective_rpc"
+    patch_once(OrchestratorBase, name, host_fixes.calling_beside)
+
+
 @pytest.fixture
 def orchestrator(monkeypatch):
     """``of`` gives one whose talker has these replicas; all others are the host's."""
     host = OrchestratorBase._handle_collective_rpc
     monkeypatch.setattr(OrchestratorBase, "_handle_collective_rpc", host)
-    host_fixes.run_calls_beside()
+    beside_others()
     monkeypatch.setattr(host_fixes, "LATER_SECONDS", 0.05)
 
     def of(*clients):
@@ -130,5 +136,5 @@ async def test_the_hosts_own_calls_are_handled_by_the_host(orchestrator):
 
 def test_installed_again_it_changes_nothing(orchestrator):
     before = OrchestratorBase._handle_collective_rpc
-    host_fixes.run_calls_beside()
+    beside_others()
     assert OrchestratorBase._handle_collective_rpc is before

@@ -7,8 +7,60 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from vllm_tts_cache import Patch, patch_once
 from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.speaker.family import families
+
+# What of the host is replaced in the API process.
+PATCHES = (
+    Patch(
+        "vllm_omni.entrypoints.openai.api_server",
+        "OmniOpenAIServingSpeech OmniStreamingSpeechHandler",
+        "Speakers come from the catalogue, and are their tenant's.",
+        until="the host lets a plugin name its serving classes",
+    ),
+    Patch(
+        "vllm_omni.entrypoints.openai.api_server",
+        "serve_http",
+        "The host stops its engine before its requests have ended, and serves tenants "
+        "routes that know none.",
+        until="the host drains its requests first, and lets a plugin close routes",
+    ),
+    Patch(
+        "vllm_omni.engine.orchestrator.OrchestratorBase",
+        "_handle_collective_rpc",
+        "The host calls workers one by one and without an end: one in a long step, or "
+        "on a machine that is gone, holds up requests that have nothing to do with it.",
+        until="the host keeps the timeouts of calls, and goes on beside them",
+    ),
+    Patch(
+        "vllm_omni.engine.orchestrator.OrchestratorBase",
+        "_dispatch_or_fail_request",
+        "A request that cannot be sent, as one with half a surrogate pair, ends the "
+        "host's engine.",
+        until="the host fails it alone, as where numbers are too large",
+    ),
+    Patch(
+        "vllm_omni.engine.async_omni_engine.AsyncOmniEngine",
+        "_create_orchestrator",
+        "The host looks for outputs every millisecond, a fifth of a core. It can wait "
+        "for them, and does for Qwen3-TTS alone; the tests of our families run so.",
+        until="0.32, which waits by itself",
+    ),
+    Patch(
+        "vllm_omni.entrypoints.async_omni.AsyncOmni",
+        "generate shutdown",
+        "Of the one engine client: other routes hand on to a talker what only adapters "
+        "may say; and as for `serve_http`.",
+        until="the host checks what its chat hands on, and drains its requests",
+    ),
+    Patch(
+        "vllm_omni.entrypoints.omni.Omni",
+        "collective_rpc",
+        "Offline jobs call workers too, and the host has that on AsyncOmni only.",
+        until="the host's synchronous engine has it",
+    ),
+)
 
 
 def attach() -> None:
@@ -19,11 +71,11 @@ def attach() -> None:
 
     Raises: ConfigError.
     """
+    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+    from vllm_omni.engine.orchestrator import OrchestratorBase
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
     from vllm_tts_cache.entrypoints.serving import host_fixes, host_surface
-    from vllm_tts_cache.entrypoints.serving.host_fixes import stopping_well
-    from vllm_tts_cache.entrypoints.serving.host_surface import guarding
     from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
     from vllm_tts_cache.entrypoints.serving.websocket import CachedStreamingSpeech
     from vllm_tts_cache.tenants import TenantKeys
@@ -33,16 +85,21 @@ def attach() -> None:
     settings = load_settings()
     # What is wrong with the file is said now, and not when the model is loaded.
     TenantKeys(settings.tenants_file)
+
+    def serving(host: Any) -> Any:
+        stopping_well = host_fixes.stopping_well(host, settings.drain_seconds)
+        has_tenants = settings.tenants_file is not None
+        return host_surface.guarding(stopping_well, has_tenants=has_tenants)
+
     host_fixes.quiet_failed_requests()
-    host_fixes.run_calls_beside()
-    host_fixes.fail_requests_alone()
-    host_fixes.wait_for_outputs()
-    api_server.OmniOpenAIServingSpeech = CachedServingSpeech
-    api_server.OmniStreamingSpeechHandler = CachedStreamingSpeech
-    api_server.serve_http = guarding(
-        stopping_well(api_server.serve_http, settings.drain_seconds),
-        has_tenants=settings.tenants_file is not None,
+    patch_once(OrchestratorBase, "_handle_collective_rpc", host_fixes.calling_beside)
+    patch_once(OrchestratorBase, "_dispatch_or_fail_request", host_fixes.failing_alone)
+    patch_once(AsyncOmniEngine, "_create_orchestrator", host_fixes.waiting_for_outputs)
+    patch_once(api_server, "OmniOpenAIServingSpeech", lambda _: CachedServingSpeech)
+    patch_once(
+        api_server, "OmniStreamingSpeechHandler", lambda _: CachedStreamingSpeech
     )
+    patch_once(api_server, "serve_http", serving)
     # register_tts_adapter refuses a second owner of a name; the registry is a dict.
     adapters = tts_adapters.TTS_ADAPTER_REGISTRY
     for family in families():

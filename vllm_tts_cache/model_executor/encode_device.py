@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vllm_tts_cache import patch_once
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.speaker.precision import computed_on, lower_priority
@@ -18,7 +19,6 @@ from vllm_tts_cache.store.encoding import Encoding
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _MIB = 1024**2
-_MARK = "_tts_cache_captures"
 _ERROR_MODE_PLACE = 3  # among what torch.cuda.graph takes
 # Kernels' workspaces, and what decoding may want to grow by in the meantime.
 MARGIN_BYTES = 256 * _MIB
@@ -106,18 +106,17 @@ def capture_beside_encodes() -> None:
     Some models of the host capture while they serve (OmniVoice, Higgs Audio v3,
     VoxCPM2). By torch's default any thread's allocation then spoils the capture.
     """
-    init = torch.cuda.graph.__init__
-    if getattr(init, _MARK, False):
-        return
 
-    @wraps(init)
-    def beside(self: Any, *args: Any, **kwargs: Any) -> None:
-        if len(args) <= _ERROR_MODE_PLACE:
-            kwargs.setdefault("capture_error_mode", "thread_local")
-        init(self, *args, **kwargs)
+    def beside_encodes(init: Callable[..., None]) -> Callable[..., None]:
+        @wraps(init)
+        def beside(self: Any, *args: Any, **kwargs: Any) -> None:
+            if len(args) <= _ERROR_MODE_PLACE:
+                kwargs.setdefault("capture_error_mode", "thread_local")
+            init(self, *args, **kwargs)
 
-    setattr(beside, _MARK, True)
-    torch.cuda.graph.__init__ = beside
+        return beside
+
+    patch_once(torch.cuda.graph, "__init__", beside_encodes)
 
 
 class GpuMemory:

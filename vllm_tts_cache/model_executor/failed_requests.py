@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from cachetools import LRUCache
 
+from vllm_tts_cache import patch_once
 from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
@@ -147,7 +148,11 @@ def install() -> None:
 
     from vllm_tts_cache.model_executor import kv_room, voice_blocks
 
-    OmniARScheduler._update_request_with_output = _update_request_with_output
+    patch_once(
+        OmniARScheduler,
+        "_update_request_with_output",
+        lambda _: _update_request_with_output,
+    )
     kv_room.install()
     voice_blocks.install()
 

@@ -48,6 +48,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 from vllm_omni.core.sched.omni_cfg_ar_scheduler import OmniCFGARScheduler
 
+from vllm_tts_cache import patch_once
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.family import family_of_model
 
@@ -55,7 +56,6 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _ADMISSIBLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _MAX_TEXTS = 1024
-_MARK = "_vllm_tts_cache_reserves"
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -68,10 +68,10 @@ REASON = (
 
 def install() -> None:
     """Let every scheduler made from now on preempt without harm; twice is once."""
-    host_init = OmniARScheduler.__init__
-    if hasattr(host_init, _MARK):
-        return
+    patch_once(OmniARScheduler, "__init__", _preempting_without_harm)
 
+
+def _preempting_without_harm(host_init: Callable[..., None]) -> Callable[..., None]:
     @wraps(host_init)
     def init(self: OmniARScheduler, *args: Any, **kwargs: Any) -> None:
         host_init(self, *args, **kwargs)
@@ -85,8 +85,7 @@ def install() -> None:
             if not isinstance(self, OmniCFGARScheduler):
                 reserve_blocks(self, family.plausible_tokens)
 
-    setattr(init, _MARK, True)
-    OmniARScheduler.__init__ = init
+    return init
 
 
 def reserve_blocks(

@@ -23,12 +23,108 @@ from vllm_omni.engine import arg_utils
 from vllm_omni.engine.arg_utils import register_omni_models_to_vllm
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
 
+from vllm_tts_cache import Patch, patch_once
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.family import families
 
 Method = Callable[..., bytes]
+
+# What of the host, and of torch, is replaced in workers and engine cores. Platforms and
+# families replace it where they need it.
+PATCHES = (
+    Patch(
+        "vllm_omni.worker.mixins.OmniWorkerMixin",
+        "sleep wake_up",
+        "The encode thread rests while sleep mode has the memory.",
+        until="the host has models take part in sleep mode",
+    ),
+    Patch(
+        "vllm_omni.diffusion.worker.diffusion_worker.DiffusionWorker",
+        "sleep wake_up",
+        "As of the other workers, with which these have no class in common.",
+        until="the host has models take part in sleep mode",
+    ),
+    Patch(
+        "vllm_omni.engine.arg_utils",
+        "register_omni_models_to_vllm",
+        "The host registers its own classes again when it makes a configuration.",
+        until="the host leaves classes alone that a plugin has registered",
+    ),
+    Patch(
+        "vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler",
+        "_update_request_with_output",
+        "A request whose prompt cannot be had ends alone, as an error with its reason.",
+        until="`preprocess` may refuse a request without ending the engine",
+    ),
+    Patch(
+        "vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler",
+        "__init__",
+        "A preempted request of a family that cannot resume would speak noise.",
+        until="the host replays what a preempted request has spoken",
+    ),
+    Patch(
+        "vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler",
+        "_free_request_blocks",
+        "The KV of a deleted voice is found by its hash until it is evicted.",
+        until="vLLM evicts blocks by their cache salt",
+    ),
+    Patch(
+        "vllm.v1.engine.core.EngineCore",
+        "collective_rpc",
+        "The same: a deletion arrives as a call of the workers.",
+        until="vLLM evicts blocks by their cache salt",
+    ),
+    Patch(
+        "torch.cuda.graph",
+        "__init__",
+        "Some models capture graphs while they serve, and an encode would spoil one.",
+        until="the host captures with `capture_error_mode='thread_local'`",
+    ),
+    Patch(
+        "vllm.model_executor.layers.utils",
+        "check_cpu_sgl_kernel",
+        "With oneDNN kept from AMX, the multiplication that vLLM takes aborts.",
+        until="vLLM asks oneDNN for its limit",
+    ),
+    Patch(
+        "torch.accelerator",
+        "empty_cache",
+        "It raises where there is no accelerator, and models of the host call it.",
+        until="the host asks its platform",
+    ),
+    Patch(
+        "torch.cuda",
+        "is_current_stream_capturing",
+        "It raises in a build without CUDA, and Higgs Audio's decoder calls it.",
+        until="the host asks its platform",
+    ),
+    Patch(
+        "vllm_omni.diffusion.worker.diffusion_worker.WorkerProc",
+        "_async_output_loop",
+        "The host's makes a stream of the accelerator, and dies without one.",
+        until="the host asks its platform",
+    ),
+    Patch(
+        "vllm_omni.diffusion.attention.backends.sdpa.SDPABackend",
+        "get_impl_cls",
+        "Layers fall back on it, and the host's refuses a CPU.",
+        until="the host's attention runs on platforms that it does not ship",
+    ),
+    Patch(
+        "vllm_omni.model_executor.models.fish_speech.fish_speech_slow_ar",
+        "_load_dac_codec",
+        "While the model loads, the host would load an encoder of 800 MB beside ours.",
+        until="the host loads its encoder when it first encodes",
+    ),
+    Patch(
+        "vllm_omni.model_executor.models.omnivoice.omnivoice_generator",
+        "_TRITON_AVAILABLE",
+        "The host takes Triton wherever it can be imported, on a CPU as well.",
+        until="the host asks for the device too",
+    ),
+)
 
 
 def speakers_of(worker: Any) -> WorkerEncodings | None:
@@ -193,14 +289,12 @@ def install_on_diffusion() -> None:
 
 
 def _install_on(workers: Any) -> None:
-    """Add the methods to a class of the host's, once.
+    """Add the methods to a class of the host's.
 
     Args:
         workers: What it has of ``sleep`` and ``wake_up`` itself is called by ours; of
             what it has not, that of the classes behind it.
     """
-    if METHODS[0].__name__ in vars(workers):
-        return
     hosts = {name: vars(workers).get(name) for name in ("sleep", "wake_up")}
 
     def host(worker: Any, name: str) -> Callable[..., Any]:
@@ -237,7 +331,7 @@ def _install_on(workers: Any) -> None:
         return answer
 
     for method in (*METHODS, sleep, wake_up):
-        setattr(workers, method.__name__, method)
+        patch_once(workers, method.__name__, lambda _, ours=method: ours)
 
 
 def replace_models() -> None:
@@ -248,7 +342,9 @@ def replace_models() -> None:
         for architecture, ours in family.pipelines.items():
             module, _, name = ours.partition(":")
             register_diffusion_model(architecture, module, name)
-    arg_utils.register_omni_models_to_vllm = register_models_to_vllm
+    patch_once(
+        arg_utils, "register_omni_models_to_vllm", lambda _: register_models_to_vllm
+    )
 
 
 def register_models_to_vllm() -> None:

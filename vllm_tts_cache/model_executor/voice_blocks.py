@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
+from vllm_tts_cache import patch_once
 from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.speaker.rpc_client import DELETE
-
-_MARK = "_vllm_tts_cache_deletes"
 
 
 class VoiceBlocks:
@@ -88,33 +87,38 @@ def audio_of(request: Any) -> str | None:
 
 
 def install() -> None:
-    """Hook the scheduler and the engine core's calls of workers; twice is once."""
+    """Hook the scheduler and the engine core's calls of workers."""
     from vllm.v1.engine.core import EngineCore
     from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
-    free, call_workers = OmniARScheduler._free_request_blocks, EngineCore.collective_rpc
-    if hasattr(free, _MARK):
-        return
+    def noting_blocks(free: Any) -> Any:
+        @wraps(free)
+        def noting(self: Any, request: Any) -> None:
+            _noted_by(self).note(request)
+            free(self, request)
 
-    @wraps(free)
-    def noting(self: Any, request: Any) -> None:
-        _noted_by(self).note(request)
-        free(self, request)
+        return noting
 
-    @wraps(call_workers)
-    def deleting(
-        self: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        # After the workers, of whom a request could have had its prompt.
-        answer = call_workers(self, method, timeout, args, kwargs)
-        if method == DELETE.name and isinstance(self.scheduler, OmniARScheduler):
-            call = wire.decode(wire.DeleteCall, *args)
-            _noted_by(self.scheduler).delete(call, self.scheduler.requests.values())
-        return answer
+    def deleting_blocks(call_workers: Any) -> Any:
+        @wraps(call_workers)
+        def deleting(
+            self: Any,
+            method: Any,
+            timeout: Any = None,
+            args: Any = (),
+            kwargs: Any = None,
+        ) -> Any:
+            # After the workers, of whom a request could have had its prompt.
+            answer = call_workers(self, method, timeout, args, kwargs)
+            if method == DELETE.name and isinstance(self.scheduler, OmniARScheduler):
+                call = wire.decode(wire.DeleteCall, *args)
+                _noted_by(self.scheduler).delete(call, self.scheduler.requests.values())
+            return answer
 
-    setattr(noting, _MARK, True)
-    OmniARScheduler._free_request_blocks = noting
-    EngineCore.collective_rpc = deleting
+        return deleting
+
+    patch_once(OmniARScheduler, "_free_request_blocks", noting_blocks)
+    patch_once(EngineCore, "collective_rpc", deleting_blocks)
 
 
 def _noted_by(scheduler: Any) -> VoiceBlocks:

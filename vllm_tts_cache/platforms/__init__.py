@@ -7,6 +7,8 @@ import os
 
 import torch
 
+from vllm_tts_cache import patch_once
+
 MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_MATRICES = "AVX512_CORE_BF16"
 # oneDNN's names of what has no instructions for bfloat16.
@@ -57,7 +59,7 @@ def _leave_out_packed_weights() -> None:
     def never(_n: int, _k: int, _dtype: torch.dtype) -> bool:
         return False
 
-    utils.check_cpu_sgl_kernel = never
+    patch_once(utils, "check_cpu_sgl_kernel", lambda _: never)
 
 
 def ask_for_tiles() -> None:

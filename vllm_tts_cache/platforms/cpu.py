@@ -5,6 +5,8 @@ import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
+from vllm_tts_cache import patch_once
+
 
 def forgive_emptying_no_cache() -> None:
     """Have ``torch.accelerator.empty_cache`` do nothing where there is no accelerator.
@@ -12,7 +14,7 @@ def forgive_emptying_no_cache() -> None:
     It raises there, and models of the host call it when they are built.
     """
     if not torch.accelerator.is_available():
-        torch.accelerator.empty_cache = _do_nothing
+        patch_once(torch.accelerator, "empty_cache", lambda _: _do_nothing)
 
 
 def say_that_nothing_is_captured() -> None:
@@ -21,7 +23,7 @@ def say_that_nothing_is_captured() -> None:
     It raises there, and Higgs Audio's decoder asks it about each chunk.
     """
     if not torch.backends.cuda.is_built():
-        torch.cuda.is_current_stream_capturing = _no
+        patch_once(torch.cuda, "is_current_stream_capturing", lambda _: _no)
 
 
 def _do_nothing() -> None:

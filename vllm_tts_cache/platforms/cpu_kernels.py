@@ -42,6 +42,7 @@ from vllm_omni.diffusion.data import AsyncDiffusionOutput, AsyncOutputKind
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerProc
 
+from vllm_tts_cache import patch_once
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.platforms import ask_for_tiles, leave_out_matrices
 from vllm_tts_cache.platforms.cpu import forgive_emptying_no_cache
@@ -127,7 +128,7 @@ def pack_outputs_here() -> None:
     The host's thread for that makes a stream of the accelerator before anything else,
     and without one it dies: no answer would ever arrive.
     """
-    WorkerProc._async_output_loop = _hand_on_outputs
+    patch_once(WorkerProc, "_async_output_loop", lambda _: _hand_on_outputs)
 
 
 def _hand_on_outputs(self: Any) -> None:
@@ -187,7 +188,8 @@ def fall_back_on_it() -> None:
     Beside the attention that the platform names, each has one of the host's own
     choice: some models compute with that where they are not on a card they know.
     """
-    SDPABackend.get_impl_cls = staticmethod(CPUDiffusionBackend.get_impl_cls)
+    ours = staticmethod(CPUDiffusionBackend.get_impl_cls)
+    patch_once(SDPABackend, "get_impl_cls", lambda _: ours)
 
 
 def separate_rows(model: nn.Module) -> None:

@@ -1,31 +1,6 @@
-"""What we mend in the host around our calls and requests, each by one function.
+"""What we mend in the host around our calls and requests.
 
-`run_calls_beside`: vLLM-Omni 0.30 handles what API processes send it one by one, and
-waits for each call. A worker in a long step holds up requests that have nothing to do
-with it, and one whose machine is gone holds up all of them for ever, as the call's own
-timeout is not kept. Our calls run beside what comes after them, ask all replicas at
-once, and end.
-
-`fail_requests_alone`: vLLM-Omni 0.30 takes most of what goes wrong while it sends a
-request for the end of everything: text with half a surrogate pair, which no message can
-hold, ends the server. It fails a request alone whose numbers are too large; so does
-ours with any other.
-
-`wait_for_outputs`: vLLM-Omni 0.30 looks for outputs every millisecond, which takes a
-fifth of a core all the time, and can wait for them instead; it does so by itself for
-Qwen3-TTS alone. Both ways hand outputs to the same code, one after another, and know no
-pipeline: what is special is only which was validated. For the families whose tests run
-so we let it. Of a diffusion stage, OmniVoice's, the host goes on looking for what the
-stage makes, and no more for what comes out of it. ``VLLM_OMNI_EVENT_DRIVEN_ORCH`` has
-the last word, as before.
-
-`stopping_well`: vLLM-Omni 0.30 stops its engine first, and then its HTTP server waits
-for every request. It is heard until the engine is gone, so requests are taken that must
-fail. Those that were under way wait for ever for an engine that says nothing more, so
-the server does not end, and a fleet waits for it. Ours closes the door first, goes on
-with what it has for a while, and ends what is left together with the engine.
-
-`quiet_failed_requests`: what our errors quote of a request stays out of the host's log.
+`attach.PATCHES` has the reasons.
 """
 
 import asyncio
@@ -36,9 +11,7 @@ from collections.abc import Callable, Collection, Coroutine
 from functools import wraps
 from typing import Any
 
-from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 from vllm_omni.engine.messages import CollectiveRPCResultMessage, ErrorMessage
-from vllm_omni.engine.orchestrator import OrchestratorBase
 
 from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.logs import ThrottledLog
@@ -53,7 +26,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     WANT,
 )
 
-# Who asks is told what there is before it gives up by itself.
+# The caller is answered with what there is before it gives up by itself.
 EARLIER_SECONDS = 1.0
 # Once one replica has answered, of a call for which that is enough; the others are in a
 # long step, or dead.
@@ -66,21 +39,19 @@ _running: set[asyncio.Task[Any]] = set()
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
-_MARK = "_vllm_tts_cache_waits"
-
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 LOOK_SECONDS = 0.05
 # The host kills API processes, of which there are several, after 5 seconds.
 SHARED_SECONDS = 2.0
-Serve = Callable[..., Coroutine[Any, Any, Any]]
+Serve = Method = Callable[..., Coroutine[Any, Any, Any]]
 
 
-def run_calls_beside() -> None:
-    """Have the host's orchestrators handle our calls so; again, it changes nothing."""
-    host = OrchestratorBase._handle_collective_rpc
-    if host.__module__ == __name__:
-        return
+def calling_beside(host: Method) -> Method:
+    """Handle our calls of workers beside what comes after them, and end each in time.
+
+    All replicas are called at once.
+    """
 
     async def handle(self: Any, msg: Any) -> None:
         if not msg.method.startswith(METHOD_PREFIX):
@@ -88,7 +59,7 @@ def run_calls_beside() -> None:
             return
         _started(_answer(self, msg))
 
-    OrchestratorBase._handle_collective_rpc = handle
+    return handle
 
 
 async def _answer(orchestrator: Any, message: Any) -> None:
@@ -120,7 +91,7 @@ async def _answer(orchestrator: Any, message: Any) -> None:
             call.cancel()
     has_answer = any(map(_is_answer, calls))
     if late and (message.method in _NEEDS_ALL or not has_answer):
-        return  # who asks gives up in a moment, and says that they are busy
+        return  # the caller gives up in a moment, and says that they are busy
     await orchestrator.rpc_async_queue.put(
         CollectiveRPCResultMessage(
             rpc_id=message.rpc_id,
@@ -173,11 +144,8 @@ def _failed(reason: str) -> dict[str, Any]:
     return {"supported": False, "error": reason}
 
 
-def fail_requests_alone() -> None:
-    """Have the host's orchestrators fail it alone; again, it changes nothing."""
-    host: Any = OrchestratorBase._dispatch_or_fail_request
-    if host.__module__ == __name__:
-        return
+def failing_alone(host: Method) -> Method:
+    """Fail a request alone that cannot be sent to the engine, whatever the error."""
 
     async def dispatch_or_fail(
         self: Any, dispatch: Any, *, req_id: str, stage_id: int, **named: Any
@@ -193,14 +161,11 @@ def fail_requests_alone() -> None:
             return False
         return sent
 
-    OrchestratorBase._dispatch_or_fail_request = dispatch_or_fail
+    return dispatch_or_fail
 
 
-def wait_for_outputs() -> None:
-    """Have engines of our families wait; again, it changes nothing."""
-    host = AsyncOmniEngine._create_orchestrator
-    if hasattr(host, _MARK):
-        return
+def waiting_for_outputs(host: Callable[..., Any]) -> Callable[..., Any]:
+    """Have engines of our families wait; ``VLLM_OMNI_EVENT_DRIVEN_ORCH`` decides."""
     ours = {family.waits_for_outputs_of for family in families()} - {""}
 
     @wraps(host)
@@ -212,8 +177,7 @@ def wait_for_outputs() -> None:
             kwargs["event_driven_orch_default"] = True
         return host(self, **kwargs)
 
-    setattr(create, _MARK, True)
-    AsyncOmniEngine._create_orchestrator = create
+    return create
 
 
 def quiet_failed_requests() -> None:
