@@ -29,10 +29,23 @@ from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 ORDER = {family.name: place for place, family in enumerate(families())}
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_MIN_BYTES = 4 * 1024**3  # several times what a whole run leaves behind
+
+
 def pytest_configure() -> None:
-    """Let the servers of each process start beside those of the other ones."""
+    """Let the servers of each process start beside those of the other ones.
+
+    And keep temporary files in memory where it has the room and runs programs: tests
+    end processes, never the machine, so that none needs what an fsync waits for.
+    """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     os.environ["TTS_CACHE_CPU_DEVICE"] = worker.removeprefix("gw")
+    if MEMORY.is_dir():
+        there = os.statvfs(MEMORY)
+        has_room = there.f_bavail * there.f_frsize > MEMORY_MIN_BYTES
+        if has_room and not there.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own order, which splits a family

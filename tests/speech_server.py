@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import torch
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from tests.families.cases import case_of, default_case
 from tests.in_process_workers import (
@@ -28,6 +28,8 @@ from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
 from vllm_tts_cache.speaker.reference import REQUEST_FIELD, SpeakerRef
+
+_INCLUDED: dict[tuple[int, ...], FastAPI] = {}
 
 
 class PrefillEngine(InProcessEngine):
@@ -175,7 +177,7 @@ class Server:
         else:
             models = SimpleNamespace(is_base_model=lambda name: True, lora_requests={})
             self.handler = serving(self.engine, models, request_logger=None)
-        self.app.include_router(api_server.router)
+        self.app.router.routes.extend(_included(api_server.router.routes))
         init_exception_handler(self.app)
         _register_omni_exception_handlers(self.app)
         state = self.app.state
@@ -214,6 +216,14 @@ class Server:
     async def settled(self):
         """What was started in the background is over."""
         await self.service.encodings.settled()
+
+
+def _included(routes):
+    """What an application makes of its router's routes, which takes FastAPI long."""
+    found = _INCLUDED.setdefault(tuple(map(id, routes)), FastAPI(openapi_url=None))
+    if not found.routes:
+        found.include_router(APIRouter(routes=list(routes)))
+    return found.routes
 
 
 @asynccontextmanager

@@ -76,7 +76,7 @@ def opened_for_requests(seen):
         path
         for thread, kind, path in seen
         if kind == "open"
-        and not path.startswith("/dev/shm/")
+        and Path(path).parent != Path("/dev/shm")
         and not thread.startswith(("tts-cache: a round", "tts-cache: a look"))
     ]
 
