@@ -58,7 +58,7 @@ def test_this_environment_is_in_order(tmp_path, monkeypatch, capsys):
     assert all(check["hint"] for check in found["checks"] if check["status"] != "ok")
 
 
-@pytest.mark.slow
+@pytest.mark.long  # 15 s; each server of tests/e2e imports the same
 def test_what_is_installed_can_be_imported_together():
     found = by_name(checks.processors())
     assert found["wheels"].status == "ok"

@@ -58,6 +58,7 @@ def every_command(command, context, path=()):
             yield from every_command(below, context, (*path, name))
 
 
+@pytest.mark.long  # to build it takes 20 s, and `make docs` does
 def test_a_reader_needs_nobody_else(site):
     """No page has a reader's browser fetch anything from elsewhere."""
     fetched = re.compile(r'<(?:script|img|link rel="stylesheet")[^>]*="(https?:[^"]+)')
