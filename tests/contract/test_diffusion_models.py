@@ -4,11 +4,11 @@ The host calls each of them OmniVoice, and gives each the prompt that OmniVoice 
 """
 
 import ast
+from pathlib import Path
 
 import pytest
 from vllm_omni.diffusion import registry
 
-from tests.host_source import host_dir, text_of, tree_of
 from tests.in_process_workers import worker
 from tests.speaking import wav
 from tests.speech_server import Server, running
@@ -17,13 +17,13 @@ from vllm_tts_cache.audio.decode import decode_clips
 from vllm_tts_cache.speaker.family import families, family_of_pipeline
 
 VOICES = "/v1/audio/voices"
-MODELS = "diffusion/models"
+MODELS = Path(registry.__file__).parent / "models"
 # What the host's speech route puts a voice into a prompt by.
 REFERENCES = {"ref_audio", "voice_name"}
 OURS = next(family for family in families() if family.pipelines)
 
 PATHS = {
-    name: f"{MODELS}/{folder}/{module}.py"
+    name: MODELS / folder / f"{module}.py"
     for name, (folder, module, _) in registry._DIFFUSION_MODELS.items()
     if family_of_pipeline(name) is None
 }
@@ -32,7 +32,7 @@ SAYS_THAT_IT_SPEAKS = ("support_audio_output", "SupportAudioOutput")
 AUDIBLE = sorted(
     name
     for name, path in PATHS.items()
-    if any(said in text_of(path) for said in SAYS_THAT_IT_SPEAKS)
+    if any(said in path.read_text() for said in SAYS_THAT_IT_SPEAKS)
 )
 
 
@@ -56,23 +56,20 @@ def message(answer):
 
 
 def strings_in(path):
-    if not any(name in text_of(path) for name in REFERENCES):
+    text = path.read_text()
+    if not any(name in text for name in REFERENCES):
         return set()  # to parse all of them takes long
     return {
         node.value
-        for node in ast.walk(tree_of(path))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
 
 def test_seam_of_the_hosts_pipelines_ours_alone_reads_a_reference_of_a_speech_request():
     """When this fails, voices are of use to another: see `other_model_of`."""
-    root = host_dir()
-    reading = {
-        path.parent.name
-        for path in (root / MODELS).rglob("*.py")
-        if REFERENCES & strings_in(str(path.relative_to(root)))
-    }
+    files = MODELS.rglob("*.py")
+    reading = {file.parent.name for file in files if REFERENCES & strings_in(file)}
     assert reading == {"omnivoice"}
 
 

@@ -11,7 +11,6 @@ from vllm_omni.engine import arg_utils
 from vllm_omni.engine.arg_utils import OmniEngineArgs
 from vllm_omni.model_executor.models.registry import _OMNI_MODELS, OmniModelRegistry
 
-from tests.host_source import calls_in
 from vllm_tts_cache import plugin
 from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.speaker.family import families
@@ -99,9 +98,3 @@ def test_registering_twice_wraps_nothing_twice():
     rpc_methods.replace_models()
     assert arg_utils.register_omni_models_to_vllm is rpc_methods.register_models_to_vllm
     assert rpc_methods.register_omni_models_to_vllm.__module__ == arg_utils.__name__
-
-
-def test_seam_the_host_registers_its_classes_by_this_name():
-    name = rpc_methods.register_omni_models_to_vllm.__name__
-    method = "_ensure_omni_models_registered"
-    assert calls_in("engine/arg_utils.py", "OmniEngineArgs", method, name)
