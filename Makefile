@@ -47,7 +47,7 @@ house: setup  ## Print how large the code is; fail over a budget of [tool.house]
 # that share a core wait for one another at the end of every small operation.
 PYTEST = OMP_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -q -n 2
 
-test: lint postgres nginx prometheus ffmpeg  ## All checks, then all tests.
+test: lint postgres nginx ffmpeg  ## All checks, then all tests.
 	$(PYTEST)
 
 test-all: lint browser postgres nginx prometheus ffmpeg  ## As test, with the long proofs: 1,000 kills, 10,000 hostile requests, plain vLLM, the page in a browser, a fleet, a server of each family.

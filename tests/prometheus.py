@@ -16,16 +16,6 @@ SCRAPE_SECONDS = 2
 _STOP_SECONDS = 30
 
 
-def program(name: str) -> str:
-    """Where ``prometheus`` or ``promtool`` is.
-
-    Raises: RuntimeError if it is not there.
-    """
-    if (found := shutil.which(name)) is None:
-        raise RuntimeError(f"{name} is not there: run `make prometheus`.")
-    return found
-
-
 class Prometheus:
     """Debian's, scraping one server; a context manager that stops it.
 
@@ -43,10 +33,12 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Prometheus":
+        if (program := shutil.which("prometheus")) is None:
+            raise RuntimeError("Prometheus is not there: run `make prometheus`.")
         config = self._folder / "prometheus.yml"
         config.write_text(json.dumps(self._config()))  # JSON is YAML
         command = [
-            program("prometheus"),
+            program,
             f"--config.file={config}",
             f"--storage.tsdb.path={self._folder / 'data'}",
             f"--web.listen-address={self.url.removeprefix('http://')}",

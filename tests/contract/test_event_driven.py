@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
 from vllm_omni.engine import async_omni_engine
 from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 from vllm_omni.engine.orchestrator import (
@@ -54,11 +53,3 @@ def test_others_are_as_the_host_has_them(waits):
 def test_the_hosts_variable_has_the_last_word(waits, monkeypatch):
     monkeypatch.setenv("VLLM_OMNI_EVENT_DRIVEN_ORCH", "0")
     assert not waits("fish_qwen3_omni")
-
-
-@every_case
-def test_the_host_calls_its_pipeline_so(case):
-    """A name that the host changes would have us wait for nothing."""
-    name = case.family.waits_for_outputs_of or case.name
-    pipeline: Any = OMNI_PIPELINES[name]
-    assert pipeline.model_type == name

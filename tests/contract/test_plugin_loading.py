@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from vllm_tts_cache.speaker.family import GROUP, families
+from vllm_tts_cache.speaker.family import families
 
 HEAVY = ("torch", "vllm", "vllm_omni", "numpy", "fastapi", "safetensors", "soundfile")
 REPOSITORY = Path(__file__).parents[2]
@@ -268,26 +267,3 @@ except ConfigError as exc:
 def test_a_wrong_setting_of_ours_does_not_stop_a_plain_vllm():
     code = "import vllm_tts_cache.plugin as plugin\nplugin.register_engine_core()"
     run(code, SPEAKER_CACHE_MAX_BYTE="1")
-
-
-@pytest.mark.parametrize(
-    ("group", "name", "value"),
-    [
-        ("vllm_omni.general_plugins", "tts_cache", "register"),
-        ("vllm.general_plugins", "tts_cache", "register_engine_core"),
-        ("vllm_omni.platform_plugins", "tts_cache_cpu", "cpu_platform"),
-    ],
-)
-def test_the_installed_package_declares_its_entry_points(group, name, value):
-    (found,) = metadata.entry_points(group=group, name=name)
-    assert found.value == f"vllm_tts_cache.plugin:{value}"
-    assert found.dist is not None
-    assert found.dist.name == "vllm-tts-cache"
-    assert callable(found.load())
-
-
-def test_the_package_declares_no_other_entry_points():
-    declared = metadata.distribution("vllm-tts-cache").entry_points
-    others = "console_scripts", GROUP
-    plugins = [point for point in declared if point.group not in others]
-    assert len(plugins) == 3

@@ -2,16 +2,13 @@
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.node import syntax_errors
 from vllm_tts_cache.entrypoints.http.page import ASSETS, PAGE, read_assets
 
 FILES = read_assets()
-PICTURES = sorted((Path(__file__).parents[2] / "docs" / "images").glob("page-*.png"))
 SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
 TYPES = {
     "css": "text/css; charset=utf-8",
@@ -28,24 +25,15 @@ def text(name):
 
 
 class Page(HTMLParser):
-    """Elements and their attributes, and the names of the views, as a browser reads."""
+    """Elements and their attributes, as a browser reads them."""
 
     def __init__(self):
         super().__init__()
         self.elements = []
-        self.views = []
         self.feed(text("index.html"))
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        tag, given = self.elements[-1] if self.elements else ("", {})
-        if tag == "a" and "data-view" in given and data.strip():
-            self.views.append(data)
-
-    def ids(self):
-        return [given["id"] for _, given in self.elements if "id" in given]
 
 
 def policy_of(answer):
@@ -117,13 +105,6 @@ async def test_the_page_loads_without_a_key_and_its_requests_do_not(server):
     assert taken.status_code == 200
 
 
-@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
-def test_a_picture_in_the_docs_was_taken_with_the_views_that_there_are(path):
-    """Else take them anew, as docs/voices-page.md says."""
-    with Image.open(path) as picture:
-        assert picture.info["Views"] == ", ".join(Page().views)
-
-
 def test_every_file_that_is_named_exists_and_each_is_named():
     named = {"index.html"}
     for _, given in Page().elements:
@@ -145,28 +126,3 @@ def test_a_script_can_be_parsed_and_makes_no_markup_of_texts(name):
 
 def test_a_script_that_cannot_be_parsed_is_seen():
     assert "SyntaxError" in syntax_errors(b'import { a } from "./a.js"; const b = ;')
-
-
-def test_ids_are_unique_and_those_that_scripts_ask_for_exist():
-    ids = Page().ids()
-    assert len(ids) == len(set(ids))
-    everything = "".join(map(text, SCRIPTS))
-    made = set(re.findall(r'\bid: "([\w-]+)"', everything))
-    views = {f"view-{view}" for view in ("library", "add", "consents", "cache")}
-    asked = set(re.findall(r'byId\("([\w-]+)"\)', everything)) | views
-    assert asked <= set(ids) | made
-
-
-def test_every_icon_that_is_shown_is_drawn():
-    everything = "".join(map(text, SCRIPTS))
-    shown = set(re.findall(r'\bicon\("(\w+)"', everything))
-    shown |= set(re.findall(r'iconName: "(\w+)"', everything))
-    shown |= {"play", "pause"}  # chosen between, in the player
-    drawn = {i.removeprefix("i-") for i in Page().ids() if i.startswith("i-")}
-    used = {
-        given["href"].removeprefix("#i-")
-        for tag, given in Page().elements
-        if tag == "use" and "href" in given
-    }
-    assert shown <= drawn
-    assert drawn == shown | used

@@ -7,7 +7,6 @@ from urllib.parse import quote
 import pytest
 import soundfile
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from selenium.webdriver.common.keys import Keys
 
 from tests.audio_clips import sndfile_bytes
@@ -49,13 +48,8 @@ def picture(tmp_path_factory):
     def take(browser, name):
         path = folder / f"page-{name}.png"
         browser.save(path)
-        # Held against the page as it is: a view that is not in a picture is noticed.
-        views = PngInfo()
-        names = (view.text for view in browser.all(".top nav a"))
-        views.add_text("Views", ", ".join(names))
         with Image.open(path) as taken:  # a third of the bytes, and looks the same
-            small = taken.convert("RGB").quantize(200)
-            small.save(path, optimize=True, pnginfo=views)
+            taken.convert("RGB").quantize(200).save(path, optimize=True)
         assert 5_000 < path.stat().st_size < PICTURE_MAX_BYTES
 
     return take

@@ -4,33 +4,14 @@ import os
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from pathlib import Path
 
 import pytest
-
-from vllm_tts_cache.speaker.family import families
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 900
-
-# What may lie directly in the package, beside modules.
-FOLDERS = {
-    *("audio", "catalogue", "entrypoints", "families", "model_executor", "offline"),
-    *("platforms", "speaker", "stage_configs", "store"),
-    # Test equipment, which `demo`, `serve` and `make-checkpoint` work with: who tries
-    # the product has the wheel and nothing else. So do families' `tiny` folders.
-    "testing",
-}
-# Where there may be something else than Python, and what: a folder -> ends of names.
-OTHERS = {
-    "entrypoints/web": {".css", ".html", ".js", ".svg"},
-    "stage_configs": {".yaml"},
-    "testing/clips": {".flac", ".md"},  # the demo's
-    **{f"families/{family.name}": {".md"} for family in families()},
-}
 
 
 def run(*command, cwd):
@@ -72,39 +53,6 @@ def installed(wheel, tmp_path_factory):
     options = "--no-deps", "--no-index", "--disable-pip-version-check", "-q"
     run(home / "bin" / "python", "-m", "pip", "install", *options, wheel, cwd=home)
     return home / "bin"
-
-
-@pytest.fixture(scope="module")
-def names(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.namelist()
-
-
-def files_of(names):
-    """Those of the package: their paths in it."""
-    tops = {name.split("/")[0] for name in names}
-    (metadata,) = tops - {"vllm_tts_cache"}
-    assert metadata.endswith(".dist-info")
-    package = [Path(n) for n in names if not n.startswith(metadata)]
-    return [path.relative_to("vllm_tts_cache") for path in package]
-
-
-def test_the_wheel_holds_no_folder_that_is_not_served(names):
-    files = files_of(names)
-    assert {path.parts[0] for path in files if len(path.parts) > 1} == FOLDERS
-    packages = {path.parent for path in files if path.name == "__init__.py"}
-    assert {path.parent for path in files} - packages == {Path("entrypoints/web")}
-
-
-def test_the_wheel_holds_no_other_files_than_are_served(names):
-    files = files_of(names)
-    others = [path for path in files if path.suffix != ".py"]
-    strays = [p for p in others if p.suffix not in OTHERS.get(str(p.parent), ())]
-    assert strays == []
-    assert {str(path.parent) for path in others} == set(OTHERS), "none is missing"
-    for family in families():
-        if family.deploy_file is not None:
-            assert Path("stage_configs", family.deploy_file.name) in files
 
 
 def test_a_server_speaks_from_the_wheel_alone(installed, tmp_path):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
-from tests.crowds import CROWD_TEXTS, crowd, kv_counter, speak_briefly
 from vllm_tts_cache.speaker.family import CLONE_MODE
 from vllm_tts_cache.testing.server import SpeechClient, data_url
 
@@ -123,21 +122,3 @@ def test_a_request_may_name_any_mode_of_the_model_and_no_other(
     refused = client.speak("Hi.", voice="Mo", extra_params={CLONE_MODE: "by ear"})
     assert refused.status == 400
     assert all(mode.name.encode() in refused.audio for mode in family.modes)
-
-
-@pytest.mark.does("waits_for_kv")
-def test_a_crowd_that_does_not_fit_the_kv_hears_what_each_hears_alone(
-    client, shared_server, case, make_clip
-):
-    """Prefilled in chunks, in a pool too small for all voices."""
-    alone = {}
-    for number in range(3):
-        name = f"voice {number}"
-        client.register(name, make_clip(20.0), ref_text=SPOKEN)
-        client.precompute(name).raise_for_status()
-        for text in CROWD_TEXTS:
-            alone[name, text] = speak_briefly(client, name, text)
-    assert len(set(alone.values())) == len(alone)
-    crowd(shared_server, alone)
-    assert case.family.resumes or kv_counter(client, "num_preemptions") == 0
-    assert {r: speak_briefly(client, *r) for r in alone} == alone
