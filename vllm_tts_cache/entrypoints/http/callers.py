@@ -1,16 +1,15 @@
-"""Who calls, by the first byte of a request.
+"""Who calls, by the headers of a request; pages of other sites are refused.
 
-And pages of other sites: what a browser sends for them changes nothing here. Whoever
-can reach a server without a key may use it, and so may any page that such a person
-looks at: its script's form is sent without asking the server first, and by the host's
-default (`--allowed-origins '["*"]'`) pages may read the answers as well.
+A client that reaches a server without a key may use it, and so might any page that its
+browser shows: a form is sent without asking the server first, and by the host's default
+(`--allowed-origins '["*"]'`) pages may read the answers as well.
 """
 
 from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from vllm_tts_cache.entrypoints.serving.host_http import wants_key
@@ -22,49 +21,32 @@ _SITE = "sec-fetch-site"
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class KnowsTenants:
-    """What serves speech, and knows whose keys are whose."""
-
-    @property
-    def tenants(self) -> TenantKeys:
-        """The keys."""
-        raise NotImplementedError
-
-
 def caller_of(connection: HTTPConnection) -> Caller:
-    """Return who sent a request, or opened a WebSocket; before anything of it is read.
+    """Return who sends a request, or opens a WebSocket, by its headers.
 
     Raises: UnauthorizedError, OtherSiteError.
     """
     handler = getattr(connection.app.state, "openai_serving_speech", None)
-    if isinstance(handler, KnowsTenants) and handler.tenants.is_on:
-        return handler.tenants.caller(connection.headers.get("authorization"))
+    keys = getattr(handler, "tenants", None)
+    if isinstance(keys, TenantKeys) and keys.is_on:
+        return keys.caller(connection.headers.get("authorization"))
     refuse_other_sites(connection)
     return Caller(tenant=ALONE)
 
 
-def caller_found(request: Request) -> Caller:
-    """Return who it was found to be; a route that did not look has nobody."""
-    return request.state.caller
-
-
-async def _caller(request: Request) -> Caller:
-    return caller_found(request)
-
-
-async def _tenant(caller: Annotated[Caller, Depends(_caller)]) -> Tenant:
-    """Raises: AdminKeyError."""
-    return tenant_of(caller)
-
-
 def tenant_of(caller: Caller) -> Tenant:
-    """Return whose voices a caller may see.
-
-    Raises: AdminKeyError.
-    """
+    """Return whose voices a caller may see. Raises: AdminKeyError."""
     if caller.tenant is None:
         raise AdminKeyError
     return caller.tenant
+
+
+async def _caller(request: Request) -> Caller:
+    return request.state.caller
+
+
+async def _tenant(caller: Annotated[Caller, Depends(_caller)]) -> Tenant:
+    return tenant_of(caller)
 
 
 AnyCaller = Annotated[Caller, Depends(_caller)]
@@ -72,7 +54,7 @@ CallingTenant = Annotated[Tenant, Depends(_tenant)]
 
 
 class OtherSiteError(SpeakerRequestError):
-    """A page of another site wants something done, and nothing says that it may."""
+    """A page of another site sends what changes something, and is not allowed to."""
 
     http_status = HTTPStatus.FORBIDDEN
 
@@ -94,12 +76,14 @@ def refuse_other_sites(connection: HTTPConnection) -> None:
 
     Raises: OtherSiteError.
     """
-    if not _is_other_site(connection) or _only_reads(connection):
+    if not _is_other_site(connection) or connection.scope.get("method") in _READING:
         return
     if wants_key(connection.app):  # and was shown it, or this would not be reached
         return
+    args = getattr(connection.app.state, "args", None)
     # That all may read (`*`) does not say that all may register, speak and delete.
-    if connection.headers.get("origin") not in _allowed_origins(connection.app):
+    allowed = {*(getattr(args, "allowed_origins", None) or ())} - {"*"}
+    if connection.headers.get("origin") not in allowed:
         raise OtherSiteError
 
 
@@ -110,12 +94,3 @@ def _is_other_site(connection: HTTPConnection) -> bool:
     # Not every browser says it when it opens a WebSocket; whose page it is, each does.
     origin = connection.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != connection.headers["host"]
-
-
-def _only_reads(connection: HTTPConnection) -> bool:
-    return connection.scope.get("method") in _READING
-
-
-def _allowed_origins(app: FastAPI) -> frozenset[str]:
-    args = getattr(app.state, "args", None)
-    return frozenset(getattr(args, "allowed_origins", None) or ()) - {"*"}

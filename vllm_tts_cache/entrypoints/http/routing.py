@@ -1,7 +1,4 @@
-"""What our routes share: keys, bodies, and errors in the host's JSON shape.
-
-A body is not too large while it arrives, and whole if it is a form.
-"""
+"""What our routes share: keys, bounded bodies, and errors in the host's JSON shape."""
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
@@ -78,9 +75,9 @@ class TooManyPartsError(SpeakerRequestError):
 
 
 class BoundedBody:
-    """Counts a body while it arrives, and ends the reading of what is no good.
+    """Counts a body while it arrives, and ends one that is too large or is cut off.
 
-    Whoever reads it is told that the client has left then, and lets go of its files.
+    FastAPI sees a client that has left then, and closes the files of the form.
 
     Args:
         request: Whose body it is.
@@ -97,17 +94,17 @@ class BoundedBody:
         self._num_bytes = self._num_parts = 0
         self._is_form = is_form
         headers = request.headers
-        self._form = _form_of(headers.get("content-type")) if is_form else None
+        self._form = _Form.of(headers.get("content-type")) if is_form else None
         self.error: SpeakerRequestError | None = None
         self._bound(_announced(headers.get("content-length")))
 
     def check(self) -> None:
-        """Raise what is wrong with it."""
+        """Raise the error, if there is one."""
         if self.error is not None:
             raise self.error
 
     async def receive(self) -> Message:
-        """Pass the next message on, or say that there is none if that is wrong."""
+        """Return the next message; of a body with an error, that the client left."""
         message = await self._receive()
         if message["type"] == "http.request":
             data = message.get("body", b"")
@@ -140,6 +137,15 @@ class _Form:
         self._boundary = boundary
         self._parser: MultipartParser | None = None
 
+    @classmethod
+    def of(cls, content_type: str | None) -> "_Form | None":
+        """Return what reads a form along, or None where there are no parts."""
+        kind, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary")
+        if kind != b"multipart/form-data" or boundary is None:
+            return None
+        return cls(boundary)
+
     def write(self, data: bytes) -> None:
         """Take the next bytes."""
         try:
@@ -153,15 +159,6 @@ class _Form:
         self.has_ended = True
 
 
-def _form_of(content_type: str | None) -> _Form | None:
-    """Return what reads a form along, or None where there are no parts."""
-    kind, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or boundary is None:
-        return None
-    return _Form(boundary)
-
-
 def _announced(content_length: str | None) -> int:
     """How many bytes the sender says that there are, if it does."""
     if content_length and content_length.isascii() and content_length.isdigit():
@@ -171,9 +168,9 @@ def _announced(content_length: str | None) -> int:
 
 
 class GuardedRoute(APIRoute):
-    """Asks for a key, and maps our errors here.
+    """Finds who calls, bounds the body, and answers our errors.
 
-    The host's application owns its exception handlers, and knows keys, but no tenants.
+    The host's application owns its exception handlers, and knows no tenants.
     """
 
     body_max_bytes = _MIB
@@ -206,18 +203,17 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             try:
                 request.state.caller = caller_of(request)
-                return await self.counted(bounded(request))
+                return await self._handled(bounded(request))
             except TTSCacheError as exc:
                 return self._answer(request, exc)
 
         return guarded
 
-    async def counted(self, handled: Awaitable[Response]) -> Response:
-        """Count what is asked of the route: here nothing."""
-        return await handled
+    async def _handled(self, handling: Awaitable[Response]) -> Response:
+        return await handling
 
     def _answer(self, request: Request, error: TTSCacheError) -> Response:
-        if is_server_fault(status_of(error)):
+        if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             cause = f"answering: {type(error).__name__}"
             # Not the path that was called, which may name a voice.
             where = request.method, self.path
@@ -226,23 +222,22 @@ class GuardedRoute(APIRoute):
 
 
 class VoicesRoute(GuardedRoute):
-    """Counts registrations, whatever it is that refuses them."""
+    """Counts registrations, also those that a form's parser refuses."""
 
-    async def counted(self, handled: Awaitable[Response]) -> Response:
-        """Count what is asked of the route, if that is to register a voice."""
+    async def _handled(self, handling: Awaitable[Response]) -> Response:
         if self.path not in _REGISTERING or "POST" not in self.methods:
-            return await handled
+            return await handling
         metrics = process_metrics()
         metrics.uploads.inc()
         try:
-            return await handled
+            return await handling
         except Exception as exc:
             metrics.refuse_upload(exc)
             raise
 
 
 class _Request(Request):
-    """One whose JSON is looked at before anybody makes something of it."""
+    """One whose JSON is checked before FastAPI makes a model of it."""
 
     def __init__(
         self,
@@ -267,12 +262,9 @@ def guarded_route(
     kind: type[GuardedRoute] = GuardedRoute,
     check_json: Callable[[object], None] | None = None,
 ) -> type[GuardedRoute]:
-    """Return the route class whose bodies have at most so many bytes.
+    """Return a subclass of ``kind`` whose bodies have at most ``body_max_bytes``.
 
-    Args:
-        body_max_bytes: How many.
-        kind: What the class is one of.
-        check_json: Refuses, by a `SpeakerRequestError`, what JSON may not say.
+    ``check_json`` raises a `SpeakerRequestError` for JSON that it refuses.
     """
     limits = {
         "body_max_bytes": body_max_bytes,
@@ -312,19 +304,12 @@ class NoSpeechModelError(SpeakerRequestError):
         super().__init__("The model does not support Speech API")
 
 
-def status_of(error: Exception) -> HTTPStatus:
-    """Return the status that a voices route answers this error with."""
-    if isinstance(error, TTSCacheError):
-        return error.http_status
-    return HTTPStatus.INTERNAL_SERVER_ERROR
-
-
-def json_response(error: Exception, **details: Any) -> JSONResponse:
+def json_response(error: TTSCacheError, **details: Any) -> JSONResponse:
     """Return the answer of a voices route; ``details`` go beside ``error``."""
-    status = status_of(error)
+    status = error.http_status
     param = getattr(error, "param", None)
     body = bounded_error_response(str(error), _kind(status), status, param).model_dump()
-    headers = getattr(error, "headers", None) or retry_after(error)
+    headers = getattr(error, "headers", None) or _retry_after(error)
     if status is HTTPStatus.UNAUTHORIZED:
         headers = {"WWW-Authenticate": "Bearer"}
     return JSONResponse({**body, **details}, status_code=status.value, headers=headers)
@@ -336,35 +321,29 @@ def pending_response(error: DeletionPendingError) -> JSONResponse:
     return json_response(error, deletion=progress)
 
 
-def speech_response(error: Exception) -> JSONResponse:
+def speech_response(error: TTSCacheError) -> JSONResponse:
     """Return the answer of a speech route.
 
     An unknown voice is a wrong field there, not a missing resource.
     """
-    status = status_of(error)
+    status = error.http_status
     if status is HTTPStatus.NOT_FOUND:
         status = HTTPStatus.BAD_REQUEST
     body = bounded_error_response(str(error), _kind(status), status).model_dump()
-    return JSONResponse(body, status_code=status.value, headers=retry_after(error))
+    return JSONResponse(body, status_code=status.value, headers=_retry_after(error))
 
 
-def retry_after(error: Exception) -> dict[str, str] | None:
-    """Return the header that tells a client when it is worth trying again."""
+def _retry_after(error: TTSCacheError) -> dict[str, str] | None:
     seconds = getattr(error, "retry_after_seconds", None)
     return None if seconds is None else {"Retry-After": str(seconds)}
 
 
-def is_server_fault(status: HTTPStatus) -> bool:
-    """Tell whether a status says that the request was fine (5xx)."""
-    return status >= HTTPStatus.INTERNAL_SERVER_ERROR
-
-
 def _kind(status: HTTPStatus) -> str:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "InternalServerError"
     kinds = {
         HTTPStatus.NOT_FOUND: "NotFoundError",
         HTTPStatus.CONFLICT: "ConflictError",
         HTTPStatus.UNAUTHORIZED: "AuthenticationError",
     }
-    if is_server_fault(status):
-        return "InternalServerError"
     return kinds.get(status, "BadRequestError")

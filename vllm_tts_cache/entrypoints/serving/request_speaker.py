@@ -18,7 +18,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 from vllm_tts_cache.entrypoints.http.limits import check_scheme
-from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
+from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError, TTSCacheError
 from vllm_tts_cache.speaker.family import (
     CLONE_MODE,
     CloneFacts,
@@ -186,7 +186,7 @@ class Outcomes:
     """
 
     seen: list[CacheOutcome] = dataclasses.field(default_factory=list)
-    error: Exception | None = None
+    error: TTSCacheError | None = None
 
     def header(self) -> str:
         """``miss`` if any was encoded, ``hit`` if all were there, else ``none``."""
@@ -215,7 +215,7 @@ def report(outcome: CacheOutcome) -> None:
         outcomes.seen.append(outcome)
 
 
-def report_error(error: Exception) -> bool:
+def report_error(error: TTSCacheError) -> bool:
     """Tell whoever observes why the request failed; False if nobody does."""
     if (outcomes := _outcomes.get()) is None:
         return False

@@ -17,8 +17,6 @@ from vllm_omni.errors import OmniClientError
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.http.callers import KnowsTenants
-from vllm_tts_cache.entrypoints.http.routing import status_of
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
@@ -208,7 +206,7 @@ class RefusedRequestError(ValueError):
     """What the host logs in one line; the route answers the error behind it."""
 
 
-class CachedServingSpeech(KnowsTenants, KnowsItsModel):
+class CachedServingSpeech(KnowsItsModel):
     """Speech requests whose speakers come from the catalogue, by content address."""
 
     _is_started = False
@@ -423,7 +421,7 @@ class CachedServingSpeech(KnowsTenants, KnowsItsModel):
             return self._diffusion_error_response("Client disconnected")
         except TTSCacheError as exc:
             report_error(exc)
-            return self._diffusion_error_response(str(exc), status_of(exc))
+            return self._diffusion_error_response(str(exc), exc.http_status)
         if (ref := SpeakerRef.from_info(named)) is None:
             return await host(request)
 

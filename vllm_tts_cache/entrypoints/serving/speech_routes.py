@@ -20,11 +20,7 @@ from vllm_omni.entrypoints.openai.protocol.audio import (
 )
 
 from vllm_tts_cache.entrypoints.http import routing
-from vllm_tts_cache.entrypoints.http.callers import (
-    CallingTenant,
-    caller_found,
-    tenant_of,
-)
+from vllm_tts_cache.entrypoints.http.callers import CallingTenant, tenant_of
 from vllm_tts_cache.entrypoints.http.limits import check_batch, check_speech
 from vllm_tts_cache.entrypoints.http.openapi import file_answers, refusals
 from vllm_tts_cache.entrypoints.http.routing import (
@@ -57,8 +53,7 @@ generate_router = APIRouter(
 )
 
 _JSON = [Depends(validate_json_request)]
-# Nobody reads it: the client has left.
-_CLIENT_CLOSED_REQUEST = 499
+_CLIENT_CLOSED_REQUEST = 499  # as proxies log it
 _TEXT = "The keeper counts the ships at dusk."
 
 
@@ -95,7 +90,7 @@ def _error_of_event(event: str) -> JSONResponse:
     return JSONResponse({"error": error}, status_code=int(error["code"]))
 
 
-def _said(example: dict[str, Any]) -> dict[str, Any]:
+def _body(example: dict[str, Any]) -> dict[str, Any]:
     """Document a body by an example; its fields are the host's."""
     return {"requestBody": {"content": {"application/json": {"example": example}}}}
 
@@ -118,20 +113,23 @@ class SpeechBatch(BatchSpeechRequest):
     dependencies=_JSON,
     responses=file_answers(("audio/*", "text/event-stream"), 413, 500, 507),
     response_class=Response,
-    openapi_extra=_said({"input": _TEXT, "voice": "keeper"}),
+    openapi_extra=_body({"input": _TEXT, "voice": "keeper"}),
 )
 async def create_speech(
     request: OpenAICreateSpeechRequest, raw_request: Request
 ) -> Response:
     """As stock, plus a header; a stream answers when its first audio is there."""
     # Not by a dependency, on whose way FastAPI spends more than on this.
-    tenant = tenant_of(caller_found(raw_request))
+    tenant = tenant_of(raw_request.state.caller)
     with speaking_for(tenant), observe_outcomes() as outcomes:
         response: Any = await api_server.create_speech(request, raw_request)
         if isinstance(response, StreamingResponse):
             response = await _begun(response, raw_request, outcomes)
         if outcomes.error is not None:
-            response = _of_error(outcomes.error, response)
+            answer = routing.speech_response(outcomes.error)
+            # The host counts the requests that it works on; this one is over.
+            answer.background = getattr(response, "background", None)
+            response = answer
     return _with_header(response, outcomes)
 
 
@@ -139,11 +137,11 @@ async def create_speech(
     "/v1/audio/speech/batch",
     dependencies=_JSON,
     responses=refusals(413, 500, 507),
-    openapi_extra=_said({"items": [{"input": _TEXT}], "voice": "keeper"}),
+    openapi_extra=_body({"items": [{"input": _TEXT}], "voice": "keeper"}),
 )
 async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Response:
     """As stock, plus the header: `miss` if any item's voice had to be encoded."""
-    tenant = tenant_of(caller_found(raw_request))
+    tenant = tenant_of(raw_request.state.caller)
     with speaking_for(tenant), observe_outcomes() as outcomes:
         response = await api_server.create_speech_batch(request, raw_request)
     return _with_header(response, outcomes)
@@ -154,7 +152,7 @@ async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Res
     dependencies=_JSON,
     responses=file_answers(("audio/*",), 413, 500),
     response_class=Response,
-    openapi_extra=_said({"input": "Rain on a tin roof."}),
+    openapi_extra=_body({"input": "Rain on a tin roof."}),
 )
 async def create_audio_generate(
     request: OpenAICreateAudioGenerateRequest,
@@ -195,13 +193,6 @@ async def _begun(
 
 async def _nothing() -> None:
     pass
-
-
-def _of_error(error: Exception, response: Any) -> Response:
-    answer = routing.speech_response(error)
-    # The host counts the requests that it works on; this one is over.
-    answer.background = getattr(response, "background", None)
-    return answer
 
 
 def _with_header(response: Any, outcomes: Outcomes) -> Response:
