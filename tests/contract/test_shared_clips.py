@@ -107,8 +107,12 @@ async def test_a_key_that_is_taken_away_and_one_that_is_given(host, monkeypatch)
     assert await host.us.names() == ["Ann"]
 
 
-async def test_a_websocket_says_no_more_when_its_key_is_taken_away(host):
-    us = host.us
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_a_websocket_says_no_more_when_its_key_is_taken_away(host, is_moved):
+    """Moved to another tenant it spoke on with the first one's voices."""
+    us, later = host.us, json.loads(file_of(host.them))
+    if is_moved:
+        later["tenants"][0]["keys"].append(us.key)
     await voice_of(us, ref_text="words")
     headers = {"Authorization": f"Bearer {us.key}"}
     async with (
@@ -132,7 +136,7 @@ async def test_a_websocket_says_no_more_when_its_key_is_taken_away(host):
         await say(type="input.done")
         assert (await told("session.done"))["total_sentences"] == 1
         num_prompts = len(host.server.engine.prompts)
-        host.path.write_text(file_of(host.them))
+        host.path.write_text(json.dumps(later))
         await soon(lambda: "acme" not in host.server.service.tenants.tenants)
         await say(type="input.text", text="Hello.")
         await say(type="input.done")

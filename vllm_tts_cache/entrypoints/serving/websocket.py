@@ -22,7 +22,7 @@ from vllm_tts_cache.entrypoints.http.limits import (
 from vllm_tts_cache.entrypoints.http.routing import json_response
 from vllm_tts_cache.entrypoints.serving.host_http import invalid_request
 from vllm_tts_cache.entrypoints.serving.request_speaker import with_plain_voice
-from vllm_tts_cache.errors import SpeakerRequestError
+from vllm_tts_cache.errors import SpeakerRequestError, UnauthorizedError
 from vllm_tts_cache.tenants import Tenant, speaking_for
 
 Message = MutableMapping[str, Any]
@@ -54,7 +54,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
 
     async def _serve(self, websocket: WebSocket, tenant: Tenant) -> None:
         ahead = _ReadAhead(websocket)
-        seen = _Session(websocket.scope, ahead.receive, ahead.send)
+        seen = _Session(tenant, websocket.scope, ahead.receive, ahead.send)
         with speaking_for(tenant):  # which the task keeps
             session = asyncio.create_task(super().handle_session(seen))
         reading = asyncio.create_task(ahead.read())
@@ -112,10 +112,11 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
     async def _generate_and_send(
         self, websocket: WebSocket, *args: Any, **kwargs: Any
     ) -> None:
-        """As the host, as long as the key is one: it may have been taken away."""
+        """As the host, as long as the key is this tenant's: its file may change."""
         _of(websocket).begin()
         try:
-            caller_of(websocket)
+            if tenant_of(caller_of(websocket)).name != _of(websocket).tenant.name:
+                raise UnauthorizedError
         except SpeakerRequestError as exc:
             await self._send_error(websocket, str(exc))
             await websocket.close(_DENIED)
@@ -127,6 +128,7 @@ class _Session(WebSocket):
     """What the host sees of a connection, and how much text it holds for it.
 
     Attributes:
+        tenant: Whose voices it speaks with.
         is_split: Whether the text is looked through for the end of a sentence, with
             each message from where that may have begun.
     """
@@ -134,8 +136,9 @@ class _Session(WebSocket):
     is_split = False
     _num_chars = _num_messages = 0
 
-    def __init__(self, *args: Any):
+    def __init__(self, tenant: Tenant, *args: Any):
         super().__init__(*args)
+        self.tenant = tenant
         self._pieces = Pieces()
 
     def whole(self, message: dict[str, Any]) -> dict[str, Any]:
