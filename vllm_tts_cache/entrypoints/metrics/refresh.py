@@ -1,20 +1,16 @@
-"""Brings the series up to date in the background, so that a scrape only reads them.
-
-Of several API processes one shows what all of them would be told alike.
-"""
+"""Brings the series up to date in the background, so that a scrape only reads them."""
 
 import asyncio
 import fcntl
 import logging
 import os
 import time
-from collections import defaultdict
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_tts_cache.catalogue.records import Segment
-from vllm_tts_cache.catalogue.stored_files import Usage
+from prometheus_client import Counter
+
 from vllm_tts_cache.entrypoints.metrics.series import Metrics
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
@@ -46,44 +42,34 @@ MAX_PERIOD_SECONDS = 60.0
 
 
 class Turn:
-    """The right to show what the workers and the catalogue say.
+    """The right of one API process to show what the workers and the catalogue say.
 
     With ``--api-server-count`` above 1 the host adds up what all API processes have
-    written into one directory. So the lock is a file there: it is shared by just those
-    whose counts are added up. Whoever holds it keeps it until it ends.
+    written into one directory, so the lock is a file there. The process that has it
+    keeps it until it ends.
 
     Args:
         directory: That directory; None where there is one process.
+
+    Attributes:
+        is_first: Whether no process had the turn before: else what was counted so far
+            has been shown, and stays in the directory.
     """
 
     def __init__(self, directory: Path | None):
-        self._path = None if directory is None else directory / _LOCK_NAME
+        self._directory = directory
         self._handle: int | None = None
-        self._is_ours = directory is None
         self.is_first = True
 
     def is_ours(self) -> bool:
-        """Tell whether this process is the one, taking the turn if nobody has it.
-
-        Afterwards ``is_first`` tells whether nobody had it before: else what was
-        counted so far has been shown, and stays in the directory.
+        """Return whether this process has the turn; it takes a free one.
 
         Raises: OSError.
         """
-        if not self._is_ours:
-            self._is_ours = self._take()
-        return self._is_ours
-
-    def close(self) -> None:
-        """Leave it to the others."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-            self._is_ours = False
-
-    def _take(self) -> bool:
-        assert self._path is not None
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self._directory is None or self._handle is not None:
+            return True
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        handle = os.open(self._directory / _LOCK_NAME, flags, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.is_first = os.fstat(handle).st_size == 0
@@ -97,13 +83,19 @@ class Turn:
         self._handle = handle
         return True
 
+    def close(self) -> None:
+        """Leave it to the others."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
 
 class Growth:
     """Turns counts since a worker's start into what was added since the last look.
 
     Args:
-        is_first: Whether nobody has shown them before; else those that are there at
-            the first look are taken as shown.
+        is_first: Whether no process has shown them before; else those that are there
+            at the first look are taken as shown.
     """
 
     def __init__(self, *, is_first: bool):
@@ -139,7 +131,6 @@ class WorkerFigures:
         first = [answer for answer in answers if answer.rank == 0]
         for answer in first:
             self._count(answer.worker_id, answer.stats)
-            self._count_evictions(answer.worker_id, answer.stats)
             self._time(answer.worker_id, answer.encode_times)
         if decoders:
             self._show_decoders(decoders)
@@ -150,38 +141,39 @@ class WorkerFigures:
         for lane, number in _summed(s.waiting for s in encoding).items():
             self._metrics.encodes_waiting.labels(lane).set(number)
 
+    def _add(self, counter: Counter, total: float, *name: str) -> None:
+        counter.inc(self._growth.of(total, *name))
+
     def _show_decoders(self, answers: Sequence[DecoderStats]) -> None:
-        for told in answers:
-            for outcome, number in (("hit", told.hits), ("made", told.made)):
-                growth = self._growth.of(number, told.worker_id, "states", outcome)
-                self._metrics.decoder_states.labels(outcome).inc(growth)
-            growth = self._growth.of(told.evictions, told.worker_id, "states")
-            self._metrics.evictions.labels("decoder", "registered").inc(growth)
-        where = "decoder", "registered", "states"
         metrics = self._metrics
-        metrics.stored_bytes.labels(*where).set(sum(told.bytes for told in answers))
-        most = sum(told.max_bytes for told in answers)
+        for each in answers:
+            name = each.worker_id, "states"
+            self._add(metrics.decoder_states.labels("hit"), each.hits, *name, "hit")
+            self._add(metrics.decoder_states.labels("made"), each.made, *name, "made")
+            evictions = metrics.evictions.labels("decoder", "registered")
+            self._add(evictions, each.evictions, *name)
+        where = "decoder", "registered", "states"
+        metrics.stored_bytes.labels(*where).set(sum(each.bytes for each in answers))
+        most = sum(each.max_bytes for each in answers)
         metrics.stored_max_bytes.labels(*where).set(most)
 
     def _count(self, worker: str, stats: SpeakerStats) -> None:
-        metrics, grown = self._metrics, self._growth.of
+        metrics, add = self._metrics, self._add
+        add(metrics.misses, stats.misses, worker, "misses")
+        add(metrics.corrupt, stats.corrupt, worker, "corrupt")
+        add(metrics.disk_errors, stats.tier_errors, worker, "errors")
+        add(metrics.prompts, stats.prompts, worker, "prompts")
+        add(metrics.prompts_failed, stats.failed_prompts, worker, "failed")
         for tier, number in stats.hits.items():
-            metrics.hits.labels(tier).inc(grown(number, worker, "hits", tier))
-        metrics.misses.inc(grown(stats.misses, worker, "misses"))
-        metrics.corrupt.inc(grown(stats.corrupt, worker, "corrupt"))
-        metrics.disk_errors.inc(grown(stats.tier_errors, worker, "errors"))
-        metrics.prompts.inc(grown(stats.prompts, worker, "prompts"))
-        metrics.prompts_failed.inc(grown(stats.failed_prompts, worker, "failed"))
+            add(metrics.hits.labels(tier), number, worker, "hits", tier)
         for outcome, number in stats.bucket.items():
-            growth = grown(number, worker, "bucket", outcome)
-            metrics.bucket_objects.labels(outcome).inc(growth)
+            counter = metrics.bucket_objects.labels(outcome)
+            add(counter, number, worker, "bucket", outcome)
         ended = {"done": stats.encodes, "failed": stats.failed_encodes}
         for outcome, numbers in ended.items():
             for encoder, number in numbers.items():
-                growth = grown(number, worker, "encodes", encoder, outcome)
-                metrics.encodes.labels(encoder, outcome).inc(growth)
-
-    def _count_evictions(self, worker: str, stats: SpeakerStats) -> None:
+                counter = metrics.encodes.labels(encoder, outcome)
+                add(counter, number, worker, "encodes", encoder, outcome)
         memory = stats.tiers["memory"].segments
         evicted = {
             "memory": {of.value: held.evictions for of, held in memory.items()},
@@ -189,19 +181,17 @@ class WorkerFigures:
         }
         for tier, numbers in evicted.items():
             for segment, number in numbers.items():
-                growth = self._growth.of(number, worker, "evictions", tier, segment)
-                self._metrics.evictions.labels(tier, segment).inc(growth)
+                counter = metrics.evictions.labels(tier, segment)
+                add(counter, number, worker, "evictions", tier, segment)
 
     def _time(self, worker: str, times: Iterable[EncodeTimes]) -> None:
+        metrics = self._metrics
         for each in times:
-            name = worker, each.encoder, each.segment
             labels = each.encoder, each.segment
-            self._metrics.encode_seconds.labels(*labels).add(
-                self._grown(each.encode, *name, "encode")
-            )
-            self._metrics.encode_queue_seconds.labels(*labels).add(
-                self._grown(each.queue, *name, "queue")
-            )
+            encode = self._grown(each.encode, worker, *labels, "encode")
+            metrics.encode_seconds.labels(*labels).add(encode)
+            queue = self._grown(each.queue, worker, *labels, "queue")
+            metrics.encode_queue_seconds.labels(*labels).add(queue)
 
     def _grown(self, durations: Durations, *name: str) -> Durations:
         counts = [
@@ -222,18 +212,10 @@ class WorkerFigures:
 
 
 def _summed(numbers: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: defaultdict[str, int] = defaultdict(int)
+    total: Tally[str] = Tally()
     for each in numbers:
-        for name, number in each.items():
-            total[name] += number
-    return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    num_voices: int
-    num_unfinished: int
-    usage: dict[Segment, dict[str, Usage]]
+        total.update(each)
+    return dict(total)
 
 
 class MetricsRefresh:
@@ -290,8 +272,8 @@ class MetricsRefresh:
             self._metrics.evictions.labels("disk", segment).inc(growth)
         if not self._turn.is_ours():
             return
-        self._show(await self._threads.run(_look, self._store))
-        await self._ask()
+        await self._threads.run(self._show_catalogue)
+        await self._show_workers()
 
     async def _run(self) -> None:
         pause_seconds = PERIOD_SECONDS
@@ -305,7 +287,7 @@ class MetricsRefresh:
                 throttled.warn_of("metrics", "Metrics are not refreshed: %s", reason)
             pause_seconds = pause_after(time.monotonic() - began_at)
 
-    async def _ask(self) -> None:
+    async def _show_workers(self) -> None:
         if (workers := self._workers()) is None:
             return
         try:
@@ -319,12 +301,15 @@ class MetricsRefresh:
         self._figures.show(answers, decoders)
         self._metrics.workers_seen.set_to_current_time()
 
-    def _show(self, known: _Known) -> None:
-        metrics, budgets = self._metrics, self._store.writer.budgets
-        metrics.voices.set(known.num_voices)
-        metrics.deletions_unfinished.set(known.num_unfinished)
+    def _show_catalogue(self) -> None:
+        """For a thread; nothing is shown unless all could be read."""
+        metrics, store = self._metrics, self._store
+        num_voices, usage = store.num_speakers(), store.usage()
+        budgets = store.writer.budgets
+        metrics.deletions_unfinished.set(store.num_unfinished_deletions())
+        metrics.voices.set(num_voices)
         most = {"audio": budgets.audio, "encodings": budgets.encodings}
-        for segment, contents in known.usage.items():
+        for segment, contents in usage.items():
             for content, used in contents.items():
                 where = "disk", segment.value, content
                 metrics.stored_bytes.labels(*where).set(used.num_bytes)
@@ -332,14 +317,6 @@ class MetricsRefresh:
 
 
 def pause_after(took_seconds: float) -> float:
-    """Return how long to ask nobody, after it took so long."""
+    """Return how long to wait after a refresh that took so long."""
     pause_seconds = max(PERIOD_SECONDS, PAUSE_OF_ANSWERS * took_seconds)
     return min(pause_seconds, MAX_PERIOD_SECONDS)
-
-
-def _look(store: SpeakerStore) -> _Known:
-    return _Known(
-        num_voices=store.num_speakers(),
-        num_unfinished=store.num_unfinished_deletions(),
-        usage=store.usage(),
-    )

@@ -51,8 +51,8 @@ class CountedRequest:
 class Metrics:
     """The series of one process.
 
-    Those that API processes count for themselves are added up over them where there
-    are several. What all of them would be told alike, one of them shows; see `sharing`.
+    Those that API processes count for themselves are added up where there are several.
+    What is of the workers and the catalogue, one of them shows; see `refresh.Turn`.
 
     Args:
         registry: Where they are found; the host serves prometheus_client's own.
@@ -71,7 +71,7 @@ class Metrics:
                 buckets=DURATION_BOUNDS_SECONDS,
             )
 
-        def told(name: str, meaning: str, *labels: str) -> Gauge:
+        def shown(name: str, meaning: str, *labels: str) -> Gauge:
             return Gauge(
                 PREFIX + name,
                 meaning,
@@ -122,7 +122,7 @@ class Metrics:
             "Files (disk) and encodings (memory) that went to stay within a budget.",
             *("tier", "segment"),
         )
-        # What one of them asks the workers and the catalogue.
+        # What one of them reads from the workers and the catalogue.
         self.hits = counter(
             "hits", "Encodings that workers found for prompts, by where.", "tier"
         )
@@ -164,27 +164,27 @@ class Metrics:
             "How long encodes waited for the encode thread.",
             *("encoder", "lane"),
         )
-        self.encodes_in_flight = told(
+        self.encodes_in_flight = shown(
             "encodes_in_flight", "Encodes that wait for a worker, or are in hand."
         )
-        self.encodes_waiting = told(
+        self.encodes_waiting = shown(
             "encodes_waiting", "Encodes that wait for a worker.", "lane"
         )
-        self.stored_bytes = told(
+        self.stored_bytes = shown(
             "stored_bytes",
             "Bytes held in the workers' memory and on disk.",
             *("tier", "segment", "content"),
         )
-        self.stored_max_bytes = told(
+        self.stored_max_bytes = shown(
             "stored_max_bytes",
             "Bytes that may be held in the workers' memory and on disk.",
             *("tier", "segment", "content"),
         )
-        self.voices = told("voices", "Registered voices.")
-        self.deletions_unfinished = told(
+        self.voices = shown("voices", "Registered voices.")
+        self.deletions_unfinished = shown(
             "deletions_unfinished", "Deletions of which something is left, somewhere."
         )
-        self.workers_seen = told(
+        self.workers_seen = shown(
             "workers_seen_timestamp_seconds", "When the workers were last asked."
         )
         self._begin()
@@ -223,7 +223,7 @@ class Metrics:
 
 
 def reason_of(error: Exception) -> tuple[str, str]:
-    """Return an error's label, the name of its class, and whose fault it is."""
+    """Return the name of an error's class, and who can mend it."""
     is_clients = isinstance(error, _CLIENTS_ERRORS)
     return type(error).__name__, "client" if is_clients else "server"
 
