@@ -122,10 +122,7 @@ class VoiceChanges(BaseModel):
     )
 
     def parsed(self) -> SpeakerChanges:
-        """Return them as the catalogue takes them.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Return them as the catalogue takes them. Raises: InvalidSpeakerError."""
         given = {field: getattr(self, field) for field in self.model_fields_set}
         if "name" in given and given["name"] is None:
             raise InvalidSpeakerError("name", "a voice has one; give another, not null")
@@ -161,10 +158,7 @@ def parse_time(given: str | float | None) -> float | None:
 
 
 def parse_labels(text: str | None) -> dict[str, str]:
-    """Parse a JSON object of texts.
-
-    Raises: InvalidSpeakerError.
-    """
+    """Parse a JSON object of texts. Raises: InvalidSpeakerError."""
     if not (text or "").strip():
         return {}
     labels = _parse_json("labels", text or "")
@@ -177,10 +171,7 @@ def parse_labels(text: str | None) -> dict[str, str]:
 
 
 def parse_label_filters(filters: list[str]) -> dict[str, str]:
-    """Parse ``key:value`` texts.
-
-    Raises: InvalidSpeakerError.
-    """
+    """Parse ``key:value`` texts. Raises: InvalidSpeakerError."""
     if len(filters) > MAX_LABELS:
         reason = f"{len(filters)} are given, at most {MAX_LABELS} are allowed"
         raise InvalidSpeakerError("label", reason)
@@ -194,10 +185,7 @@ def parse_label_filters(filters: list[str]) -> dict[str, str]:
 
 
 def parse_embedding(text: str) -> tuple[float, ...]:
-    """Parse a JSON list of numbers.
-
-    Raises: InvalidSpeakerError.
-    """
+    """Parse a JSON list of numbers. Raises: InvalidSpeakerError."""
     field = "speaker_embedding"
     values = _parse_json(field, text, max_chars=None)
     if not isinstance(values, list) or not values:
@@ -230,10 +218,7 @@ async def read_clips(files: Sequence[UploadFile]) -> list[bytes]:
 
 
 async def read_clip(file: UploadFile) -> bytes:
-    """Return an uploaded file's bytes.
-
-    Raises: InvalidAudioError if it is too large.
-    """
+    """Return an uploaded file's bytes. Raises: InvalidAudioError if it is too large."""
     # One byte more than allowed is enough to know.
     data = await file.read(DEFAULT_LIMITS.max_bytes + 1)
     if len(data) > DEFAULT_LIMITS.max_bytes:

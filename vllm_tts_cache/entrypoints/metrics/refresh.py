@@ -262,10 +262,7 @@ class MetricsRefresh:
         self._turn.close()
 
     async def refresh(self) -> None:
-        """Bring everything up to date.
-
-        Raises: TTSCacheError, OSError.
-        """
+        """Bring everything up to date. Raises: TTSCacheError, OSError."""
         self._metrics.encodings_awaited.set(self._num_flights())
         for segment, number in self._store.writer.evictions.snapshot().items():
             growth = self._own.of(number, segment)

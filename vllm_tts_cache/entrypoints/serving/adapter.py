@@ -316,10 +316,7 @@ class CachedAdapter:
         return None
 
     def _check(self, seen: Any) -> None:
-        """Validate as the host does a clone.
-
-        Raises: SpeakerRequestError.
-        """
+        """Validate as the host does a clone. Raises: SpeakerRequestError."""
         host: Any = super()
         seen.ref_audio = _ELSEWHERE
         problem = host.validate(seen)
@@ -360,10 +357,7 @@ class TextCheckingAdapter(CachedAdapter):
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
     ) -> PreparedRequest:
-        """As the host.
-
-        Raises: InvalidSpeakerError.
-        """
+        """As the host. Raises: InvalidSpeakerError."""
         await self._check_text("input", request.input)
         return await super().speak(request, sampling_params_list, has_inline_ref_audio)
 

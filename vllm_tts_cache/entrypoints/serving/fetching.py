@@ -93,10 +93,7 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the addresses of a host.
-
-        Raises: ServerBusyError, OSError.
-        """
+        """Return the addresses of a host. Raises: ServerBusyError, OSError."""
         return await self._names.run(_addresses, host, port, family)
 
     async def close(self) -> None:

@@ -1,12 +1,9 @@
-"""The catalogue as the host's other parts expect to find it: mappings of plain dicts.
+"""The catalogue as the host expects it, for models that no family of ours serves.
 
-Adapters of families that we do not serve look voices up by these, in the host's way:
-on the event loop, which must not wait for a database behind a network. So the voices
-that a request names are read before, in threads, and `known` while it is worked on.
-
-The host's models that clone without us, or not at all, have their requests unchanged.
-The voices routes only tell of them, and refuse: a voice that no request could ever
-speak with is not stored.
+The host's adapters look voices up on the event loop, which must not wait for a database
+behind a network. So `CachedServingSpeech` reads the voices that a request names before,
+in threads, and they are `known` while it is worked on. A voice that no request could
+ever speak with is not stored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -28,13 +25,13 @@ _MOSS_WITHOUT_CLIPS = frozenset({"sound_effect", "voice_generator"})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostVoice:
-    """What there is to tell the host of a name.
+    """What the host may read of a voice.
 
     Attributes:
-        row: As it keeps voices; None if nobody is registered under the name.
+        row: As the host keeps voices; None if none is registered under the name.
         audio: Samples, ``(num_samples,)`` float32, and their rate in Hz.
         embedding: What the voice was registered as, if that was no audio.
-        error: Why it cannot be told.
+        error: Why it, or its audio, could not be read.
     """
 
     row: dict[str, Any] | None = None
@@ -49,7 +46,7 @@ _known: ContextVar[Mapping[str, HostVoice]] = ContextVar("host_voices")
 
 @contextmanager
 def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
-    """Tell the host this of names, by their folded form, in whatever runs inside."""
+    """Answer the host's look-ups inside with these voices, by their folded names."""
     token = _known.set({**_known.get({}), **voices})
     try:
         yield
@@ -57,8 +54,8 @@ def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
         _known.reset(token)
 
 
-def told_of(name: str) -> HostVoice | None:
-    """What the host is told of the name; None if nobody has read it.
+def known_voice(name: str) -> HostVoice | None:
+    """Return what was read of a name; None if it was not read for this request.
 
     Raises: StorageError if it could not be read.
     """
@@ -69,23 +66,19 @@ def told_of(name: str) -> HostVoice | None:
 
 
 def read_voice(store: SpeakerStore, found: StoredSpeaker) -> HostVoice:
-    """Read whatever the host may ask of a voice; for a thread."""
+    """Read what the host may look up of a voice; for a thread."""
     row, error, audio = _as_host_dict(found.record, store), None, None
     try:
         audio = _audio(store, found)
     except TTSCacheError as exc:
         error = exc
-    embedding = _embedding(store, found)
+    values = store.catalogue.speaker_embedding(found.record)
+    embedding = None if values is None else list(values)
     return HostVoice(row=row, audio=audio, embedding=embedding, error=error)
 
 
 class HostView(Mapping[str, dict[str, Any]]):
-    """``uploaded_speakers`` of the host, read through on every look-up.
-
-    Args:
-        store: Where voices are.
-        tenant: Tells whose request is worked on.
-    """
+    """``uploaded_speakers`` of the host: a look-up reads, for the request's tenant."""
 
     def __init__(self, store: SpeakerStore, tenant: Callable[[], str]):
         self._store = store
@@ -100,7 +93,7 @@ class HostView(Mapping[str, dict[str, Any]]):
         return isinstance(name, str) and self._row(name) is not None
 
     def _row(self, name: str) -> dict[str, Any] | None:
-        if (voice := told_of(name)) is not None:
+        if (voice := known_voice(name)) is not None:
             return voice.row
         found = self._store.find(name, self._tenant())
         return None if found is None else _as_host_dict(found.record, self._store)
@@ -109,19 +102,19 @@ class HostView(Mapping[str, dict[str, Any]]):
         return self._store.iter_names(self._tenant())
 
     def __len__(self) -> int:
-        # Of all tenants: the host asks while it starts, for a line in its log.
-        return self._store.num_speakers()
+        # Of all tenants: the host logs it while it starts.
+        return self._store.count()
 
 
 class SpeakerNames(Set[str]):
-    """All names a request may use; the host asks per request, so none is listed."""
+    """All names a request may use; the host reads it per request, so none is listed."""
 
     def __init__(self, builtin: frozenset[str], registered: Mapping[str, Any]):
         self._builtin = builtin
         self._registered = registered
 
     def __contains__(self, name: object) -> bool:
-        # The host asks for the placeholder before anything, and nobody registers it.
+        # The host looks the placeholder up first, and no voice may have that name.
         is_registered = name != PLACEHOLDER and name in self._registered
         return name in self._builtin or is_registered
 
@@ -137,29 +130,21 @@ class SpeakerNames(Set[str]):
 
 
 class NoMemo(dict[str, str]):
-    """The host remembers waveforms by name here; another server may replace it."""
+    """Keeps no waveforms by name, as the host would: another server may replace one."""
 
     def __setitem__(self, name: str, url: str) -> None:
-        """Remember nothing."""
+        """Keep nothing."""
 
 
-def load_audio(
-    store: SpeakerStore, name: str, tenant: Callable[[], str]
-) -> tuple[Any, int] | None:
-    """Return a voice's samples, ``(num_samples,)`` float32, and their rate in Hz.
+def load_voice(store: SpeakerStore, name: str, tenant: str) -> HostVoice:
+    """Return what the host may read of a voice, read now if that was not done before.
 
-    None if it has no audio, or none that can be read: the host says that it is missing.
-
-    Raises:
-        SpeakerRequestError: It is made of several clips, which these families do not
-            take: joined they would be another clip.
+    Raises: StorageError.
     """
-    if (voice := told_of(name)) is not None:
-        if voice.error is not None:
-            raise voice.error
-        return voice.audio
-    found = store.find(name, tenant())
-    return None if found is None else _audio(store, found)
+    if (voice := known_voice(name)) is not None:
+        return voice
+    found = store.find(name, tenant)
+    return NOBODY if found is None else read_voice(store, found)
 
 
 def _audio(store: SpeakerStore, found: StoredSpeaker) -> tuple[Any, int] | None:
@@ -170,22 +155,6 @@ def _audio(store: SpeakerStore, found: StoredSpeaker) -> tuple[Any, int] | None:
         raise SpeakerRequestError(f"Voice {name!r} cannot be spoken here: {problem}.")
     audio = store.read_audio(found.record.audio_sha256)
     return None if audio is None else (audio.samples, audio.sample_rate_hz)
-
-
-def load_embedding(
-    store: SpeakerStore, name: str, tenant: Callable[[], str]
-) -> list[float] | None:
-    """Return the raw embedding that a voice was registered as; None if it has audio."""
-    if (voice := told_of(name)) is not None:
-        return voice.embedding
-    if (found := store.find(name, tenant())) is None:
-        return None
-    return _embedding(store, found)
-
-
-def _embedding(store: SpeakerStore, found: StoredSpeaker) -> list[float] | None:
-    embedding = store.speaker_embedding(found.record)
-    return None if embedding is None else list(embedding)
 
 
 def _as_host_dict(record: SpeakerRecord, store: SpeakerStore) -> dict[str, Any]:
@@ -200,7 +169,7 @@ def _as_host_dict(record: SpeakerRecord, store: SpeakerStore) -> dict[str, Any]:
         "sample_rate": record.sample_rate_hz,
         "embedding_source": "audio" if record.audio_sha256 else "direct",
         "embedding_dim": record.embedding_dim,
-        # The host asks whether it is there, and reads it through `load_audio`.
+        # The host looks whether it is there, and reads it by `_load_uploaded_audio`.
         "file_path": str(store.directory),
     }
 

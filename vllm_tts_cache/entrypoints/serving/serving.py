@@ -33,6 +33,7 @@ from vllm_tts_cache.entrypoints.serving.host_speakers import (
     NoMemo,
     OtherModel,
     SpeakerNames,
+    load_voice,
     of_model,
 )
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
@@ -77,7 +78,7 @@ Prepared = tuple[str, Any, dict[str, Any]]
 
 
 class KnowsItsModel(OmniOpenAIServingSpeech):
-    """The host's, which tells our routes and adapters of the model that it serves."""
+    """The host's serving class, which describes its model to our parts."""
 
     _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
     _diffusion_adapter: DiffusionAdapter | None = None
@@ -94,7 +95,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
 
     @property
     def served_family(self) -> Family | None:
-        """The family of the model that is served; None if it clones not through us."""
+        """The family of the model; None if it does not clone through us."""
         adapter = self.cached_adapter
         if adapter is None or not adapter.tts_cache_clones:
             return None
@@ -110,7 +111,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
 
     @property
     def refusal(self) -> str | None:
-        """Why the checkpoint clones no voices, in one text for all who ask."""
+        """Why the checkpoint clones no voices; None if it does, or is not ours."""
         adapter = self.cached_adapter
         return None if adapter is None else adapter.tts_cache_refusal
 
@@ -147,7 +148,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
         return self._media_connector
 
     def check_new(self, name: str, ref_text: str | None) -> None:
-        """Refuse a voice that nobody could speak with, and a name that is taken.
+        """Refuse a voice that no request could speak with, and a built-in name.
 
         Raises: InvalidSpeakerError, CannotCloneError.
         """
@@ -159,7 +160,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
         self._check_ref_text(ref_text)
 
     def check_changes(self, changes: SpeakerChanges) -> None:
-        """Refuse a new name that is taken, and a transcript that cannot be used.
+        """Refuse a built-in name, and a transcript that the model would misread.
 
         Raises: InvalidSpeakerError.
         """
@@ -203,7 +204,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
 
 
 class RefusedRequestError(ValueError):
-    """What the host logs in one line; the route answers the error behind it."""
+    """The host logs it in one line; the route answers the error behind it."""
 
 
 class CachedServingSpeech(KnowsItsModel):
@@ -233,10 +234,10 @@ class CachedServingSpeech(KnowsItsModel):
             process_metrics().begin_family(adapter.tts_cache_family.name)
         if self.served_family is not None or self.refusal is not None:
             # Registered voices are found where the prompt is built: the host, which
-            # asks before that for each request, need know no more than the presets.
+            # looks names up before that, need know no more than the presets.
             self._get_available_speakers = self.builtin_names.copy
 
-    # -------- what the host asks of its speaker storage
+    # -------- what the host expects of its speaker storage
 
     def _restore_uploaded_speakers(self) -> None:
         """Open the storage; stock opens every stored file here."""
@@ -268,20 +269,23 @@ class CachedServingSpeech(KnowsItsModel):
         """Nothing to delete: a built-in name is looked up before a registered one."""
 
     def _load_uploaded_audio(self, voice_name: str) -> tuple[Any, int] | None:
-        """Read a voice's audio in our form, for families that we do not serve."""
+        """Read a voice's audio in our form, for families that we do not serve.
+
+        Raises: SpeakerRequestError of a voice of several clips, which they do not take.
+        """
         try:
-            return host_speakers.load_audio(
-                self.speakers.store, voice_name, self._tenant_name
-            )
+            voice = load_voice(self.speakers.store, voice_name, self._tenant_name())
+            if voice.error is not None:
+                raise voice.error
         except StorageError as exc:
             throttled.warn_of("reading a voice", "Reading a voice: %s", exc.log_text)
             return None
+        return voice.audio
 
     def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
         """Read a voice's raw embedding, for families that we do not serve."""
-        return host_speakers.load_embedding(
-            self.speakers.store, voice_name, self._tenant_name
-        )
+        store = self.speakers.store
+        return load_voice(store, voice_name, self._tenant_name()).embedding
 
     def _tenant_name(self) -> str:
         return speaking_tenant(self.tenants).name
@@ -301,7 +305,7 @@ class CachedServingSpeech(KnowsItsModel):
     # -------- requests
 
     async def create_speech_batch(self, batch_request: Any) -> Any:
-        """As the host, which asks for the voices of all items before any is spoken."""
+        """As the host, which looks the voices of all items up before any is spoken."""
         if self._diffusion_mode:  # which has no batches
             return await super().create_speech_batch(batch_request)
         named = [batch_request, *batch_request.items[: self._batch_max_items]]
@@ -311,8 +315,7 @@ class CachedServingSpeech(KnowsItsModel):
     async def _read_for_host(self, *requests: Any) -> dict[str, HostVoice]:
         """Read the voices that requests name, by their folded names.
 
-        The host asks for them on the event loop; of a model of ours it may ask for
-        presets alone.
+        The host looks them up on the event loop; of a model of ours, presets alone.
         """
         names = {fold(r.voice): r.voice for r in requests if r.voice is not None}
         if self.served_family is not None:
@@ -321,7 +324,7 @@ class CachedServingSpeech(KnowsItsModel):
 
     async def _read_voice(self, name: str) -> HostVoice:
         try:
-            if (known := host_speakers.told_of(name)) is not None:  # of a batch
+            if (known := host_speakers.known_voice(name)) is not None:  # of a batch
                 return known
             tenant = speaking_tenant(self.tenants)
             if (found := await self.speakers.lookups.find(tenant, name)) is None:
@@ -355,9 +358,9 @@ class CachedServingSpeech(KnowsItsModel):
         try:
             check_sampling(request.extra_params)
         except InvalidSpeakerError as exc:
-            raise _as_told(exc) from exc
+            raise _as_host_error(exc) from exc
         with host_speakers.known(await self._read_for_host(request)):
-            prepared = await _told(prepare(request_id=request_id))
+            prepared = await _with_host_errors(prepare(request_id=request_id))
         request_id, outputs, params = prepared
         outputs = _refusing(outputs)
         if (ref := SpeakerRef.from_info(params)) is None:
@@ -366,8 +369,8 @@ class CachedServingSpeech(KnowsItsModel):
 
         async def again() -> AsyncIterator[Any]:
             nonlocal ref
-            self._doubt(ref)
-            _, outputs, params = await _told(prepare(request_id=request_id))
+            self._recheck(ref)
+            _, outputs, params = await _with_host_errors(prepare(request_id=request_id))
             ref = SpeakerRef.from_info(params)  # another one, if it was replaced
             # The host took this before the first output, and will not again.
             self._speech_output_policies.pop(request_id, None)
@@ -428,8 +431,8 @@ class CachedServingSpeech(KnowsItsModel):
         def speak(request_id: str, submit: diffusion.Submit) -> AsyncIterator[Any]:
             async def again() -> AsyncIterator[Any]:
                 nonlocal ref
-                self._doubt(ref)
-                prompt = (await _told(build())).prompt
+                self._recheck(ref)
+                prompt = (await _with_host_errors(build())).prompt
                 ref = SpeakerRef.from_info(prompt)  # another one, if it was replaced
                 return submit(prompt)
 
@@ -443,7 +446,7 @@ class CachedServingSpeech(KnowsItsModel):
         with diffusion.spoken_by(speak):
             return await host(without_speaker(request))
 
-    def _doubt(self, ref: SpeakerRef | None) -> None:
+    def _recheck(self, ref: SpeakerRef | None) -> None:
         if ref is not None:
             self.speakers.encodings.ensurer.recheck(ref.audio_sha256)
 
@@ -487,9 +490,9 @@ class CachedServingSpeech(KnowsItsModel):
                 if cause is None:
                     raise
                 if num_left == 0:
-                    await _told(stays())
+                    await _with_host_errors(stays())
                     reason = f"The speaker prompt could not be had: {cause}"
-                    raise _as_told(EncodeError(reason)) from exc
+                    raise _as_host_error(EncodeError(reason)) from exc
             finally:
                 if (close := getattr(outputs, "aclose", None)) is not None:
                     await close()
@@ -511,19 +514,19 @@ async def _refusing(outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
     except (ValueError, VLLMClientError) as exc:
         if has_begun or isinstance(exc, OmniClientError):
             raise
-        raise _as_told(InvalidSpeakerError("request", str(exc))) from exc
+        raise _as_host_error(InvalidSpeakerError("request", str(exc))) from exc
     finally:
         if (close := getattr(outputs, "aclose", None)) is not None:
             await close()
 
 
-async def _told(prepared: Awaitable[T]) -> T:
+async def _with_host_errors(prepared: Awaitable[T]) -> T:
     try:
         return await prepared
     except TTSCacheError as exc:
-        raise _as_told(exc) from exc
+        raise _as_host_error(exc) from exc
 
 
-def _as_told(error: TTSCacheError) -> Exception:
-    """Tell the route what is wrong, and the host no more than one line of its log."""
+def _as_host_error(error: TTSCacheError) -> Exception:
+    """Report an error to our route; for the host's log one line of it is left."""
     return RefusedRequestError(str(error)) if report_error(error) else error
