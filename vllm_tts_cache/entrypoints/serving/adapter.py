@@ -60,8 +60,7 @@ class Speaker:
     """A request's speaker, whose encodings exist.
 
     Attributes:
-        request: The request without its speaker: no voice, no audio, the mode's
-            ``ref_text``.
+        request: Without its speaker: no voice, no audio, the mode's ``ref_text``.
     """
 
     clip: Clip
@@ -70,19 +69,18 @@ class Speaker:
 
     @property
     def ref(self) -> SpeakerRef:
-        """What the engine is told of it."""
+        """What names it to the engine."""
         return self.clip.ref
 
 
 class CachedAdapter:
-    """Comes before the host's adapter of a family: the waveform stays where it is.
+    """Comes before the host's adapter of a family.
 
-    The speaker is resolved where the prompt is built, so the host calls through as it
-    does without us, and sees a request that names no speaker.
+    The speaker is resolved where the prompt is built, so the host sees a request that
+    names no speaker.
 
     Attributes:
-        tts_cache_needs_voice: Whether a checkpoint that clones voices speaks with no
-            other ones.
+        tts_cache_needs_voice: Whether a checkpoint that clones has no other voices.
     """
 
     ctx: Any
@@ -94,8 +92,8 @@ class CachedAdapter:
     def tts_cache_refusal(self) -> str | None:
         """Why the checkpoint that is served clones no voices; None if it does.
 
-        None as well if it cannot be told here: the workers, which have loaded it, may
-        run elsewhere, and they refuse for themselves.
+        None as well where it cannot be read: the workers, which have loaded it, may run
+        elsewhere, and refuse for themselves.
         """
         try:
             return self.tts_cache_family.clones(self._checkpoint())
@@ -116,10 +114,7 @@ class CachedAdapter:
         """
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
 
     def validate(self, request: Any) -> str | None:
         """As the host, except for a request that names a speaker: `build` does that."""
@@ -176,12 +171,12 @@ class CachedAdapter:
         return await host.build(request, sampling_params_list, has_inline_ref_audio)
 
     async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
-        """Refuse texts that the model would read as something else: here none.
+        """Refuse texts of a clone that the model would misread: here none.
 
         Args:
-            request: A clone, with the transcript that it is to be made with.
-            has_own_ref_text: Whether that came with the request. A stored one need
-                not be looked at each time.
+            request: With the transcript that the clone is made with.
+            has_own_ref_text: Whether that came with the request; a stored one need not
+                be checked each time.
 
         Raises: InvalidSpeakerError.
         """
@@ -200,7 +195,6 @@ class CachedAdapter:
 
     @property
     def _tenant(self) -> Tenant:
-        """Whose request is worked on. Raises: NoTenantError."""
         return speaking_tenant(self._service.tenants)
 
     async def _found(self, request: Any) -> StoredSpeaker | None:
@@ -210,9 +204,8 @@ class CachedAdapter:
         """
         if request.ref_audio is not None:
             return None
-        tenant = speaking_tenant(self._service.tenants)
         find = self._service.lookups.find_to_speak
-        if (found := await find(tenant, request.voice)) is None:
+        if (found := await find(self._tenant, request.voice)) is None:
             raise SpeakerNotFoundError(request.voice)
         return found
 
@@ -228,9 +221,9 @@ class CachedAdapter:
             return await self._cloned(request, found, counted)
         except GoneError:
             if found is not None:
+                check_stays = self._service.lookups.check_stays
                 sha = found.record.audio_sha256
-                stays = self._service.lookups.check_stays
-                await stays(self._tenant, request.voice, sha)
+                await check_stays(self._tenant, request.voice, sha)
             raise
 
     async def _cloned(
@@ -304,7 +297,7 @@ class CachedAdapter:
         return mode
 
     def _refusal(self, request: Any) -> str | None:
-        """Say why a checkpoint without encoders does not speak as it is asked to."""
+        """Say why a checkpoint without encoders cannot speak with this speaker."""
         if self.tts_cache_refusal is None:
             return None  # the host clones with it, or not
         named = request.ref_audio, request.speaker_embedding
@@ -316,7 +309,6 @@ class CachedAdapter:
         return None
 
     def _check(self, seen: Any) -> None:
-        """Validate as the host does a clone. Raises: SpeakerRequestError."""
         host: Any = super()
         seen.ref_audio = _ELSEWHERE
         problem = host.validate(seen)
@@ -336,13 +328,10 @@ class TextCheckingAdapter(CachedAdapter):
 
     @abstractmethod
     def tts_cache_check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
+        """Refuse text that the model would misread. Raises: InvalidSpeakerError."""
 
     async def check_texts(self, request: Any, *, has_own_ref_text: bool) -> None:
-        """Refuse a control token that would end or forge a turn.
+        """Refuse a control token in the text or in its transcript.
 
         Raises: InvalidSpeakerError.
         """
@@ -368,8 +357,8 @@ class TextCheckingAdapter(CachedAdapter):
             await self._service.texts.run(self.tts_cache_check_text, field, text)
 
     async def _check_stored(self, text: str) -> None:
-        """Once for each: registered for another model or by stock, it was not yet."""
-        # Not by the text: it would outlive its voice here.
+        # Once for each: registered for another model or by stock, it was not checked.
+        # Kept by its digest, as the text would outlive its voice here.
         digest = hashlib.sha256(text.encode()).digest()
         if digest not in self._checked:
             await self._check_text("ref_text", text)
@@ -377,5 +366,4 @@ class TextCheckingAdapter(CachedAdapter):
 
     @cached_property
     def _checked(self) -> LRUCache[bytes, None]:
-        """The digests of stored transcripts that may be spoken."""
         return LRUCache(_MAX_STORED)

@@ -1,9 +1,7 @@
 """Speech of diffusion models, which the host serves by one method, without an adapter.
 
-That method takes a request, builds its prompt and submits it. So an adapter of ours
-stands beside it: it resolves the speaker before, the host sees a request that names
-none, and what names the speaker to the worker is put into the prompt on its way to the
-engine.
+An adapter of ours resolves the speaker before; the host sees a request that names none;
+what names the speaker to the worker is put into the prompt on its way to the engine.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -41,7 +39,7 @@ _WHOLE = (
 
 
 class _NoHostsAdapter:
-    """What our adapters ask of the host's, for models of which it has none."""
+    """What our adapters call of the host's, for models of which it has none."""
 
     # Of the model, and not of the operator: there are no presets.
     capabilities = TTSCapabilities()
@@ -95,9 +93,9 @@ def adapter_of(server: Any, engine: Any) -> DiffusionAdapter | None:
 
 
 def other_model_of(engine: Any) -> OtherModel:
-    """Return what there is to say of the model that is served, which is of no family.
+    """Describe the model that is served, which is of no family.
 
-    None of the host's own pipelines but OmniVoice's looks at the reference of a speech
+    None of the host's own pipelines but OmniVoice's reads the reference of a speech
     request; one that another plugin brought may.
     """
     if (name := _pipeline(engine)) in registry._DIFFUSION_MODELS:

@@ -1,10 +1,9 @@
 """What the host's own routes may do beside ours.
 
-vLLM-Omni serves everything that it has for every model: routes that complete, chat, put
-the engine to sleep or make pictures. None of them knows tenants, and its chat hands on
-to the talker what a client says under ``additional_information``, where a talker looks
-for what its adapter has built. ``/health`` is well only where voices can be cloned as
-well.
+vLLM-Omni serves all of its routes for every model: to complete, to chat, to put the
+engine to sleep, to make pictures. None of them knows tenants, and its chat hands on to
+the talker what a client says under ``additional_information``, where a talker looks for
+what its adapter has built.
 """
 
 import logging
@@ -57,7 +56,7 @@ router = APIRouter()
 
 
 class ForeignRequestError(ValueError):
-    """A route of the host asks for what only an adapter may (400, as it maps it)."""
+    """A route of the host sends what only an adapter may (400, as the host maps it)."""
 
 
 def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
@@ -99,7 +98,7 @@ def _is_open(route: Any) -> bool:
 
 
 def believe_adapters_alone(engine: Any) -> None:
-    """Have an engine client refuse what a client told a talker past its adapter.
+    """Have an engine client refuse what a request says to a talker past its adapter.
 
     Args:
         engine: The API process's own; what it has under ``generate`` is replaced.
@@ -167,22 +166,17 @@ def _is_text(value: object) -> bool:
 async def health(raw_request: Request) -> Any:
     """As the host's; 503 with a reason until the workers' encoders are known.
 
-    Also where they never will be, as they have another store than this process has: no
-    traffic is for a server like that.
+    Workers with another store than this process's never say them.
     """
     from vllm_omni.entrypoints.openai import api_server
 
     answer = await api_server.health(raw_request)
     handler = getattr(raw_request.app.state, "openai_serving_speech", None)
-    if answer.status_code != HTTPStatus.OK or not _lacks_encoders(handler):
+    if answer.status_code != HTTPStatus.OK or not (
+        isinstance(handler, CachedServingSpeech)
+        and not handler.speakers.encodings.knows_encoders
+    ):
         return answer
     reason = "the workers have not said yet how they encode voices; see the log"
     content = {"status": "unhealthy", "reason": reason}
     return JSONResponse(content, HTTPStatus.SERVICE_UNAVAILABLE)
-
-
-def _lacks_encoders(handler: object) -> bool:
-    return (
-        isinstance(handler, CachedServingSpeech)
-        and not handler.speakers.encodings.knows_encoders
-    )

@@ -1,7 +1,7 @@
 """Which speaker a speech request names, which way it clones, and what came of it.
 
-What it says of sampling the host hands to the engine as it is, where it is read in a
-step that everybody shares: a word in the place of a number would end the engine.
+The host hands a request's sampling to the engine as it is, where a step of all requests
+reads it: a word in the place of a number would end the engine.
 """
 
 import dataclasses
@@ -46,10 +46,9 @@ _EXTRA_PARAMS = "extra_params"
 
 
 def unset_what_is_ignored(request: Any, presets: Container[str]) -> None:
-    """Take the voice away from a request that does not mean it.
+    """Take the voice away from a request whose raw embedding is the speaker.
 
-    A raw embedding is the speaker, whatever else is named; and the placeholder is
-    nobody, unless the checkpoint has a speaker of that name.
+    So is the placeholder, unless the checkpoint has a speaker of that name.
     """
     if request.speaker_embedding is not None:
         request.voice = request.ref_audio = None
@@ -70,29 +69,25 @@ def with_plain_voice(given: Any) -> Any:
     """
     if not isinstance(given, dict):
         return given
-    objects = {name: given[name] for name in _VOICE_FIELDS if _is_object(given, name)}
-    for name, voice in objects.items():
-        if not isinstance(voice.get("id"), str):
-            raise ValueError(f"{name} must be a name, an id, or an object with an 'id'")
-    return {**given, **{name: voice["id"] for name, voice in objects.items()}}
-
-
-def _is_object(given: dict[str, Any], name: str) -> bool:
-    return isinstance(given.get(name), dict)
+    plain = dict(given)
+    for name in _VOICE_FIELDS:
+        if isinstance(voice := given.get(name), dict):
+            if not isinstance(voice.get("id"), str):
+                wanted = "a name, an id, or an object with an 'id'"
+                raise ValueError(f"{name} must be {wanted}")
+            plain[name] = voice["id"]
+    return plain
 
 
 def names_speaker(request: Any, presets: Container[str]) -> bool:
-    """Tell whether reference audio or a registered voice is to speak."""
+    """Return whether reference audio or a registered voice is to speak."""
     if request.ref_audio is not None:
         return True
     return request.voice is not None and request.voice.strip().lower() not in presets
 
 
 def names_nobody(request: Any) -> bool:
-    """Tell whether a request has no voice, no reference audio and no embedding.
-
-    Of one whose placeholder is unset.
-    """
+    """Return whether a request has no voice, no reference audio and no embedding."""
     given = request.ref_audio, request.speaker_embedding
     return given == (None, None) and not (request.voice or "").strip()
 
@@ -100,8 +95,7 @@ def names_nobody(request: Any) -> bool:
 def single_url(ref_audio: Any) -> str:
     """Return the one URL of a request's ``ref_audio``.
 
-    Raises: InvalidAudioError if there is not exactly one, InvalidSpeakerError if it is
-        none.
+    Raises: InvalidAudioError of several, InvalidSpeakerError of what is no URL.
     """
     urls = ref_audio if isinstance(ref_audio, list) else [ref_audio]
     if len(urls) != 1 or not isinstance(urls[0], str):
@@ -138,17 +132,13 @@ def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
 
 def without_speaker(request: Any) -> Any:
     """Return a copy that names no speaker and no mode, whatever it is spoken with."""
-    changed = {
-        "voice": None,
-        "ref_audio": None,
-        "ref_text": None,
-        "extra_params": _without_mode(request.extra_params),
-    }
-    return request.model_copy(update=changed)
+    extra_params = _without_mode(request.extra_params)
+    changed = dict.fromkeys(("voice", "ref_audio", "ref_text"))
+    return request.model_copy(update={**changed, "extra_params": extra_params})
 
 
 def speak_by_embedding(request: Any, mode: Mode) -> None:
-    """Say of a request with a raw embedding what it left out, as the host infers it."""
+    """Fill in what a request with a raw embedding left out, as the host infers it."""
     for field, value in mode.stand_in.items():
         if getattr(request, field) is None:
             setattr(request, field, value)
@@ -210,13 +200,13 @@ def observe_outcomes() -> Iterator[Outcomes]:
 
 
 def report(outcome: CacheOutcome) -> None:
-    """Tell whoever observes."""
+    """Add the outcome to those of the HTTP request."""
     if (outcomes := _outcomes.get()) is not None:
         outcomes.seen.append(outcome)
 
 
 def report_error(error: TTSCacheError) -> bool:
-    """Tell whoever observes why the request failed; False if nobody does."""
+    """Give the HTTP request the reason that it failed; False outside of one."""
     if (outcomes := _outcomes.get()) is None:
         return False
     outcomes.error = error
@@ -233,39 +223,32 @@ class _Numbers(msgspec.Struct, omit_defaults=True):
     cfg_alpha: float | None = None
 
 
-# The scheduler reads these of every request, and they are for its connectors to say.
+_OF_SAMPLING = ("temperature", "top_p", "top_k")
+# The scheduler reads these of every request, and its connectors set them.
 _OF_CONNECTORS = ("ec_transfer_params", "kv_cache_report_mode", "kv_transfer_params")
 
 
 def check_sampling(extra_params: Mapping[str, Any] | None) -> None:
-    """Refuse what the engine would not survive.
+    """Refuse what the engine would not survive. Raises: InvalidSpeakerError.
 
     Args:
-        extra_params: Of a speech request; or what another route of the host has put
-            under ``extra_args``, where the engine finds both.
-
-    Raises: InvalidSpeakerError.
+        extra_params: Of a speech request, or ``extra_args`` of another route: the
+            engine finds both there.
     """
     if not extra_params:
         return
     for name in _OF_CONNECTORS:
         if extra_params.get(name):
-            raise InvalidSpeakerError(
-                f"{_EXTRA_PARAMS}.{name}", "it is not for requests"
-            )
+            field = f"{_EXTRA_PARAMS}.{name}"
+            raise InvalidSpeakerError(field, "it is not for requests")
     try:
         given = msgspec.to_builtins(msgspec.convert(extra_params, _Numbers))
         for name, value in given.items():
             if not math.isfinite(value):
                 raise ValueError(f"{name} is not finite")
         # All of it goes to the engine, and some is too large for the message there.
-        SamplingParams(
-            extra_args=dict(extra_params),
-            **{
-                k: v for k, v in given.items() if k in ("temperature", "top_p", "top_k")
-            },
-        )
+        known = {name: given[name] for name in _OF_SAMPLING if name in given}
+        SamplingParams(extra_args=dict(extra_params), **known)
     except (ValueError, VLLMValidationError) as exc:
-        raise InvalidSpeakerError(
-            _EXTRA_PARAMS, f"{exc}; correct it, or leave it out"
-        ) from exc
+        reason = f"{exc}; correct it, or leave it out"
+        raise InvalidSpeakerError(_EXTRA_PARAMS, reason) from exc

@@ -40,11 +40,11 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
     """Sessions as the host's, which listen to their client all the time.
 
     The host listens between utterances only: while a reference is fetched or encoded
-    it would not see that nobody waits for it any more.
+    it would not see that its client has left.
     """
 
     async def handle_session(self, websocket: WebSocket) -> None:
-        """Serve one connection until it is closed, by whomever."""
+        """Serve one connection until one of its ends closes it."""
         try:
             tenant = tenant_of(caller_of(websocket))
         except SpeakerRequestError as exc:
@@ -77,7 +77,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
     ) -> dict[str, Any] | None:
         """As the host; what only Python's parser refuses is no JSON either.
 
-        Raises: WebSocketDisconnect of who says more than one utterance may have.
+        Raises: WebSocketDisconnect, once an utterance is too long.
         """
         try:
             message = await super()._parse_message(websocket, raw)
@@ -88,8 +88,8 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             return None
         message = _of(websocket).whole(message)
         if not _of(websocket).takes(message):
-            told = f"An utterance has {MAX_INPUT_CHARS:,} characters at most"
-            await self._send_error(websocket, told)
+            reason = f"An utterance has {MAX_INPUT_CHARS:,} characters at most"
+            await self._send_error(websocket, reason)
             await websocket.close(_TOO_BIG)
             raise WebSocketDisconnect(_TOO_BIG)
         return message
@@ -125,7 +125,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
 
 
 class _Session(WebSocket):
-    """What the host sees of a connection, and how much text it holds for it.
+    """A connection as the host sees it, and how much text the host holds of it.
 
     Attributes:
         tenant: Whose voices it speaks with.
@@ -151,7 +151,7 @@ class _Session(WebSocket):
         return {**message, "text": self._pieces.feed(text)}
 
     def takes(self, message: dict[str, Any]) -> bool:
-        """Whether a message's text is not too much, with what nobody speaks yet."""
+        """Whether a message's text, with what is not spoken yet, is not too much."""
         if message.get("type") == "input.done":
             self.begin()
         text = message.get("text")
@@ -165,7 +165,7 @@ class _Session(WebSocket):
         return num_chars <= MAX_INPUT_CHARS and not is_too_often
 
     def begin(self) -> None:
-        """What was held is spoken from now on."""
+        """Count anew: what was held is spoken from now on."""
         self._num_chars = self._num_messages = 0
 
 
@@ -201,8 +201,8 @@ async def _deny(websocket: WebSocket, error: SpeakerRequestError) -> None:
 class _ReadAhead:
     """What a client sends, taken before the session asks for it.
 
-    Bounded in what the session has not taken yet, and in what it has taken without
-    telling the client anything, as it does while it only collects text.
+    Bounded in what the session has not taken yet, and in what it has taken without an
+    answer to the client, as while it only collects text.
     """
 
     def __init__(self, websocket: WebSocket):
@@ -225,15 +225,12 @@ class _ReadAhead:
                 self._num_ahead += _num_bytes(message)
                 self._messages.put_nowait(message)
         finally:
-            # Before Python 3.12 `wait_for` may take a cancellation for nothing: a
-            # session that outlives it must not wait for who is no longer there.
+            # Before Python 3.12 `wait_for` may swallow a cancellation: a session that
+            # outlives it must not wait for a client that has left.
             self._messages.put_nowait({"type": "websocket.disconnect", "code": _GONE})
 
     async def receive(self) -> Message:
-        """Return the next message.
-
-        One in bytes, which the host does not expect, comes as one without a text.
-        """
+        """Return the next message; one in bytes comes as one without a text."""
         message = await self._messages.get()
         num_bytes = _num_bytes(message)
         self._num_ahead -= num_bytes
@@ -243,16 +240,13 @@ class _ReadAhead:
         return message
 
     async def send(self, message: Message) -> None:
-        """Tell the client something.
-
-        Raises: WebSocketDisconnect if it has left, as often as it is asked.
-        """
+        """Send a message. Raises: WebSocketDisconnect each time, if the client left."""
         try:
             await self._websocket.send(message)
         except RuntimeError as exc:
             raise WebSocketDisconnect(_GONE) from exc
         except UnicodeEncodeError:
-            # The host repeats to the client what it was told, as it was told.
+            # The host repeats to the client what the client sent.
             text = message["text"].encode(errors="replace").decode()
             await self._websocket.send({**message, "text": text})
         self._num_unanswered = 0

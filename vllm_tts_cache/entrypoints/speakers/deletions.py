@@ -46,13 +46,13 @@ PROGRESS_SECONDS = 0.1
 ROUND_SECONDS = 0.25
 MIN_ROUND_SECONDS = 0.05
 AFTER_ERROR_SECONDS = 2.0
-# Whoever began a deletion removes its files at once, or is dead, or cannot.
+# The process that began a deletion removes its files at once, or is dead, or cannot.
 ORPHANED_SECONDS = 5.0
-# How soon after its end a voice is deleted; it is found by nobody from then on.
+# How soon after its end a voice is deleted; no request finds it from then on.
 EXPIRY_SECONDS = 1.0
 MAX_EXPIRED = 100
 SWEEP_SECONDS = 10.0
-# Whoever shuts down does not wait for all files; the next start goes on.
+# A shutdown does not wait for all files; the next start goes on.
 RECOVER_PATIENCE_SECONDS = 2.0
 # After an outage of the catalogue: at most so often, and within so long.
 RECOVERY_SECONDS = 300.0
@@ -64,17 +64,16 @@ MAX_WAITING = 64
 class Deletions:
     """Carries deletions out, and takes part in those of other API processes.
 
-    A deletion's row goes first; then its files, which nobody can read again after
-    that; then what workers and API processes remember, each asked by its own
-    participant. One background task does all of it, and nothing is lost with it: what
-    is to be done is in the catalogue. For the event loop only.
+    A deletion's row goes first, then its files, then what workers and API processes
+    remember. One background task does all of it; what is to be done is in the
+    catalogue, so another process goes on after it. For the event loop only.
 
     Args:
-        workers: None if the model that is served has none.
+        workers: Returns None if the model that is served has none.
         last_rows: Rows of speakers that this process read.
         delete_here: Deletes what this process remembers of an audio.
         end_waits: Ends what this process waits for of an audio that is gone.
-        delete_all_here: Likewise of all.
+        delete_all_here: Deletes what this process remembers of all audios.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Deletions:
         self._delete_here = delete_here
         self._end_waits = end_waits
         self._delete_all_here = delete_all_here
-        # After which absence workers were told to delete all, and what they still had.
+        # After which absence workers deleted all, and what they still had.
         self._deleted_after, self._busy = 0, set[str]()
         self._to_remove: dict[int, Deletion] = {}
         self._orphans: dict[int, float] = {}
@@ -140,9 +139,9 @@ class Deletions:
             logger.warning("Others wait for this server for a while: %s", exc.log_text)
 
     async def delete(self, name: str, tenant: str) -> Deletion:
-        """Delete a tenant's voice; returns when nothing of it is left anywhere.
+        """Delete a tenant's voice; returns when it is deleted everywhere.
 
-        Called again, it tells how far the last deletion of that name or id is.
+        Called again, it waits for the last deletion of that name or id.
 
         Raises:
             SpeakerNotFoundError: There is no such voice, and no deletion of one.
@@ -180,7 +179,7 @@ class Deletions:
         else:
             self.carry_out(deletion)
         progress = await self._finished_or_late(name, tenant)
-        if progress is None:  # another caller was told
+        if progress is None:  # another caller had the answer
             return deletion
         if not progress.is_finished:
             raise DeletionPendingError(
@@ -192,7 +191,7 @@ class Deletions:
         return deletion
 
     def carry_out(self, deletion: Deletion) -> None:
-        """Remove a deletion's files soon, and have everybody delete its audio."""
+        """Remove a deletion's files soon, and have all processes delete its audio."""
         self._to_remove[deletion.id] = deletion
         self._news.set()
 
@@ -212,7 +211,7 @@ class Deletions:
 
     async def _run(self) -> None:
         pause_seconds = ROUND_SECONDS
-        # Before Python 3.12 `wait_for` may take a cancellation for nothing.
+        # Before Python 3.12 `wait_for` may swallow a cancellation.
         while not self._is_shut_down:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), pause_seconds)
@@ -245,10 +244,7 @@ class Deletions:
             self._recover()
 
     async def _round(self) -> None:
-        """Do what there is to do.
-
-        Raises: TTSCacheError; all else was done, and the next round tries again.
-        """
+        """Do what there is to do. Raises: TTSCacheError; the next round tries again."""
         asked_at = boot_seconds()
         standing = await self._lookups.run(self._store.participants.standing)
         self._last_rows.good_for(standing.seconds, asked_at)
@@ -321,7 +317,7 @@ class Deletions:
             await self._own.run(participants.confirm, deletion.id)
 
     async def _delete_all_if_missed(self) -> None:
-        """Delete all that is remembered, if nobody knows what was deleted meanwhile.
+        """Delete all that is remembered, after an absence of this process.
 
         Raises: WorkerRPCError.
         """
@@ -355,7 +351,7 @@ class Deletions:
         return {sha for answer in answers for sha in answer.busy}
 
     async def _sweep(self) -> None:
-        """Have objects removed that nobody has, now and then. Raises: StorageError."""
+        """Remove objects without a row, now and then. Raises: StorageError."""
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
@@ -364,7 +360,7 @@ class Deletions:
             await self._own.run(self._store.sweep)
 
     async def _adopt_orphans(self) -> None:
-        """Remove what somebody else began to delete, and has not for a while.
+        """Remove files of deletions that another process has not gone on with.
 
         Raises: StorageError.
         """

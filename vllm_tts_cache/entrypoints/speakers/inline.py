@@ -52,7 +52,7 @@ class Clip:
 
 
 class InlineClips:
-    """Inline reference audio: decoded, checked and stored once, then known by its text.
+    """Decodes, checks and stores inline reference audio, once for each text of a URL.
 
     A client that repeats its data URL pays one hash of it, not one decoding. What lies
     behind another URL may change, so it is fetched again, but once at a time. For the
@@ -129,7 +129,7 @@ class InlineClips:
     async def _of_data_url(self, url: str) -> Clip:
         digest = await self._digests.run(_digest, url)
         clip = self._known.get(digest)
-        # It may be evicted since, or deleted together with a voice of the same clip.
+        # It may have been evicted, or deleted together with a voice of the same clip.
         if clip is not None and await self._lookups.run(
             self._store.has_audio, clip.ref.audio_sha256
         ):
@@ -207,13 +207,13 @@ class SharedTasks(Generic[T]):
             return  # it is over
         self._num_waiting[key] -= 1
         if self._num_waiting[key] == 0 and not task.done():
-            # Deleted at once: who comes now must not join what is being cancelled.
+            # Deleted at once: no caller may join what is being cancelled.
             del self._tasks[key], self._num_waiting[key]
             task.cancel()
 
     def _end(self, key: str, task: "asyncio.Task[T]") -> None:
         if not task.cancelled():
-            task.exception()  # else a failure that nobody waited for would be logged
+            task.exception()  # else asyncio logs a failure without a caller
         if self._tasks.get(key) is task:
             del self._tasks[key], self._num_waiting[key]
 

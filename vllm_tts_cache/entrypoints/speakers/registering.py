@@ -67,11 +67,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredClip:
-    """What came of an upload.
-
-    Attributes:
-        quality: What the clip is worth; None if nobody asked, or could say.
-    """
+    """A voice that an upload registered, and what was measured of its clip, if so."""
 
     done: Registered
     warnings: tuple[AudioWarning, ...]
@@ -82,11 +78,11 @@ class Uploads:
     """Decodes, checks and registers what is uploaded.
 
     Args:
-        family: Tells which family is served, whose limits a clip must keep.
-        min_quality: What a clip must be worth to be registered.
+        family: Returns the family that is served, whose limits a clip must keep.
+        min_quality: The least verdict of a clip that is registered.
 
     Attributes:
-        changes: Runs what has no clip to decode: it is not behind those that have.
+        changes: Runs what has no clip to decode, beside what has.
     """
 
     def __init__(
@@ -114,13 +110,8 @@ class Uploads:
     ) -> RegisteredClip:
         """Register a speaker by a reference clip, or by several.
 
-        Nothing that exists is touched before all are decoded, checked and safe.
-
-        Args:
-            tenant: Whose it is.
-            upload: What is said of it.
-            files: The clips.
-            check: Whether to say what they are worth.
+        A voice of that name is replaced after all are decoded, checked and stored.
+        ``check`` measures what the clips are worth.
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
@@ -175,7 +166,7 @@ class Uploads:
     ) -> ClipQuality | None:
         """Refuse a clip that the model does not take, or that is worth too little.
 
-        Returns what it is worth, if that was measured: where somebody asks, or has to.
+        Returns what it is worth, if that was measured.
 
         Raises: InvalidAudioError, InvalidSpeakerError, LowQualityError.
         """
