@@ -55,6 +55,7 @@ async def with_all_threads(server):
     pools = service.uploads._threads, service.uploads.changes
     pools += service.lookups.reads, service.inline._executor
     pools += service.deletions._clients, service.deletions._own
+    pools += (service.deletions._removals,)
     pools += service.inline._digests, service.texts, fetching._names
     await asyncio.gather(
         *(asyncio.to_thread(look, server) for _ in range(ALL_THREADS)),

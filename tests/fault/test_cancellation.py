@@ -357,7 +357,8 @@ class DeletionRig(test_service.Rig):
         await soon(lambda: left() == test_deletions.NOTHING)
         await soon(lambda: not self.store.num_unfinished_deletions())
         await soon(lambda: is_idle(self.lookups))
-        for executor in (self.service.deletions._clients, self.service.deletions._own):
+        own = self.service.deletions
+        for executor in (own._clients, own._own, own._removals):
             await soon(lambda executor=executor: executor._num_pending == 0)
 
 
@@ -388,24 +389,29 @@ async def test_deleting_a_voice(deleting, moment):
         await prepared()
 
 
+@pytest.mark.parametrize("loop", ["_remove_files", "_confirm"])
 async def test_a_server_that_is_shut_down_while_it_deletes_leaves_it_to_the_next(
-    tmp_path, moment
+    tmp_path, moment, loop
 ):
     number = 0
     while True:
         number += 1
         first = DeletionRig(tmp_path)
         own = first.service.deletions
-        cancel(own._task)
+        for task in own._tasks:
+            cancel(task)
         sha = await first.voice()
         own.carry_out(first.store.registrations.delete("Ann"))
-        steps = Steps(own._run(), number, own.shutdown, moment)
-        own._task = asyncio.create_task(awaiting(steps))
+        steps = Steps(own._repeat(getattr(own, loop)), number, own.shutdown, moment)
+        stepped = asyncio.create_task(awaiting(steps))
+        others = {own._round, own._remove_files, own._confirm} - {getattr(own, loop)}
+        beside = [asyncio.create_task(own._repeat(other)) for other in others]
+        own._tasks = [stepped, *beside]
         unfinished = first.store.num_unfinished_deletions
         await soon(lambda steps=steps, left=unfinished: steps.has_acted or not left())
         if is_finished := not steps.has_acted:
             own.shutdown()
-        await soon(own._task.done)
+        await soon(lambda own=own: all(task.done() for task in own._tasks))
         first.service.shutdown()
         first.speakers.close()
         second = DeletionRig(tmp_path)

@@ -19,6 +19,7 @@ from tests.lease_times import delete_and_die, delete_participants
 from tests.store_samples import opened, settings_of, traces
 from tests.unit.test_service import Rig
 from tests.waiting import soon
+from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.entrypoints.speakers import deletions
 from vllm_tts_cache.entrypoints.speakers.poller import MAX_OUTSTANDING
@@ -287,6 +288,50 @@ async def test_a_disk_that_fails_is_tried_again_and_holds_up_no_other(rig, monke
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 15.0)
     await delete(rig, "Bad")
     assert rig.store.verify() == []
+
+
+async def test_what_this_process_cannot_delete_holds_up_no_other(rig, monkeypatch):
+    """One copy that a disk did not give up stopped all deletions that came later."""
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 1.0)
+    bad = await rig.register("Bad")
+    await rig.register("Good", pitch_hz=330)
+    delete_unstored, broken = rig.store.delete_unstored, True
+
+    def sometimes(sha):
+        if broken and sha == bad.audio_sha256:
+            raise StorageError("Input/output error")
+        return delete_unstored(sha)
+
+    monkeypatch.setattr(rig.store, "delete_unstored", sometimes)
+    with pytest.raises(DeletionPendingError) as caught:
+        await delete(rig, "Bad")
+    assert caught.value.files_removed
+    monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 10.0)
+    await delete(rig, "Good")
+    broken = False
+    await delete(rig, "Bad")
+    assert rig.store.verify() == []
+
+
+async def test_a_clients_deletion_is_not_behind_those_of_bulk_replacement(
+    rig, monkeypatch
+):
+    """Behind 600 replaced voices it was a 503 after fifteen seconds."""
+    await rig.register("Bob", pitch_hz=222)
+    remove, removed = rig.store.remove_files, []
+
+    def slowly(deletion):
+        time.sleep(0.05)
+        removed.append(deletion.id)
+        remove(deletion)
+
+    monkeypatch.setattr(rig.store, "remove_files", slowly)
+    for number in range(600):  # of rows that are gone: there is nothing to do for them
+        rig.service.deletions.carry_out(Deletion(10**6 + number, None))
+    began = time.monotonic()
+    await delete(rig, "Bob")
+    assert len(removed) < 300
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.every_backend

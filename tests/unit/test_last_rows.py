@@ -63,13 +63,13 @@ async def test_a_change_waits_for_no_server(rigs, monkeypatch):
     """Each took fifteen seconds while another server was slow to delete something."""
     rig, other = rigs
     await other.register()
-    go_on, round_ = asyncio.Event(), rig.service.deletions._round
+    go_on, confirm = asyncio.Event(), rig.service.deletions._confirm_one
 
-    async def held():
+    async def held(deletion):
         await go_on.wait()
-        await round_()
+        await confirm(deletion)
 
-    monkeypatch.setattr(rig.service.deletions, "_round", held)
+    monkeypatch.setattr(rig.service.deletions, "_confirm_one", held)
     record = await asyncio.wait_for(other.register(pitch_hz=300), 10)
     assert (await spoken(rig)).record == record
     go_on.set()

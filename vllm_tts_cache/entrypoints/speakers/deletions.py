@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_consent_id
@@ -59,14 +59,19 @@ RECOVERY_SECONDS = 300.0
 RECOVERY_SPREAD_SECONDS = 120.0
 NUM_THREADS = 2
 MAX_WAITING = 64
+# A disk or an object store that does not answer holds up a removal for a minute.
+NUM_REMOVALS = 3
+# Confirmed in one go; of what was deleted meanwhile the next one begins.
+MAX_CONFIRMED = 32
 
 
 class Deletions:
     """Carries deletions out, and takes part in those of other API processes.
 
     A deletion's row goes first, then its files, then what workers and API processes
-    remember. One background task does all of it; what is to be done is in the
-    catalogue, so another process goes on after it. For the event loop only.
+    remember. Loops of their own read what is to be done, remove files, and confirm:
+    none waits for another, and none ends at one failure. What is to be done is in the
+    catalogue, so another process goes on after this one. For the event loop only.
 
     Args:
         workers: Returns None if the model that is served has none.
@@ -97,11 +102,15 @@ class Deletions:
         self._delete_all_here = delete_all_here
         # After which absence workers deleted all, and what they still had.
         self._deleted_after, self._busy = 0, set[str]()
-        self._to_remove: dict[int, Deletion] = {}
+        # By their ids: what was deleted goes before what was replaced.
+        self._deleted: dict[int, Deletion] = {}
+        self._replaced: dict[int, Deletion] = {}
+        self._in_removal = set[int]()  # among them those that are tried again later
         self._orphans: dict[int, float] = {}
         self._next_expiry = self._next_sweep = 0.0
+        self._has_expired = self._is_asked = False
         self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_shut_down = False
         self._recovering: threading.Thread | None = None
         self._was_down, self._num_cut_off = False, 0
@@ -110,14 +119,19 @@ class Deletions:
         self._clients = BoundedExecutor(
             "too many deletions wait", num_threads=NUM_THREADS, max_waiting=MAX_WAITING
         )
-        # Never behind clients, and never refused: it has one caller, the task.
+        # Never behind clients, and never refused: each loop waits for its own call.
         self._own = BoundedExecutor("a round", num_threads=1, max_waiting=MAX_WAITING)
+        self._removals = BoundedExecutor(
+            "removing files", num_threads=NUM_REMOVALS + 1, max_waiting=MAX_WAITING
+        )
 
     def start(self) -> None:
         """Take part from now on, and finish what killed processes began."""
-        if self._task is None:
+        if not self._tasks:
             self._store.participants.join()
-            self._task = asyncio.create_task(self._run())
+            removals = [self._remove_files] * NUM_REMOVALS
+            for work in (self._round, self._confirm, self._sweep, *removals):
+                self._tasks.append(asyncio.create_task(self._repeat(work)))
             self._recover()
 
     def _recover(self) -> None:
@@ -127,12 +141,13 @@ class Deletions:
     def shutdown(self) -> None:
         """Take part no longer; what is left is for the others, or the next start."""
         self._is_shut_down = True
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._recovering is not None:
             self._recovering.join(RECOVER_PATIENCE_SECONDS)
         self._clients.shutdown()
         self._own.shutdown()
+        self._removals.shutdown()
         try:
             self._store.participants.leave()
         except StorageError as exc:
@@ -169,7 +184,6 @@ class Deletions:
         self, name: str, tenant: str, delete: Callable[[str, str], Deletion]
     ) -> Deletion:
         self.start()
-        deletion = None
         try:
             deletion = await self._clients.run(delete, name, tenant)
         except (SpeakerNotFoundError, ConsentNotFoundError):
@@ -192,8 +206,10 @@ class Deletions:
 
     def carry_out(self, deletion: Deletion) -> None:
         """Remove a deletion's files soon, and have all processes delete its audio."""
-        self._to_remove[deletion.id] = deletion
-        self._news.set()
+        if deletion.id not in self._in_removal:
+            queue = self._replaced if deletion.public_id is None else self._deleted
+            queue[deletion.id] = deletion
+            self._news.set()
 
     async def _finished_or_late(
         self, name: str, tenant: str
@@ -209,7 +225,8 @@ class Deletions:
         # It may delete participants that died, so it is not a mere look-up.
         return await self._clients.run(self._store.progress, name, tenant)
 
-    async def _run(self) -> None:
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Call ``work`` now and then, when there is news, and again after an error."""
         pause_seconds = ROUND_SECONDS
         # Before Python 3.12 `wait_for` may swallow a cancellation.
         while not self._is_shut_down:
@@ -217,15 +234,18 @@ class Deletions:
                 await asyncio.wait_for(self._news.wait(), pause_seconds)
             self._news.clear()
             try:
-                await self._round()
+                await work()
                 pause_seconds = ROUND_SECONDS
-                self._recover_after_outage()
             except Exception as exc:  # noqa: BLE001  if it died no DELETE would end
-                self._was_down |= _is_outage(exc)
-                reason = log_text_of(exc)
-                throttled.warn_of("deleting", "A deletion is not finished: %s", reason)
+                self._note(exc)
                 pause_seconds = AFTER_ERROR_SECONDS
             await asyncio.sleep(MIN_ROUND_SECONDS)
+
+    def _note(self, error: Exception) -> None:
+        self._was_down |= _is_outage(error)
+        self._is_asked = True
+        reason = log_text_of(error)
+        throttled.warn_of("deleting", "A deletion is not finished: %s", reason)
 
     def _recover_after_outage(self) -> None:
         """Recover in a while: what could not be committed may have left something."""
@@ -244,22 +264,15 @@ class Deletions:
             self._recover()
 
     async def _round(self) -> None:
-        """Do what there is to do. Raises: TTSCacheError; the next round tries again."""
+        """Read what is to be done; renew the trust in rows. Raises: StorageError."""
         asked_at = boot_seconds()
         standing = await self._lookups.run(self._store.participants.standing)
         self._last_rows.good_for(standing.seconds, asked_at)
-        if standing.has_expired:
-            await self._delete_expired()
-        is_ours = bool(self._to_remove)
-        error = await self._remove_files()
-        await self._delete_all_if_missed()
-        if standing.is_asked or is_ours:
-            await self._confirm()
+        self._has_expired = standing.has_expired
+        self._is_asked |= standing.is_asked
         if standing.is_left or self._orphans:
             await self._adopt_orphans()
-        await self._sweep()
-        if error is not None:
-            raise error
+        self._recover_after_outage()
 
     async def _delete_expired(self) -> None:
         """Begin to delete voices whose end has come; the next rounds see to the rest.
@@ -277,44 +290,71 @@ class Deletions:
             self.carry_out(deletion)
             self._next_expiry = now  # there may be more
 
-    async def _remove_files(self) -> StorageError | None:
-        """Remove the files of all deletions; returns an error if any has some left."""
-        error = None
-        for deletion in list(self._to_remove.values()):
+    async def _remove_files(self) -> None:
+        """Remove the files of all deletions, of one after another."""
+        while queue := self._deleted or self._replaced:
+            deletion = queue.pop(next(iter(queue)))
+            self._in_removal.add(deletion.id)
             try:
-                await self._own.run(self._store.remove_files, deletion)
-            except StorageError as exc:
-                error = exc
+                await self._removals.run(self._store.remove_files, deletion)
+            except Exception as exc:  # noqa: BLE001  it is tried again, after others
+                self._note(exc)
+                later = asyncio.get_running_loop().call_later
+                later(AFTER_ERROR_SECONDS, self._remove_again, deletion)
             else:
-                del self._to_remove[deletion.id]
-        return error
+                self._in_removal.discard(deletion.id)
+                self._is_asked = True
+                self._news.set()
+
+    def _remove_again(self, deletion: Deletion) -> None:
+        self._in_removal.discard(deletion.id)
+        self.carry_out(deletion)
 
     async def _confirm(self) -> None:
         """Have this process and its workers delete what others may delete too.
 
-        Raises: WorkerRPCError, StorageError.
+        Raises: WorkerRPCError, StorageError; of one deletion, once the others are done.
         """
-        participants = self._store.participants
-        deletions = await self._lookups.run(participants.deletions_to_confirm)
-        if not deletions:
+        if self._has_expired:
+            await self._delete_expired()
+        await self._delete_all_if_missed()
+        if not self._is_asked:
             return
-        audios = {d.audio_sha256 for d in deletions if d.audio_sha256 is not None}
+        self._is_asked = False
+        waiting = await self._lookups.run(self._store.deletions_to_confirm)
+        if not waiting:
+            return
+        audios = {d.audio_sha256 for d in waiting if d.audio_sha256 is not None}
         stored = await self._lookups.run(self._store.stored_kinds, sorted(audios))
         # What others have as well is theirs: workers know of no names or transcripts.
         gone = sorted(sha for sha in audios if AUDIO_KIND not in stored[sha])
         busy = await self._delete_in_workers(DeleteCall(audio_sha256s=gone))
-        for deletion in deletions:
-            if (sha := deletion.audio_sha256) in busy:
-                continue  # asked again in the next round
-            if deletion.public_id is not None:
-                self._last_rows.delete(deletion.public_id)
-            if sha is not None:
-                # After the workers, of whom a prompt could have been made anew.
-                self._delete_here(sha)
-                await self._own.run(self._store.blobs.delete_unstored, sha)
-                if not await self._lookups.run(self._store.has_audio, sha):
-                    self._end_waits(sha)
-            await self._own.run(participants.confirm, deletion.id)
+        num_left, error = MAX_CONFIRMED, None
+        # What was deleted goes before what was replaced.
+        for deletion in sorted(waiting, key=lambda each: each.public_id is None):
+            if deletion.audio_sha256 in busy or not num_left:
+                self._is_asked = True
+                continue
+            try:
+                await self._confirm_one(deletion)
+                num_left -= 1
+            except StorageError as exc:
+                error = exc
+        if not num_left:
+            self._news.set()
+        if error is not None:
+            raise error
+
+    async def _confirm_one(self, deletion: Deletion) -> None:
+        if deletion.public_id is not None:
+            self._last_rows.delete(deletion.public_id)
+        if (sha := deletion.audio_sha256) is not None:
+            # After the workers, of whom a prompt could have been made anew.
+            self._delete_here(sha)
+            await self._own.run(self._store.blobs.delete_unstored, sha)
+            if not await self._lookups.run(self._store.has_audio, sha):
+                self._end_waits(sha)
+        await self._own.run(self._store.participants.confirm, deletion.id)
 
     async def _delete_all_if_missed(self) -> None:
         """Delete all that is remembered, after an absence of this process.
@@ -355,9 +395,9 @@ class Deletions:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
-            await self._own.run(self._store.participants.delete_lost)
+            await self._removals.run(self._store.participants.delete_lost)
             # Last, as it fails for as long as the disk does.
-            await self._own.run(self._store.sweep)
+            await self._removals.run(self._store.sweep)
 
     async def _adopt_orphans(self) -> None:
         """Remove files of deletions that another process has not gone on with.
