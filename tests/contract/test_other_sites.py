@@ -4,6 +4,7 @@ import dataclasses
 from argparse import Namespace
 
 import pytest
+from fastapi.routing import APIRoute
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
 from websockets.asyncio.client import connect
@@ -13,7 +14,7 @@ from websockets.typing import Origin
 from tests.speaking import wav
 from tests.speech_server import listening
 from tests.two_tenants import two_tenants
-from vllm_tts_cache.entrypoints.attach import is_api_route, routers
+from vllm_tts_cache.entrypoints.attach import routers
 
 VOICES = "/v1/audio/voices"
 STREAM = "/v1/audio/speech/stream"
@@ -45,7 +46,8 @@ async def register(server, headers):
 def changing():
     """Every operation of ours that does more than reading, as method and path."""
     for router in routers():
-        for route in filter(is_api_route, router.routes):
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
             for method in route.methods - READING:
                 yield method, route.path.format(name="Ann", consent_id="cons_1")
 

@@ -1,14 +1,12 @@
 """Attaches our parts to the host's API process, and to its synchronous engine."""
 
-from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute
 
 from vllm_tts_cache import Patch, patch_once
-from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.speaker.family import families
 
 # What of the host is replaced in the API process.
@@ -75,6 +73,7 @@ def attach() -> None:
     from vllm_omni.engine.orchestrator import OrchestratorBase
     from vllm_omni.entrypoints.openai import api_server, tts_adapters
 
+    from vllm_tts_cache.entrypoints.http import page
     from vllm_tts_cache.entrypoints.serving import host_fixes, host_surface
     from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
     from vllm_tts_cache.entrypoints.serving.websocket import CachedStreamingSpeech
@@ -106,16 +105,20 @@ def attach() -> None:
         if not family.pipelines:  # those have none of the host's, see `diffusion`
             adapter = family.part("adapter")
             adapters[adapter.name] = adapter
-    for router in (host_surface.router, *routers(), *page_routers(settings)):
-        for route in filter(is_api_route, router.routes):
-            api_server._remove_route_from_router(
-                api_server.router, route.path, set(route.methods)
-            )
+    ours = [host_surface.router, *routers()]
+    if settings.web:
+        ours.append(page.page_router(page.read_assets()))
+    for router in ours:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                api_server._remove_route_from_router(
+                    api_server.router, route.path, set(route.methods)
+                )
         api_server.router.include_router(router)
 
 
 def routers() -> tuple[APIRouter, ...]:
-    """All routes of ours."""
+    """Return the routers of all our routes but the page's."""
     from vllm_tts_cache.entrypoints.http import clips, consents, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
@@ -130,18 +133,6 @@ def routers() -> tuple[APIRouter, ...]:
         speech_routes.batch_router,
         speech_routes.generate_router,
     )
-
-
-def page_routers(settings: Settings) -> Sequence[APIRouter]:
-    """Those of the page, unless it is switched off; nobody calls them by HTTP's API."""
-    from vllm_tts_cache.entrypoints.http import page
-
-    return [page.page_router(page.read_assets())] if settings.web else []
-
-
-def is_api_route(route: BaseRoute) -> TypeGuard[APIRoute]:
-    """Whether it answers requests at a path with methods."""
-    return isinstance(route, APIRoute)
 
 
 def attach_offline() -> None:

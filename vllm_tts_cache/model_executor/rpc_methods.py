@@ -149,31 +149,30 @@ def _model(worker: Any) -> Any:
     return getattr(runner, "model", getattr(runner, "pipeline", None))
 
 
-def _of_speakers(answer: Callable[..., Any]) -> Method:
-    """Make a worker's method of a function of its speakers, its rank and bytes."""
-    return _method(answer, speakers_of)
+def _answering(side_of: Callable[[Any], Any]) -> Callable[..., Method]:
+    """Make a worker's method of a function of one side of it, its rank, and bytes.
+
+    Args:
+        side_of: Returns its speakers, or the states of its decoder; None without any.
+    """
+
+    def decorate(answer: Callable[..., Any]) -> Method:
+        @wraps(answer)
+        def method(self: Any, *call: bytes) -> bytes:
+            if (side := side_of(self)) is None:
+                return wire.encode(wire.Unsupported(reason=_refusal(self)))
+            side.count_call(answer.__name__)
+            try:
+                return wire.encode(answer(side, int(self.rank), *call))
+            except Exception as exc:  # noqa: BLE001
+                return wire.encode(wire.Failed(reason=str(exc) or repr(exc)))
+
+        return method
+
+    return decorate
 
 
-def _of_states(answer: Callable[..., Any]) -> Method:
-    """The same of a function of the states that its decoder keeps."""
-    return _method(answer, _states_of)
-
-
-def _method(answer: Callable[..., Any], side_of: Callable[[Any], Any]) -> Method:
-    @wraps(answer)
-    def method(self: Any, *call: bytes) -> bytes:
-        if (side := side_of(self)) is None:
-            return wire.encode(wire.Unsupported(reason=_refusal(self)))
-        side.count_call(answer.__name__)
-        try:
-            return wire.encode(answer(side, int(self.rank), *call))
-        except Exception as exc:  # noqa: BLE001
-            return wire.encode(wire.Failed(reason=str(exc) or repr(exc)))
-
-    return method
-
-
-@_of_speakers
+@_answering(speakers_of)
 def tts_cache_describe(speakers: WorkerEncodings, rank: int) -> wire.Described:
     """Return what the API process completes keys with, and where the worker reads."""
     return wire.Described(
@@ -184,18 +183,18 @@ def tts_cache_describe(speakers: WorkerEncodings, rank: int) -> wire.Described:
     )
 
 
-@_of_speakers
+@_answering(speakers_of)
 def tts_cache_want(
     speakers: WorkerEncodings, rank: int, call: bytes
 ) -> wire.WantAnswer:
-    """Queue what is missing of a `WantCall`, renew its leases, tell how far all is.
+    """Queue what is missing of a `WantCall`, renew its leases, say how far each is.
 
     Rank 0 encodes; the other ranks load what it publishes.
     """
     return speakers.want(wire.decode(wire.WantCall, call), rank)
 
 
-@_of_speakers
+@_answering(speakers_of)
 def tts_cache_encoding(
     speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.EncodingAnswer:
@@ -208,7 +207,7 @@ def tts_cache_encoding(
     return wire.EncodingAnswer(encoding=stored)
 
 
-@_of_speakers
+@_answering(speakers_of)
 def tts_cache_delete(
     speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.Deleted:
@@ -216,7 +215,7 @@ def tts_cache_delete(
     return _deleted(speakers, call)
 
 
-@_of_speakers
+@_answering(speakers_of)
 def tts_cache_failed(
     speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.FailedPrompts:
@@ -225,7 +224,7 @@ def tts_cache_failed(
     return wire.FailedPrompts(causes=speakers.failed(asked.request_ids))
 
 
-@_of_speakers
+@_answering(speakers_of)
 def tts_cache_stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
     """Return counters and sizes; nothing is looked up on the disk."""
     return wire.WorkerStats(
@@ -236,7 +235,7 @@ def tts_cache_stats(speakers: WorkerEncodings, rank: int) -> wire.WorkerStats:
     )
 
 
-@_of_states
+@_answering(_states_of)
 def tts_cache_delete_states(
     states: DecoderStates, _rank: int, call: bytes
 ) -> wire.Deleted:
@@ -244,7 +243,7 @@ def tts_cache_delete_states(
     return _deleted(states, call)
 
 
-@_of_states
+@_answering(_states_of)
 def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderStats:
     """Return a decoder's counters and sizes."""
     return states.stats(rank)
@@ -351,8 +350,7 @@ def register_models_to_vllm() -> None:
     """Register the host's classes in vLLM's own registry, and ours after them.
 
     vLLM's configuration, of which the host makes its own, asks there whether a model
-    takes multimodal prompts. If one does, it also asks for the class, and what it is
-    told is what the process loads.
+    takes multimodal prompts. If one does, it also takes the class from there.
     """
     register_omni_models_to_vllm()
     for family in families():

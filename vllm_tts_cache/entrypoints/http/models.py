@@ -10,26 +10,26 @@ from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 
-# Of somebody's voice: for whoever asked, and as what it is.
+# Of a person's voice: not for caches, and as what it is.
 FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
     """Documents an answer; none is checked against it while it is served."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class VoiceClip(_Answer):
+class VoiceClip(Answer):
     """One of several clips of a voice: a part of its audio."""
 
     start_seconds: float
     duration_seconds: float
 
 
-class Voice(_Answer):
+class Voice(Answer):
     """A registered voice."""
 
     id: str = Field(examples=["voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
@@ -74,21 +74,21 @@ class Voice(_Answer):
     )
 
 
-class Warned(_Answer):
+class Warned(Answer):
     """Something that is no error, but may be heard."""
 
     code: str
     message: str
 
 
-class Reason(_Answer):
+class Reason(Answer):
     """Something that speaks against a clip."""
 
     code: str = Field(examples=["noisy"])
     message: str = Field(description="what it is, and what to do")
 
 
-class Quality(_Answer):
+class Quality(Answer):
     """What a clip is worth; a figure that cannot be measured is null."""
 
     verdict: Literal["good", "fair", "poor"]
@@ -105,7 +105,7 @@ class Quality(_Answer):
     bandwidth_hz: int | None
 
 
-class Registered(_Answer):
+class Registered(Answer):
     """A registration: the voice as stock shows it, and as OpenAI's client reads it."""
 
     success: Literal[True]
@@ -120,7 +120,7 @@ class Registered(_Answer):
     note: str | None = None
 
 
-class CacheStatus(_Answer):
+class CacheStatus(Answer):
     """Whether a voice's encodings exist."""
 
     voice: str = Field(description="its name")
@@ -129,7 +129,7 @@ class CacheStatus(_Answer):
     message: str | None = None
 
 
-class VoiceStatus(_Answer):
+class VoiceStatus(Answer):
     """A voice and what it can be used for now."""
 
     voice: Voice
@@ -141,7 +141,7 @@ class VoiceStatus(_Answer):
     )
 
 
-class VoiceList(_Answer):
+class VoiceList(Answer):
     """A page of voices: stock's two lists, and where the next page begins."""
 
     voices: list[str]
@@ -156,7 +156,7 @@ class VoiceList(_Answer):
     )
 
 
-class ImportedVoice(_Answer):
+class ImportedVoice(Answer):
     """What became of a bundle."""
 
     voice: Voice
@@ -164,13 +164,13 @@ class ImportedVoice(_Answer):
     encodings_left: int = Field(description="not taken; the voice is encoded again")
 
 
-class Imported(_Answer):
+class Imported(Answer):
     """The voices of a bundle."""
 
     imported: list[ImportedVoice]
 
 
-class VoiceDeleted(_Answer):
+class VoiceDeleted(Answer):
     """Nothing of the voice is left."""
 
     success: Literal[True]
@@ -180,7 +180,7 @@ class VoiceDeleted(_Answer):
     deleted: Literal[True]
 
 
-class Consent(_Answer):
+class Consent(Answer):
     """A consent recording."""
 
     id: str = Field(examples=["cons_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
@@ -190,7 +190,7 @@ class Consent(_Answer):
     created_at: int
 
 
-class ConsentList(_Answer):
+class ConsentList(Answer):
     """A page of consent recordings, newest first."""
 
     object: Literal["list"]
@@ -200,7 +200,7 @@ class ConsentList(_Answer):
     has_more: bool
 
 
-class ConsentDeleted(_Answer):
+class ConsentDeleted(Answer):
     """Nothing of the recording is left."""
 
     id: str
@@ -215,33 +215,36 @@ def voice(
 
     Args:
         record: The voice.
-        is_numbered: Whether to tell its number among all registrations.
+        is_numbered: Whether to show its number among all registrations.
         is_lost: Whether its reference audio is not stored any more.
     """
-    shown: dict[str, Any] = {
+    has_audio = bool(record.audio_sha256)
+    always = {
         "name": record.name,
         "consent": record.consent,
         "created_at": int(record.created_at),
         "file_size": record.file_size or 0,
         "mime_type": record.mime_type or "",
-        "embedding_source": "audio" if record.audio_sha256 else "direct",
+        "embedding_source": "audio" if has_audio else "direct",
         "embedding_dim": record.embedding_dim,
     }
-    if record.ref_text:
-        shown["ref_text"] = record.ref_text
-    if record.description:
-        shown["speaker_description"] = record.description
-    if is_numbered:
-        shown["generation"] = record.generation
-    if record.audio_sha256:
-        shown["audio_sha256"] = record.audio_sha256
-        shown["sample_rate"] = record.sample_rate_hz
-        shown["duration_seconds"] = round(record.seconds, 3)
-    if is_lost:
-        shown["audio_lost"] = True
-    if record.num_clips > 1:
-        shown["clips"] = _clips(record)
-    return {**openai_voice(record), **shown, **_details(record)}
+    where_known = {
+        "ref_text": record.ref_text or None,
+        "speaker_description": record.description or None,
+        "generation": record.generation if is_numbered else None,
+        "audio_sha256": record.audio_sha256 or None,
+        "sample_rate": record.sample_rate_hz if has_audio else None,
+        "duration_seconds": round(record.seconds, 3) if has_audio else None,
+        "audio_lost": is_lost or None,
+        "clips": _clips(record) if record.num_clips > 1 else None,
+        "labels": record.labels,
+        "language": record.language,
+        "consent_id": record.consent_id,
+        "updated_at": _seconds(record.updated_at),
+        "expires_at": _seconds(record.expires_at),
+    }
+    known = {name: value for name, value in where_known.items() if value is not None}
+    return {**openai_voice(record), **always, **known}
 
 
 def openai_voice(record: SpeakerRecord) -> dict[str, Any]:
@@ -281,17 +284,6 @@ def first_page(records: Iterable[SpeakerRecord]) -> list[SpeakerRecord]:
             break
         page.append(record)
     return page
-
-
-def _details(record: SpeakerRecord) -> dict[str, Any]:
-    given = {
-        "language": record.language,
-        "consent_id": record.consent_id,
-        "updated_at": _seconds(record.updated_at),
-        "expires_at": _seconds(record.expires_at),
-    }
-    shown = {name: value for name, value in given.items() if value is not None}
-    return {"labels": record.labels, **shown}
 
 
 def _clips(record: SpeakerRecord) -> list[dict[str, float]]:

@@ -4,18 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from vllm_tts_cache.entrypoints.http import models
+from vllm_tts_cache.entrypoints.http.models import Answer
 
 
-class _Counts(BaseModel):
-    """Documents counts; none is checked against it while it is served."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class Registry(_Counts):
+class Registry(Answer):
     """What is registered; of one tenant of several, what the tenant has."""
 
     speakers: int
@@ -23,7 +18,7 @@ class Registry(_Counts):
     audio_bytes: int | None = None
 
 
-class TenantLimits(_Counts):
+class TenantLimits(Answer):
     """What a tenant may have; null is what all together may."""
 
     speakers: int | None
@@ -31,21 +26,21 @@ class TenantLimits(_Counts):
     audio_bytes: int | None
 
 
-class Files(_Counts):
+class Files(Answer):
     """Files of one kind."""
 
     files: int
     bytes: int
 
 
-class Segment(_Counts):
+class Segment(Answer):
     """Audio and what was made of it."""
 
     audio: Files
     encodings: Files
 
 
-class Storage(_Counts):
+class Storage(Answer):
     """What is stored, as the catalogue adds it up."""
 
     registered: Segment
@@ -53,20 +48,20 @@ class Storage(_Counts):
     max_bytes: dict[str, int]
 
 
-class Unfinished(_Counts):
+class Unfinished(Answer):
     """Deletions of which something is left to do."""
 
     unfinished: int
 
 
-class KVWarmings(_Counts):
+class KVWarmings(Answer):
     """Voices that are prefilled before their first text, in this process."""
 
     warmed: int
     waiting: int
 
 
-class TenantCache(_Counts):
+class TenantCache(Answer):
     """What one tenant of several has, and may have."""
 
     registry: Registry
@@ -74,7 +69,7 @@ class TenantCache(_Counts):
     deletions: Unfinished
 
 
-class Worker(_Counts):
+class Worker(Answer):
     """One worker's counters since its start, and sizes; by the model there are more."""
 
     rank: int
@@ -84,7 +79,7 @@ class Worker(_Counts):
     failed_prompts: int = Field(description="0 on a healthy server")
 
 
-class DecoderStates(_Counts):
+class DecoderStates(Answer):
     """What a worker of the codec decoder keeps of voices."""
 
     rank: int
@@ -95,7 +90,7 @@ class DecoderStates(_Counts):
     made: int
 
 
-class SpeakerCache(_Counts):
+class SpeakerCache(Answer):
     """What there is: all of it, or to a tenant's key what the tenant has."""
 
     registry: Registry
@@ -262,10 +257,8 @@ _WHEN = {
 _OF_ALL = (400, 401, 403, 503)
 
 
-class ErrorDetails(BaseModel):
+class ErrorDetails(Answer):
     """What is wrong, and what to do."""
-
-    model_config = ConfigDict(extra="allow")
 
     message: str = Field(examples=["Voice 'ann' is not registered. ..."])
     type: str = Field(examples=["NotFoundError"])
@@ -273,10 +266,8 @@ class ErrorDetails(BaseModel):
     param: str | None = None
 
 
-class Error(BaseModel):
+class Error(Answer):
     """An error in the host's shape."""
-
-    model_config = ConfigDict(extra="allow")
 
     error: ErrorDetails
 
@@ -322,5 +313,5 @@ def refusals(*statuses: int) -> Answers:
         }
         for status in sorted({*_OF_ALL, *statuses})
     }
-    # FastAPI documents a 422 in a shape of its own otherwise, which nobody is answered.
+    # FastAPI documents a 422 in a shape of its own otherwise, which no route answers.
     return {**errors, "4XX": {"model": Error, "description": "refused otherwise"}}
