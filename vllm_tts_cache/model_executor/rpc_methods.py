@@ -150,7 +150,7 @@ def _model(worker: Any) -> Any:
 
 
 def _answering(side_of: Callable[[Any], Any]) -> Callable[..., Method]:
-    """Make a worker's method of a function of one side of it, its rank, and bytes.
+    """Make a worker's method of a function of one of its sides, its rank, and bytes.
 
     Args:
         side_of: Returns its speakers, or the states of its decoder; None without any.
@@ -202,8 +202,8 @@ def tts_cache_encoding(
 
     For an API process that cannot read it from the disk.
     """
-    asked = wire.decode(wire.EncodingCall, call)
-    stored = speakers.stored_encoding(asked.audio_sha256, asked.encoder)
+    want = wire.decode(wire.EncodingCall, call)
+    stored = speakers.stored_encoding(want.audio_sha256, want.encoder)
     return wire.EncodingAnswer(encoding=stored)
 
 
@@ -220,8 +220,8 @@ def tts_cache_failed(
     speakers: WorkerEncodings, _rank: int, call: bytes
 ) -> wire.FailedPrompts:
     """Return why requests failed, of those in a `FailedCall` that had no prompt."""
-    asked = wire.decode(wire.FailedCall, call)
-    return wire.FailedPrompts(causes=speakers.failed(asked.request_ids))
+    ids = wire.decode(wire.FailedCall, call).request_ids
+    return wire.FailedPrompts(causes=speakers.failed(ids))
 
 
 @_answering(speakers_of)
@@ -250,10 +250,10 @@ def tts_cache_decoder_stats(states: DecoderStates, rank: int) -> wire.DecoderSta
 
 
 def _deleted(side: WorkerEncodings | DecoderStates, call: bytes) -> wire.Deleted:
-    asked = wire.decode(wire.DeleteCall, call)
-    if asked.everything:
+    deletion = wire.decode(wire.DeleteCall, call)
+    if deletion.everything:
         return side.delete_all()
-    return side.delete(asked.audio_sha256s)
+    return side.delete(deletion.audio_sha256s)
 
 
 METHODS = (

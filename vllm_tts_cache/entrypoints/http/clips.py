@@ -62,12 +62,12 @@ SEND_SECONDS = 60.0
 MIN_BYTES_PER_SECOND = 64 * 1024
 # So much is handed to a client that reads slowly before it has taken the last.
 _PIECE_BYTES = 256 * 1024
-# One range of bytes; what asks for several, or in another way, is sent the whole file.
+# One range of bytes; what names several, or in another way, is sent the whole file.
 _RANGE = re.compile(r"bytes=(\d{1,18})?-(\d{1,18})?", re.ASCII | re.IGNORECASE)
 
 
 class RangeNotSatisfiableError(SpeakerRequestError):
-    """A request asks for bytes behind the end of a file (416).
+    """A request names bytes behind the end of a file (416).
 
     Attributes:
         headers: Of the answer.
@@ -75,9 +75,9 @@ class RangeNotSatisfiableError(SpeakerRequestError):
 
     http_status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
 
-    def __init__(self, asked: str, num_bytes: int):
+    def __init__(self, given: str, num_bytes: int):
         super().__init__(
-            f"Invalid Range: {asked[:64]!r} asks for bytes behind the end, and the "
+            f"Invalid Range: {given[:64]!r} asks for bytes behind the end, and the "
             f"file has {num_bytes}. Leave it out, or ask for bytes=0-{num_bytes - 1}."
         )
         self.headers = {"Content-Range": f"bytes */{num_bytes}"}
@@ -188,10 +188,10 @@ class FilePart:
 
         Raises: RangeNotSatisfiableError.
         """
-        asked = _RANGE.fullmatch((self._range or "").strip())
-        if asked is None or self._if_range not in (None, etag):
+        named = _RANGE.fullmatch((self._range or "").strip())
+        if named is None or self._if_range not in (None, etag):
             return None
-        first, last = (None if each is None else int(each) for each in asked.groups())
+        first, last = (None if each is None else int(each) for each in named.groups())
         if first is None:
             if last is None:
                 return None
@@ -202,7 +202,7 @@ class FilePart:
             end = num_bytes if last is None else min(last + 1, num_bytes)
             part = range(first, end)
         if not part:
-            raise RangeNotSatisfiableError(asked.group(), num_bytes)
+            raise RangeNotSatisfiableError(named.group(), num_bytes)
         return part
 
 
@@ -210,10 +210,9 @@ RequestedPart = Annotated[FilePart, Depends()]
 
 
 async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
-    """Cut what is in memory.
+    """Cut a file that is in memory.
 
-    Handed over whole, all of it is taken at once, and kept in a buffer of the socket's
-    for as long as the client likes.
+    Whole, it would stay in a buffer of the socket for as long as the client likes.
     """
     for at in range(0, len(data), _PIECE_BYTES):
         yield data[at : at + _PIECE_BYTES]
@@ -234,7 +233,7 @@ async def check_clip(
 ) -> Any:
     """Say what a clip is worth, before anything is registered; nothing is stored."""
     del tenant  # which an administrator is not
-    # Before any of it is looked through, as in a registration.
+    # Before the text is looked through, as in a registration.
     check_text("ref_text", ref_text)
     data = await forms.read_clip(audio_sample)
     return (await handler.speakers.uploads.check(data, ref_text)).to_dict()

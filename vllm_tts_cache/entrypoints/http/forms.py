@@ -77,7 +77,7 @@ def transcript_of(ref_texts: Sequence[str], num_clips: int) -> str | None:
 
     Raises: InvalidSpeakerError.
     """
-    for text in ref_texts:  # before any of it is looked through
+    for text in ref_texts:  # before a text is looked through
         check_text("ref_text", text.strip())
     return details.joined(ref_texts, num_clips)
 

@@ -215,5 +215,5 @@ class Pieces:
         return pairs_joined.decode("utf-16-le", "ignore")
 
     def end(self) -> None:
-        """Leave out what nothing follows."""
+        """Leave out a half without its other one."""
         self._first_half = ""

@@ -42,7 +42,7 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # Kept, and asked for again by its ETag: after an upgrade no file is an old one.
+    # Kept, and checked again by its ETag: after an upgrade no file is an old one.
     "Cache-Control": "no-cache",
 }
 
@@ -71,7 +71,7 @@ def read_assets() -> Mapping[str, Asset]:
 
 
 def page_router(assets: Mapping[str, Asset]) -> APIRouter:
-    """Return the routes that answer with these files and with nothing else."""
+    """Return the routes that answer with these files alone."""
     router = APIRouter(include_in_schema=False)
 
     @router.api_route(PAGE, methods=["GET", "HEAD"])

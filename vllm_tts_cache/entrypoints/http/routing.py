@@ -129,7 +129,7 @@ class _Form:
     """Reads a form of several parts along, to see whether its end comes.
 
     The parser that keeps the parts takes one without it: a field may be missing then
-    that was sent, and the file of a part that was begun is closed by nobody.
+    that was sent, and the file of a part that was begun is never closed.
     """
 
     def __init__(self, boundary: bytes):

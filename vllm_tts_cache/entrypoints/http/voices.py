@@ -328,5 +328,5 @@ async def _shown(speakers: SpeakerService, found: StoredSpeaker) -> dict[str, An
 
 async def _status(speakers: SpeakerService, found: StoredSpeaker) -> dict[str, Any]:
     status, error = await speakers.encodings.status(found)
-    told = {"voice": found.record.name, "cache_status": status}
-    return told if error is None else {**told, "error": error}
+    answer = {"voice": found.record.name, "cache_status": status}
+    return answer if error is None else {**answer, "error": error}

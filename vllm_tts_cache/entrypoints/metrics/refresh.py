@@ -219,13 +219,13 @@ def _summed(numbers: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 class MetricsRefresh:
-    """Asks every few seconds what the API process does not count itself.
+    """Reads every few seconds what the API process does not count itself.
 
     For the event loop only.
 
     Args:
         workers: None if the model that is served has none.
-        num_flights: Tells how many encodings this process waits for.
+        num_flights: Returns how many encodings this process waits for.
         shared_with: The directory of the host's API processes, if there are several.
     """
 

@@ -47,7 +47,7 @@ from vllm_tts_cache.tenants import Tenant, speaking_tenant
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
-# What the host's validation takes for inline audio; nothing is ever read from it.
+# What the host's validation takes for inline audio; it is never read.
 _ELSEWHERE = "data:,"
 
 # A text is checked and cut into tokens in microseconds; a long one holds up the loop.
@@ -235,13 +235,13 @@ class CachedAdapter:
             request, stored_ref_text=stored_ref_text, is_inline=record is None
         )
         mode = self.tts_cache_family.mode(facts)
-        # Later the host asks this request for its task, not the copy it validates.
+        # Later the host reads the task of this request, not of the copy it validates.
         request.task_type = mode.stand_in.get("task_type", request.task_type)
         seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
         if record is not None and record.clip_starts_json is not None:
             self._service.model.check_clips(record.num_clips)
             seen.ref_text = of_clips(seen.ref_text, record.num_clips)
-        # First what costs nothing: a request that is refused fetches nothing.
+        # First what is free: a request that is refused must not fetch.
         self._check(seen)
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
         if found is not None:

@@ -57,7 +57,7 @@ class _NoHostsAdapter:
         sampling_params_list: list[Any],  # noqa: ARG002
         has_inline_ref_audio: bool,  # noqa: ARG002
     ) -> PreparedRequest:
-        """Add nothing to the prompt of a request without reference audio."""
+        """Leave the prompt of a request without reference audio as it is."""
         return PreparedRequest(prompt={})
 
 

@@ -75,8 +75,8 @@ def reason_of(error: Exception) -> str:
             if each.reason == "WRONG_VERSION_NUMBER":
                 return "its server speaks no TLS at that port. Try http:// instead"
             return f"its server and this one agree on no TLS ({each.reason})"
-    told = error.args[0] if isinstance(error, VLLMError) else error
-    return str(told)[:_MAX_REASON_CHARS]
+    reason = error.args[0] if isinstance(error, VLLMError) else error
+    return str(reason)[:_MAX_REASON_CHARS]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -97,13 +97,13 @@ class _Resolver(AbstractResolver):
         return await self._names.run(_addresses, host, port, family)
 
     async def close(self) -> None:
-        """The threads are closed by whoever has made them."""
+        """Leave the threads to `FetchConnection`."""
 
 
 def _addresses(
     host: str, port: int, family: socket.AddressFamily
 ) -> list[ResolveResult]:
-    # As aiohttp asks: none of a family that this machine has no address of.
+    # As aiohttp does: none of a family that this machine has no address of.
     kind, flags = socket.SOCK_STREAM, socket.AI_ADDRCONFIG
     found = socket.getaddrinfo(host, port, family=family, type=kind, flags=flags)
     return [

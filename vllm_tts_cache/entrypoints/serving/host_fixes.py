@@ -66,7 +66,7 @@ async def _answer(orchestrator: Any, message: Any) -> None:
     pools = [
         pool for pool in orchestrator.stage_pools if pool.stage_id in message.stage_ids
     ]
-    asked = [(pool, replica) for pool in pools for replica in pool.live_replica_ids()]
+    called = [(pool, replica) for pool in pools for replica in pool.live_replica_ids()]
     calls = [
         _started(
             pool.collective_rpc(
@@ -77,15 +77,15 @@ async def _answer(orchestrator: Any, message: Any) -> None:
                 kwargs=dict(message.kwargs or {}),
             )
         )
-        for pool, replica in asked
+        for pool, replica in called
     ]
     late = await _late(
         calls,
         seconds=message.timeout - EARLIER_SECONDS,
         is_one_enough=message.method in _ONE_WILL_DO,
     )
-    for (pool, _), call in zip(asked, calls, strict=True):
-        # A diffusion client keeps the answer to a call that nobody waits for, for ever;
+    for (pool, _), call in zip(called, calls, strict=True):
+        # A diffusion client keeps the answer to a call without a caller for ever;
         # it ends its calls by itself.
         if call in late and pool.stage_type != "diffusion":
             call.cancel()
@@ -96,7 +96,7 @@ async def _answer(orchestrator: Any, message: Any) -> None:
         CollectiveRPCResultMessage(
             rpc_id=message.rpc_id,
             method=message.method,
-            stage_ids=[pool.stage_id for pool, _ in asked],
+            stage_ids=[pool.stage_id for pool, _ in called],
             results=[_result(call, late) for call in calls],
         )
     )
@@ -170,7 +170,7 @@ def waiting_for_outputs(host: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(host)
     def create(self: Any, **kwargs: Any) -> Any:
-        # Here, as an engine asks what its pipeline's default is before it loads us.
+        # Here, as an engine reads its pipeline's default before it loads us.
         pipeline = self.pipeline_config
         if pipeline is not None and pipeline.model_type in ours:
             self._event_driven_orch_default = True
@@ -181,7 +181,7 @@ def waiting_for_outputs(host: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quiet_failed_requests() -> None:
-    """Filter the host's loggers of failed requests; again, it changes nothing."""
+    """Have the host log no more of our errors than their ``log_text``; once."""
     for module in ("serving_speech", "serving_speech_stream"):
         logging.getLogger(f"vllm_omni.entrypoints.openai.{module}").addFilter(_quiet)
 
@@ -246,7 +246,7 @@ class Stop:
         self._is_over = threading.Event()
 
     def expect(self) -> None:
-        """Take part in what the host does once it is told to stop."""
+        """Take part in how the host stops its engine."""
         engine = self._state.engine_client
         host = engine.shutdown
 
@@ -262,7 +262,7 @@ class Stop:
         engine.shutdown = shutdown
 
     def _drain(self) -> None:
-        """Take nothing new, and wait for what is under way."""
+        """Take no new request, and wait for those that are under way."""
         asyncio.run_coroutine_threadsafe(self._close_the_door(), self._loop).result()
         looks = int(self._seconds / LOOK_SECONDS)
         while self._num_requests and looks > 0 and not self._is_over.is_set():

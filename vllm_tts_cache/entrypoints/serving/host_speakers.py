@@ -40,7 +40,7 @@ class HostVoice:
     error: TTSCacheError | None = None
 
 
-NOBODY = HostVoice()
+NO_VOICE = HostVoice()
 _known: ContextVar[Mapping[str, HostVoice]] = ContextVar("host_voices")
 
 
@@ -144,7 +144,7 @@ def load_voice(store: SpeakerStore, name: str, tenant: str) -> HostVoice:
     if (voice := known_voice(name)) is not None:
         return voice
     found = store.find(name, tenant)
-    return NOBODY if found is None else read_voice(store, found)
+    return NO_VOICE if found is None else read_voice(store, found)
 
 
 def _audio(store: SpeakerStore, found: StoredSpeaker) -> tuple[Any, int] | None:
@@ -190,7 +190,7 @@ class OtherModel:
         title: As people call it.
         takes_clips: Whether the host speaks with voices that were registered by a
             clip, from its adapter: some serve several checkpoints.
-        takes_embeddings: Likewise by a raw embedding.
+        takes_embeddings: Whether with those that were by a raw embedding.
     """
 
     title: str
@@ -212,7 +212,7 @@ class OtherModel:
 
 
 # By the host's names of their adapters. A model of the host's that is neither here nor
-# a family is taken for one that can all of it: see `of_model`.
+# a family is taken for one that can do both: see `of_model`.
 OTHER_MODELS: Mapping[str, OtherModel] = {
     "audex": OtherModel(title="Audex", takes_clips=_never),
     "audex_tta": OtherModel(title="Audex TTA", takes_clips=_never),

@@ -1,4 +1,4 @@
-"""Which speaker a speech request names, which way it clones, and what came of it.
+"""Which speaker a speech request names, how it clones, and what was found of it.
 
 The host hands a request's sampling to the engine as it is, where a step of all requests
 reads it: a word in the place of a number would end the engine.
@@ -27,7 +27,7 @@ from vllm_tts_cache.speaker.family import (
     Transcript,
 )
 
-# What OpenAI clients send where the host wants no voice at all.
+# What OpenAI clients send where the host needs no voice.
 PLACEHOLDER = "default"
 _VOICE_FIELDS = ("voice", "speaker")  # the host's second name for it
 # The host takes the placeholder away from some requests, and it is not seen here.

@@ -27,7 +27,7 @@ from vllm_tts_cache.entrypoints.serving.diffusion import (
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection
 from vllm_tts_cache.entrypoints.serving.host_http import bounded_error_response
 from vllm_tts_cache.entrypoints.serving.host_speakers import (
-    NOBODY,
+    NO_VOICE,
     HostView,
     HostVoice,
     NoMemo,
@@ -266,7 +266,7 @@ class CachedServingSpeech(KnowsItsModel):
         return SpeakerNames(self.builtin_names, registered)
 
     def _drop_shadowing_uploads(self) -> None:
-        """Nothing to delete: a built-in name is looked up before a registered one."""
+        """Delete none: a built-in name is looked up before a registered one."""
 
     def _load_uploaded_audio(self, voice_name: str) -> tuple[Any, int] | None:
         """Read a voice's audio in our form, for families that we do not serve.
@@ -319,7 +319,7 @@ class CachedServingSpeech(KnowsItsModel):
         """
         names = {fold(r.voice): r.voice for r in requests if r.voice is not None}
         if self.served_family is not None:
-            return dict.fromkeys(names, NOBODY)
+            return dict.fromkeys(names, NO_VOICE)
         return {key: await self._read_voice(name) for key, name in names.items()}
 
     async def _read_voice(self, name: str) -> HostVoice:
@@ -328,7 +328,7 @@ class CachedServingSpeech(KnowsItsModel):
                 return known
             tenant = speaking_tenant(self.tenants)
             if (found := await self.speakers.lookups.find(tenant, name)) is None:
-                return NOBODY
+                return NO_VOICE
             read = host_speakers.read_voice
             return await self.speakers.lookups.reads.run(
                 read, self.speakers.store, found
@@ -466,7 +466,7 @@ class CachedServingSpeech(KnowsItsModel):
         again: Callable[[], Awaitable[AsyncIterator[Any]]],
         stays: Callable[[], Awaitable[None]],
     ) -> AsyncIterator[Any]:
-        """Pass outputs on; without any, for want of the prompt, submit anew."""
+        """Pass outputs on; if the prompt is lost before the first, submit anew."""
         for num_left in reversed(range(MAX_SUBMITS)):
             has_begun = False
             # A prefill may have begun while this one's speaker was encoded.
