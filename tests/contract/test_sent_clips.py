@@ -73,8 +73,8 @@ async def test_a_client_that_reads_below_the_rate_loses_its_place(monkeypatch):
         await asyncio.sleep(0.1)
         sent.append(len(message.get("body", b"")))
 
-    async def receive():
-        return await asyncio.Event().wait()
+    async def receive() -> Any:
+        await asyncio.Event().wait()
 
     with pytest.raises((OSError, ClientDisconnect)):
         await answer({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)

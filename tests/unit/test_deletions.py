@@ -295,14 +295,14 @@ async def test_what_this_process_cannot_delete_holds_up_no_other(rig, monkeypatc
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 1.0)
     bad = await rig.register("Bad")
     await rig.register("Good", pitch_hz=330)
-    delete_unstored, broken = rig.store.delete_unstored, True
+    delete_unstored, broken = rig.store.blobs.delete_unstored, True
 
     def sometimes(sha):
         if broken and sha == bad.audio_sha256:
             raise StorageError("Input/output error")
         return delete_unstored(sha)
 
-    monkeypatch.setattr(rig.store, "delete_unstored", sometimes)
+    monkeypatch.setattr(rig.store.blobs, "delete_unstored", sometimes)
     with pytest.raises(DeletionPendingError) as caught:
         await delete(rig, "Bad")
     assert caught.value.files_removed
@@ -327,7 +327,7 @@ async def test_a_clients_deletion_is_not_behind_those_of_bulk_replacement(
 
     monkeypatch.setattr(rig.store, "remove_files", slowly)
     for number in range(600):  # of rows that are gone: there is nothing to do for them
-        rig.service.deletions.carry_out(Deletion(10**6 + number, None))
+        rig.service.deletions.carry_out(Deletion(id=10**6 + number, audio_sha256=None))
     began = time.monotonic()
     await delete(rig, "Bob")
     assert len(removed) < 300

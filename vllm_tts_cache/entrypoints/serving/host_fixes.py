@@ -44,7 +44,7 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 LOOK_SECONDS = 0.05
 # The host kills API processes, of which there are several, after 5 seconds.
 SHARED_SECONDS = 2.0
-Serve = Method = Callable[..., Coroutine[Any, Any, Any]]
+Method = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def calling_beside(host: Method) -> Method:
@@ -199,7 +199,7 @@ def _quiet(record: logging.LogRecord) -> bool:
     return True
 
 
-def stopping_well(serve_http: Serve, drain_seconds: float) -> Serve:
+def stopping_well(serve_http: Method, drain_seconds: float) -> Method:
     """The host's ``serve_http``, of a server that ends so.
 
     Args:

@@ -72,7 +72,7 @@ def read_voice(store: SpeakerStore, found: StoredSpeaker) -> HostVoice:
         audio = _audio(store, found)
     except TTSCacheError as exc:
         error = exc
-    values = store.catalogue.speaker_embedding(found.record)
+    values = store.speaker_embedding(found.record)
     embedding = None if values is None else list(values)
     return HostVoice(row=row, audio=audio, embedding=embedding, error=error)
 
@@ -103,7 +103,7 @@ class HostView(Mapping[str, dict[str, Any]]):
 
     def __len__(self) -> int:
         # Of all tenants: the host logs it while it starts.
-        return self._store.count()
+        return self._store.num_speakers()
 
 
 class SpeakerNames(Set[str]):

@@ -321,7 +321,7 @@ class Deletions:
         if not self._is_asked:
             return
         self._is_asked = False
-        waiting = await self._lookups.run(self._store.deletions_to_confirm)
+        waiting = await self._lookups.run(self._store.participants.deletions_to_confirm)
         if not waiting:
             return
         audios = {d.audio_sha256 for d in waiting if d.audio_sha256 is not None}
