@@ -1,9 +1,9 @@
-"""Files as FFmpeg hears them: frame by frame, and what is missing at the end.
+"""Decodes files by FFmpeg, frame by frame, and tells what is missing at the end.
 
-FFmpeg tells the format of a file by its content and opens it only if it is on our list,
-so a playlist or a script that names other files is recognised and never read. Headers
-are not believed: no length in one decides what is allocated or when reading stops. What
-FFmpeg does believe, the index of an MP4 and the number of tags, is looked at before.
+FFmpeg finds the format of a file by its content and opens only those on our list, so a
+playlist or a script that names other files is never read. No length in a header decides
+what is allocated or when reading stops. Two things FFmpeg believes are checked before:
+the index of an MP4 and the number of tags.
 """
 
 import io
@@ -21,39 +21,39 @@ from av.stream import Disposition
 from vllm_tts_cache.errors import InvalidAudioError
 
 _FORMATS = "wav,flac,ogg,mp3,matroska,aac"
-# A tag amid AAC FFmpeg takes as a whole, and unpacks what is in it.
+# FFmpeg reads a tag inside AAC as a whole, and unpacks what is in it.
 _LARGE_ID3 = re.compile(rb"(?s)ID3[\x02-\x04][^\xff].([\x01-\x7f]|\0[\x04-\x7f])")
-# What an MP4 or QuickTime file begins with; FFmpeg opens no other one, as the index of
-# a file is looked at before.
+# The first boxes of MP4 and QuickTime files whose index is checked; FFmpeg opens no
+# other MP4.
 _MP4_BOXES = frozenset(b"ftyp free junk mdat moov pnot skip uuid wide".split())
 _LOSSY_CODECS = frozenset({"aac", "mp1", "mp2", "mp3", "opus", "speex", "vorbis"})
 _CODECS = _LOSSY_CODECS | {"alac", "flac"}
 _WAV_ONLY = {f"pcm_{form}le" for form in ("s16", "s24", "s32", "f32", "f64")}
 _WAV_ONLY |= {"adpcm_ima_wav", "adpcm_ms", "gsm_ms", "pcm_alaw", "pcm_mulaw", "pcm_u8"}
-# No other decoder may run on a stranger's bytes, not even for the look that FFmpeg
-# takes at every track when it opens a file. Some are not called like their codec.
+# The decoders that may run on a stranger's bytes, also when FFmpeg probes the tracks of
+# a file. Some are not called like their codec.
 _DECODERS = _CODECS | _WAV_ONLY | {"mp1float", "mp2float", "mp3float"}
 
-# The longest clip of the slowest codec takes one, and milliseconds of it to be opened.
+# The longest clip of the slowest codec takes 1 s, and milliseconds of it to be opened.
 _MAX_CPU_SECONDS = 5
-_MAX_ERRORS = 1_000  # what has more is no recording, and each costs an exception
+_MAX_ERRORS = 1_000  # no recording has more, and each costs an exception
 # Half an hour of AAC at 48 kHz; 30 s of anything have far fewer.
 MAX_INDEX_ENTRIES = 100_000
 _MAX_TAGS = 10_000  # a second's work
-# FFmpeg's, and those of PyAV where it trips over what a damaged header says.
+# FFmpeg's, and PyAV's on damaged headers.
 _ERRORS = (av.error.FFmpegError, ArithmeticError, LookupError, RuntimeError, ValueError)
 
-# A codec's delay, and what it pads the last frame with, are three frames at most; some
-# encoders announce them and others do not.
+# The delay and the padding of a codec are three frames at most; not all encoders
+# announce them.
 MAX_PADDING_SAMPLES = 4_096
 _MIN_LOSS_SECONDS = 0.05  # sizes and durations are rounded, or count the header
 # A recorder that has not closed its file leaves 0 there or a size near 2 or 4 GiB.
 _WAV_UNCLOSED_BYTES = 1 << 30
-# An MP3 that counts its frames; the duration of another one FFmpeg guesses by its size.
+# MP3 with a count of its frames; without one FFmpeg guesses the duration by the size.
 _MP3_COUNT = re.compile(b"Xing|Info|VBRI")
-# The last page of an Ogg file: that of the last packet, or the one where that ends.
+# The last page of an Ogg file: that of the last packet, or the one where it ends.
 _OGG_END = re.compile(rb"\AOggS\0[\x04-\x07]|OggS\0\x05")
-# ID3v2, ID3v1 and APE, which are met between files that were joined.
+# ID3v2, ID3v1 and APE tags, which lie between files that were joined.
 _TAG_PACKET = re.compile(rb"\A(ID3|TAG)|APETAGEX")
 
 
@@ -61,9 +61,9 @@ class ClipFile:
     """A file, to be decoded once.
 
     Attributes:
-        is_lossy: Whether its codec pads what it encodes; known with the first frame.
-        loss: How much was heard, in words, if the file breaks off or is damaged; None
-            if nothing shows that. Known after the last frame.
+        is_lossy: Whether its codec pads; known with the first frame.
+        loss: How much was decoded, in words, if the file breaks off or is damaged, else
+            None; known after the last frame.
     """
 
     def __init__(self, data: bytes):
@@ -75,9 +75,7 @@ class ClipFile:
         self.loss: str | None = None
 
     def frames(self) -> Iterator[av.AudioFrame]:
-        """Decode lazily: a caller that stops reading stops the decoding.
-
-        A part that cannot be decoded is left out, as FFmpeg does, and `loss` says so.
+        """Decode lazily; leave out a part that cannot be decoded, and set `loss`.
 
         Raises:
             InvalidAudioError: The format or the codec is not accepted, or no part of
@@ -88,7 +86,7 @@ class ClipFile:
             self.is_lossy = stream.codec.canonical_name in _LOSSY_CODECS
             packets, decode = file.demux(stream), stream.codec_context.decode
             while len(self._errors) <= _MAX_ERRORS:
-                packet = None  # behind a place where the file cannot be read on
+                packet = None  # after a place where the file cannot be read on
                 try:
                     packet = next(packets, None)
                     frames = decode(packet)
@@ -110,10 +108,10 @@ class ClipFile:
             self.loss = self._loss(file, stream) if self._ends else None
 
     def _loss(self, file: InputContainer, stream: av.AudioStream) -> str | None:
-        """Say how much was heard of a file, if that is less than was recorded.
+        """Say how much was decoded, if that is less than was recorded.
 
-        That is told by the times of its packets, by what it announces, and by the last
-        page of Ogg or frame of MP3.
+        The times of the packets show it, a duration or size that the file announces,
+        and the last page of Ogg or frame of MP3.
         """
         first, last, data = self._ends[0], self._ends[-1], self._data
         rate = stream.codec_context.sample_rate
@@ -129,7 +127,7 @@ class ClipFile:
                 seconds = max(seconds, heard * size / (len(data) - start))
         elif name != "aac" and (name != "mp3" or _MP3_COUNT.search(data, 0, 8_192)):
             announced = (stream.duration or 0) * (stream.time_base or 0)
-            if len(file.streams) == 1:  # of more it is that of the longest one
+            if len(file.streams) == 1:  # else it is that of the longest stream
                 announced = (file.duration or 0) / av.time_base
             seconds = max(seconds, float(announced))
         if name == "ogg":
@@ -143,7 +141,7 @@ class ClipFile:
 
 
 def _mp3_size(frame: av.Packet) -> int:
-    """How many bytes a frame of its bit rate has."""
+    """The size in bytes of a whole frame of this one's bit rate."""
     decoder = AudioCodecContext.create("mp3", "r")
     decoder.bit_rate = 0  # a decoder sets it if it is not set
     decoder.decode(frame)
@@ -152,13 +150,13 @@ def _mp3_size(frame: av.Packet) -> int:
 
 
 class _BoundedFile(io.BytesIO):
-    """Ends before its end where FFmpeg takes a multiple of the time of any clip."""
+    """Ends early once the thread's CPU time has passed ``until``."""
 
     until, is_late = 0.0, False
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.is_late |= time.thread_time() > self.until
-        # PyAV would print what is raised here, once for each try of FFmpeg's.
+        # PyAV would print an exception from here, once for each try of FFmpeg's.
         return b"" if self.is_late else super().read(size)
 
 
@@ -179,7 +177,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
         "max_probe_packets": "0",  # no look at PCM for a codec in disguise
     }
     if not is_mp4:
-        options["fflags"] = "+ignidx"  # WebM's cues would be sorted, for who seeks
+        options["fflags"] = "+ignidx"  # WebM's cues would be sorted for seeking
     try:
         with av.open(
             source,
@@ -204,7 +202,7 @@ def _opened(data: bytes) -> Iterator[InputContainer]:
 
 
 def _audio_stream(file: InputContainer) -> av.AudioStream:
-    """The audio track that the file marks as its default, or else the first one."""
+    """Return the audio track that is marked as the default, else the first one."""
     tracks = file.streams.audio
     if not tracks:
         raise InvalidAudioError("it has no audio track.")
@@ -222,7 +220,7 @@ def _audio_stream(file: InputContainer) -> av.AudioStream:
 
 
 def _without_tags(data: bytes) -> bytes:
-    """Leave out the ID3v2 tags that a file begins with, and all that FLAC has."""
+    """Remove the ID3v2 tags at the beginning, and all tags of FLAC."""
     start = 0
     while data.startswith(b"ID3", start) and len(data) >= start + 10:
         size = 0
@@ -232,7 +230,7 @@ def _without_tags(data: bytes) -> bytes:
     data = data[start:]
     if not data.startswith(b"fLaC\0"):
         return data
-    # Of the blocks of metadata the first one describes the stream.
+    # The first block of metadata describes the stream.
     block, at = 0, 4
     while block < 0x80 and at + 4 <= len(data):
         block, at = data[at], at + 4 + _number(data, at + 1, 3)
@@ -242,13 +240,12 @@ def _without_tags(data: bytes) -> bytes:
 def _check_tags(data: bytes) -> None:
     """Refuse more tags than any clip has.
 
-    FFmpeg looks each up among all before it, in one call that cannot be ended: a minute
+    FFmpeg compares each with all before it, in one call that cannot be ended: a minute
     for a megabyte of short ones. 10 MiB of sound look like some hundreds by chance.
     """
     found = 0
-    if data.startswith(b"OggS"):  # lengths of comments, and pages that may part them
-        lengths = re.finditer(rb"\0\0[^\0=]", data)
-        found = sum(1 for _ in lengths) + data.count(b"OggS")
+    if data.startswith(b"OggS"):  # lengths of comments, and pages that may split them
+        found = len(re.findall(rb"\0\0[^\0=]", data)) + data.count(b"OggS")
     elif data.startswith(b"\x1aE\xdf\xa3"):  # tags and chapters of WebM
         found = data.count(b"\x67\xc8") + data.count(b"\x73\xc4")
     if found > _MAX_TAGS:
@@ -258,8 +255,8 @@ def _check_tags(data: bytes) -> None:
 def _check_mp4_index(data: bytes) -> None:
     """Refuse an index that claims more packets than any usable reference has.
 
-    FFmpeg allocates tens of bytes for each of them, and a claim costs no bytes in the
-    file: 17 KB made it take 2.4 GB. A compressed index (``cmov``) hides what it claims.
+    FFmpeg allocates tens of bytes for each, and a claim costs no bytes in the file:
+    17 KB made it take 2.4 GB. A compressed index (``cmov``) hides its claims.
     """
     index = _without_media(data)
     if b"moov" not in index or b"cmov" in index:
@@ -275,9 +272,9 @@ def _check_mp4_index(data: bytes) -> None:
 
 
 def _without_media(data: bytes) -> bytes:
-    """Leave out the media data, whose bytes would look like boxes by chance."""
+    """Remove the media data, whose bytes would look like boxes by chance."""
     index, start = bytearray(), 0
-    for _ in range(4_096):  # more are no file of anybody's; the rest is one then
+    for _ in range(4_096):  # no clip has more boxes; the rest counts as one
         size = _number(data, start)
         if size == 1:
             size = _number(data, start + 8, 8)
@@ -291,10 +288,10 @@ def _without_media(data: bytes) -> bytes:
 
 
 def _claimed_packets(index: bytes) -> int:
-    """An upper bound on what FFmpeg makes of the index.
+    """An upper bound on the packets that FFmpeg makes of the index.
 
-    Packets are counted by sample sizes and by fragments or, for PCM, by chunks; and
-    every edit may list all of them once more.
+    Packets are counted by sample sizes and by fragments or, for PCM, by chunks; every
+    edit may list all of them once more.
     """
 
     def total(skipped: int, *boxes: bytes) -> int:
@@ -303,8 +300,8 @@ def _claimed_packets(index: bytes) -> int:
 
     counted = total(8, b"stsz", b"stz2") + total(4, b"trun", b"stsc")
     if counted > MAX_INDEX_ENTRIES:
-        return counted  # before the tables of chunks, whose length may be the lie
-    # An entry is the number of a first chunk, the packets in each, a description.
+        return counted  # before the tables of chunks, whose length may be false
+    # An entry: the number of the first chunk, the packets in each, a description.
     lengths = (
         _number(index, name.end() + 12 + 12 * entry)
         for name in re.finditer(b"stsc", index)

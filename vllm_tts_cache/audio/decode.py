@@ -1,11 +1,10 @@
-"""Reference audio from bytes: decoded, downmixed, measured and checked.
+"""Decodes, downmixes and checks reference audio.
 
-Pure and safe in any thread; it takes up to a second of CPU, so keep it off an event
-loop. Nothing is trimmed, normalised or resampled: the official packages encode what
-the decoder gives, downmixed by the mean over channels in float32. Two exceptions are
-warned of or too short to hear: of two channels that cancel each other the first is
-taken, and what a lossy codec pads to a clip of the greatest length is cut off. Several
-clips of one speaker are decoded and checked one by one, then joined.
+Safe in any thread. A clip takes up to a second of CPU, so keep it off an event loop. No
+clip is trimmed, normalised or resampled: the official packages encode what the decoder
+gives, downmixed by the mean over channels in float32. There are two exceptions: of two
+channels that cancel each other only the first is taken, with a warning, and the padding
+of a lossy codec is cut off a clip of the greatest length.
 """
 
 import base64
@@ -57,12 +56,10 @@ class PcmBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedAudio:
-    """A usable reference audio and what a listener would mind about it.
+    """A usable reference audio and its faults.
 
     Attributes:
-        audio: What encoders read.
-        warnings: What a listener would mind.
-        sources: The file that each clip was decoded from; empty if one never was one.
+        sources: The file that each clip was decoded from; empty if a clip has none.
     """
 
     audio: ReferenceAudio
@@ -71,15 +68,12 @@ class DecodedAudio:
 
 
 def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
-    """Decode a whole file.
-
-    A file that breaks off counts as what decodes of it, within the limits, and is
-    warned of.
+    """Decode a whole file; one that breaks off is decoded to there, with a warning.
 
     Raises:
         InvalidAudioError: Empty, too large, undecodable, too short, too long, silent,
-            not finite, or a rate or channel count out of bounds. What is too long is
-            refused after ``max_seconds`` are decoded, whatever its header says.
+            not finite, or a rate or channel count out of bounds. A clip that is too
+            long is refused after ``max_seconds`` are decoded, whatever its header says.
     """
     limits.check_size(len(data))
     file = ClipFile(data)
@@ -93,31 +87,27 @@ def decode(data: bytes, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
     limits.check_not_shorter(samples.size, rate)
     if not np.isfinite(samples).all():
         raise InvalidAudioError("it holds samples that are not finite (NaN, Inf).")
-    level = active_level_dbfs(samples, rate)
-    warnings = check_level(level, clipped_share(mixed.at_full_scale))
-    warnings = (*_of_file(file, mixed), *warnings)
-    return DecodedAudio(ReferenceAudio.of(samples, rate), warnings, sources)
-
-
-def _of_file(file: ClipFile, mixed: "Downmix") -> Iterator[AudioWarning]:
+    warnings: list[AudioWarning] = []
     if file.loss is not None:
         message = f"Only {file.loss} can be heard: the file breaks off or is damaged; "
-        yield AudioWarning("truncated", f"{message}send it whole.")
+        warnings.append(AudioWarning("truncated", f"{message}send it whole."))
     if mixed.is_one_channel:
-        yield AudioWarning(
-            "one_channel",
-            "Its two channels cancel each other, as if one were turned over; only the "
-            "first is used.",
+        message = "Its two channels cancel each other, as if one were turned over; "
+        warnings.append(
+            AudioWarning("one_channel", f"{message}only the first is used.")
         )
+    level = active_level_dbfs(samples, rate)
+    warnings += check_level(level, clipped_share(mixed.at_full_scale))
+    return DecodedAudio(ReferenceAudio.of(samples, rate), tuple(warnings), sources)
 
 
 def is_data_url(url: str) -> bool:
-    """Whether the reference is in the URL itself."""
+    """Tell whether the URL holds the audio itself."""
     return url[:5].lower() == "data:"
 
 
 def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
-    """Decode ``data:...;base64,...``; its media type is not believed.
+    """Decode ``data:...;base64,...``, whatever media type it names.
 
     Raises:
         InvalidAudioError: As for :func:`decode`, or not a base64 data URL.
@@ -141,7 +131,7 @@ def decode_path(path: Path, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudi
     """
     try:
         with path.open("rb") as file:
-            # One byte more, so that a too large file, or a pipe without end, shows.
+            # One byte more than allowed; a pipe without end is not read to its end.
             data = file.read(limits.max_bytes + 1)
     except OSError as exc:
         raise InvalidAudioError(f"{path}: {exc.strerror or exc}.") from exc
@@ -149,8 +139,8 @@ def decode_path(path: Path, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudi
 
 
 def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
-    """Join frames of one form: NumPy would take longer over each than FFmpeg."""
-    # One FIFO for each form: it would take channels of one frame for another's.
+    """Join frames into blocks: for single ones NumPy would take longer than FFmpeg."""
+    # A FIFO for each form, as it would mix up the channels of several.
     joined, form, num_samples = av.AudioFifo(), None, 0
     for frame in frames:
         num_channels = frame.layout.nb_channels
@@ -170,18 +160,17 @@ def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
 
 
 def _block(joined: av.AudioFifo) -> PcmBlock:
-    """Take all of it."""
     frame = cast(av.AudioFrame, joined.read())
     num_channels, is_planar = frame.layout.nb_channels, frame.format.is_planar
     dtype = np.dtype(_DTYPES[frame.format.packed.name])
     count = frame.samples if is_planar else frame.samples * num_channels
-    # Each plane by its number: PyAV's `planes`, and so its `to_ndarray`, looks for the
-    # last one behind the end of a table of eight; a 7.1 clip then crashes the process.
+    # Each plane by its number: PyAV's `planes`, and so its `to_ndarray`, reads behind
+    # the end of a table of eight; a 7.1 clip then crashes the process.
     planes = [
         np.frombuffer(cast(bytes, AudioPlane(frame, index)), dtype, count)
         for index in range(num_channels if is_planar else 1)
     ]
-    # A float64 sample may be too large, which is refused later by its name.
+    # A float64 sample may become Inf, which `decode` refuses.
     with np.errstate(over="ignore"):
         stacked = np.stack(planes) if len(planes) > 1 else planes[0][np.newaxis]
         samples = stacked.astype(np.float32)
@@ -198,8 +187,8 @@ class Downmix:
     """One channel made of several.
 
     Attributes:
-        samples: ``(num_samples,)`` float32: the mean over channels, or the first one
-            if there are two that cancel each other.
+        samples: ``(num_samples,)``: the mean over channels, or the first of two that
+            cancel each other (`is_one_channel`).
         at_full_scale: Whether any channel was at full scale, of the same shape.
     """
 
@@ -212,7 +201,7 @@ class Downmix:
 def downmix(blocks: Iterator[PcmBlock], limits: AudioLimits) -> Downmix:
     """Mix block by block, until the end or one block past the limit.
 
-    The limit counts from behind what a codec may have padded.
+    A codec's padding does not count against the limit.
 
     Raises:
         InvalidAudioError: No samples, too many, or a format out of bounds.
@@ -228,7 +217,7 @@ def downmix(blocks: Iterator[PcmBlock], limits: AudioLimits) -> Downmix:
         limits.check_format(rate, num_channels)
         num_samples += len(block.samples)
         limits.check_not_longer(num_samples - MAX_PADDING_SAMPLES, rate)
-        # Finite samples may add up to Inf, which is refused later by its name.
+        # Finite samples may add up to Inf, which `decode` refuses.
         with np.errstate(over="ignore", invalid="ignore"):
             mean.append(_mean(block.samples))
             peak = functools.reduce(np.maximum, np.abs(block.samples).T)
@@ -245,7 +234,7 @@ def downmix(blocks: Iterator[PcmBlock], limits: AudioLimits) -> Downmix:
 
 
 def _mean(samples: Samples) -> Samples:
-    """The mean over channels, as NumPy rounds it, which takes ten times as long."""
+    """The mean over channels, rounded as by NumPy's, which takes ten times as long."""
     match samples.shape[1]:
         case 1:
             return samples[:, 0]
@@ -256,10 +245,9 @@ def _mean(samples: Samples) -> Samples:
 
 
 def _cancel(left: Samples, mean: Samples) -> bool:
-    """Tell whether two channels, of which the mean is given, take each other away.
+    """Tell whether two channels with this mean cancel each other, offsets aside.
 
-    That of unrelated channels has a quarter of the power of both, that of equal ones
-    half of it. Offsets do not count.
+    The mean of unrelated channels has a quarter of their power, of equal ones half.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         powers = np.var(left), np.var(2 * mean - left)
@@ -267,28 +255,29 @@ def _cancel(left: Samples, mean: Samples) -> bool:
 
 
 def name_of(index: int) -> str:
-    """What messages call one of several clips: as the form's field, from 0 on."""
+    """The name of one of several clips in messages: its field of the form."""
     return f"audio_sample[{index}]"
 
 
 def decode_clips(
     files: Sequence[bytes], limits: AudioLimits = DEFAULT_LIMITS
 ) -> DecodedAudio:
-    """Decode the clips of one voice; of one clip the same as `decode`.
+    """Decode and join the clips of one voice, in the order of their transcripts.
 
     Args:
-        files: In the order of their transcripts.
-        limits: Of each clip; the longest that one may be, all together may be.
+        files: One for each clip; of a single one the result is that of `decode`.
+        limits: For each clip; ``max_seconds`` also for all together.
 
     Raises:
-        InvalidAudioError: One cannot be used, which the message names, or not all
-            together.
+        InvalidAudioError: A clip cannot be used, which the message names, or they
+            cannot be used together.
     """
     if len(files) == 1:
         return decode(files[0], limits)
     if len(files) > MAX_CLIPS:
-        reason = f"it comes in {len(files)} clips; at most {MAX_CLIPS} are allowed."
-        raise InvalidAudioError(reason)
+        raise InvalidAudioError(
+            f"it comes in {len(files)} clips; at most {MAX_CLIPS} are allowed."
+        )
     decoded: list[DecodedAudio] = []
     for index, data in enumerate(files):
         with naming(index):
@@ -299,7 +288,7 @@ def decode_clips(
 def join(
     decoded: Sequence[DecodedAudio], limits: AudioLimits = DEFAULT_LIMITS
 ) -> DecodedAudio:
-    """Put decoded clips behind each other.
+    """Join decoded clips.
 
     Raises:
         InvalidAudioError: They have several rates, or are too long together.
@@ -325,9 +314,10 @@ def join(
         for warning in each.warnings
     )
     sources = tuple(source for each in decoded for source in each.sources)
-    if len(sources) < len(decoded):
-        sources = ()
-    return DecodedAudio(ReferenceAudio.joined(clips), warnings, sources)
+    are_all = len(sources) == len(decoded)
+    return DecodedAudio(
+        ReferenceAudio.joined(clips), warnings, sources if are_all else ()
+    )
 
 
 def cut(
@@ -335,11 +325,11 @@ def cut(
     clip_starts: Sequence[int],
     limits: AudioLimits = DEFAULT_LIMITS,
 ) -> DecodedAudio:
-    """Cut a joined audio where its clips begin; each must be one that `decode` takes.
+    """Cut a joined audio where its clips begin, and check each as `decode` does.
 
     Raises:
         InvalidAudioError: A clip cannot be used.
-        ValueError: There can be no clips that begin there.
+        ValueError: No clips can begin there.
     """
     whole = decoded.audio
     audio = ReferenceAudio.of(whole.samples, whole.sample_rate_hz, clip_starts)
@@ -352,7 +342,7 @@ def cut(
 
 @contextmanager
 def naming(index: int) -> Iterator[None]:
-    """Name one of several clips in what is said of it."""
+    """Put the name of one of several clips before the reason of an error."""
     try:
         yield
     except InvalidAudioError as exc:

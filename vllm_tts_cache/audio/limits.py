@@ -1,9 +1,8 @@
-"""What a reference audio may measure, and how loud it is: silent, low, or clipped.
+"""Bounds of a reference audio, and its level: silent, low, or clipped.
 
-The *active level* is the RMS that at least 0.2 s of the clip reach: the clip is cut
-into frames of 20 ms, each frame's mean is removed, and the tenth loudest frame is
-taken. So a constant offset is silence, and so are a few clicks; a short word in a
-long pause is not.
+The *active level* is the RMS that at least 0.2 s of the clip reach: of frames of 20 ms,
+each without its mean, the tenth loudest. So a constant offset is silence, and so are a
+few clicks; a short word in a long pause is not.
 """
 
 from dataclasses import dataclass
@@ -28,12 +27,12 @@ _FLOOR_POWER = 1e-20  # -200 dBFS stands for digital silence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioLimits:
-    """Bounds on a reference audio; each check raises ``InvalidAudioError``.
+    """Bounds of a reference audio; each check raises ``InvalidAudioError``.
 
     Attributes:
-        max_bytes: Size of the file, before anything is decoded.
-        max_channels: Beyond third-order ambisonics it is no recording of a voice,
-            and a few bytes of a codec can stand for hundreds of silent channels.
+        max_bytes: Size of the file.
+        max_channels: As many as third-order ambisonics has; a few bytes of a codec can
+            stand for hundreds of silent channels.
     """
 
     min_seconds: float = 1.0
@@ -67,14 +66,14 @@ class AudioLimits:
             )
 
     def check_not_longer(self, num_samples: int, sample_rate_hz: int) -> None:
-        """Refuse what is already too long, however much may follow."""
+        """Refuse a clip that is too long; more of it may follow."""
         if num_samples > self.max_seconds * sample_rate_hz:
             raise InvalidAudioError(
                 f"it is longer than {self.max_seconds:g} s, which is the most."
             )
 
     def check_not_shorter(self, num_samples: int, sample_rate_hz: int) -> None:
-        """Refuse what is too short, once all of it is known."""
+        """Refuse a whole clip that is too short."""
         if num_samples < self.min_seconds * sample_rate_hz:
             raise InvalidAudioError(
                 f"it lasts {num_samples / sample_rate_hz:.2f} s; at least "
@@ -87,7 +86,7 @@ DEFAULT_LIMITS = AudioLimits()
 
 @dataclass(frozen=True, slots=True)
 class AudioWarning:
-    """Something that a listener would mind, but that does not refuse the clip."""
+    """An audible fault for which a clip is not refused."""
 
     code: Literal["clipping", "low_level", "one_channel", "truncated"]
     message: str
@@ -104,10 +103,7 @@ def active_level_dbfs(samples: npt.NDArray[np.float32], sample_rate_hz: int) -> 
 
 
 def clipped_share(at_full_scale: npt.NDArray[np.bool_]) -> float:
-    """Share of samples that begin three in a row at full scale.
-
-    A single sample at full scale is a peak; a flat top is clipping.
-    """
+    """Share of samples that begin three in a row at full scale: one alone is a peak."""
     flat = at_full_scale[:-2] & at_full_scale[1:-1] & at_full_scale[2:]
     return float(np.count_nonzero(flat) / max(at_full_scale.size, 1))
 
@@ -125,16 +121,12 @@ def check_level(level_dbfs: float, clipped: float) -> tuple[AudioWarning, ...]:
         )
     warnings = []
     if level_dbfs < LOW_LEVEL_DBFS:
-        low = f"the loudest 0.2 s reach only {level_dbfs:.1f} dBFS (RMS)"
-        warnings.append(
-            AudioWarning("low_level", f"{low}; record above {LOW_LEVEL_DBFS:g} dBFS.")
-        )
+        message = f"the loudest 0.2 s reach only {level_dbfs:.1f} dBFS (RMS); record "
+        message += f"above {LOW_LEVEL_DBFS:g} dBFS."
+        warnings.append(AudioWarning("low_level", message))
     if clipped > MAX_CLIPPED_SHARE:
-        warnings.append(
-            AudioWarning(
-                "clipping",
-                f"{clipped:.2%} of the samples lie in flat tops at full scale; "
-                "record with less gain.",
-            )
+        message = (
+            f"{clipped:.2%} of the samples lie in flat tops at full scale; record "
         )
+        warnings.append(AudioWarning("clipping", f"{message}record with less gain."))
     return tuple(warnings)

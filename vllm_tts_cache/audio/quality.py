@@ -1,13 +1,13 @@
-"""What a reference clip is worth, before anybody clones it.
+"""Judges how well a reference clip will clone, and never refuses one.
 
-A check says, and never refuses: what may be registered is for `audio.limits` and for
-the model to say. The rules say where a figure is good, fair or poor, and who says so.
+Refusing is for `audio.limits` and for the model. Each rule names its source.
 
-Whether a transcript can be what is said in a clip is told by how much of it there is.
-Syllables are guessed from the script, for every language alike. So the bounds are wide:
-what they find is the transcript of another clip, or of half of it, not a wrong word.
+A transcript is compared with the clip by its length: syllables are estimated from the
+script, for all languages in one way. So the bounds are wide. They find the transcript
+of another clip, or of half of it, and no wrong word.
 """
 
+import operator
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -46,12 +46,11 @@ _SYLLABIC = (
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something about a clip that a clone of it will suffer from.
+    """A fault of a clip that a clone of it will suffer from.
 
     Attributes:
         code: For programs; each at most once for a clip.
-        message: For people: one sentence, what is the matter and what to do.
-        verdict: How bad it is.
+        message: For people: one sentence, with what to do about it.
     """
 
     code: str
@@ -61,36 +60,35 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What one figure means.
+    """The bounds at which one figure makes a clip fair or poor.
 
     Attributes:
-        figure: What it looks at; None where it was not measured.
-        fair: From here on, away from good, it is worth a word. The bound is good.
-        poor: From here on it is worth another recording; None if it never is.
-        high_is_good: Whether good lies above.
+        figure: Takes the figure out of the measures; None if it was not measured.
+        fair: Beyond this bound the clip is fair. A value equal to a bound gets the
+            better verdict.
+        poor: Beyond this bound the clip is poor; None if it never is.
+        high_is_good: Whether a figure below the bounds is beyond them.
         message: With the figure as ``value`` in the unit of the bounds.
-        source: Where the bounds are from.
     """
 
     code: str
     figure: Callable[[ClipMeasures], float | None]
     fair: float
-    poor: float | None
-    high_is_good: bool
+    poor: float | None = None
+    high_is_good: bool = True
     message: str
     source: str
 
     def reason(self, measures: ClipMeasures) -> Reason | None:
-        """Say what is wrong with the figure, or None."""
-        value = self.figure(measures)
-        if value is None or not self._beyond(value, self.fair):
+        """Return the fault that the figure shows, if it is beyond a bound."""
+        if (value := self.figure(measures)) is None:
             return None
-        is_poor = self.poor is not None and self._beyond(value, self.poor)
+        is_beyond = operator.lt if self.high_is_good else operator.gt
+        if not is_beyond(value, self.fair):
+            return None
+        is_poor = self.poor is not None and is_beyond(value, self.poor)
         message = self.message.format(value=value)
         return Reason(self.code, message, "poor" if is_poor else "fair")
-
-    def _beyond(self, value: float, bound: float) -> bool:
-        return value < bound if self.high_is_good else value > bound
 
 
 NO_SPEECH = Reason(
@@ -109,14 +107,13 @@ _ELEVENLABS = (
 )
 _INWORLD = "docs.inworld.ai/tts/voice-cloning"
 
-# What has no speech in it is told so, and nothing that follows from it.
+# A figure that is 0 because there is no speech counts as not measured.
 RULES = (
     Rule(
         code="little_speech",
         figure=lambda m: m.speech_seconds or None,
         fair=5.0,
         poor=3.0,
-        high_is_good=True,
         message="It holds {value:.1f} s of speech; record 5 to 15 s.",
         source=f"5 to 15 s ({_INWORLD}); 3 s are required ({_ALIBABA})",
     ),
@@ -125,7 +122,6 @@ RULES = (
         figure=lambda m: m.speech_share or None,
         fair=0.5,
         poor=0.25,
-        high_is_good=True,
         message="Somebody speaks in only {value:.0%} of it; cut the silence off.",
         source="ours",
     ),
@@ -133,7 +129,6 @@ RULES = (
         code="long_pause",
         figure=lambda m: m.longest_pause_seconds,
         fair=2.0,
-        poor=None,
         high_is_good=False,
         message="It pauses for {value:.1f} s, and the voice will pause like that; "
         "cut pauses to 2 s or less.",
@@ -145,7 +140,6 @@ RULES = (
         figure=lambda m: m.snr_db,
         fair=35.0,
         poor=20.0,
-        high_is_good=True,
         message="The speech is only {value:.0f} dB above the noise; record in a "
         "quieter place, closer to the microphone.",
         source=f"above 35 dB in studios, below 20 dB heard in the clone ({_AZURE})",
@@ -165,7 +159,6 @@ RULES = (
         figure=lambda m: m.loudness_lufs,
         fair=-33.0,
         poor=LOW_LEVEL_DBFS,
-        high_is_good=True,
         message="It is quiet ({value:.0f} LUFS); record at about -20 LUFS.",
         source=f"-23 to -18 dB RMS ({_ELEVENLABS}); 10 dB of leave, and poor, are ours",
     ),
@@ -173,7 +166,6 @@ RULES = (
         code="loud",
         figure=lambda m: m.loudness_lufs,
         fair=-10.0,
-        poor=None,
         high_is_good=False,
         message="It is very loud ({value:.0f} LUFS); record at about -20 LUFS, without "
         "a compressor.",
@@ -184,21 +176,18 @@ RULES = (
         figure=lambda m: m.bandwidth_hz,
         fair=7_000.0,
         poor=4_500.0,
-        high_is_good=True,
         message="It holds nothing above {value:.0f} Hz, whatever its sample rate; "
         "record at 24 kHz or more, and not over a telephone.",
         source=f"sampled at 16 kHz at least, better at 24 kHz ({_AZURE}), less what "
         "filters take; telephones end at 3.4 kHz",
     ),
 )
-
-
-# What several clips have enough of together, or not.
+# Several clips need enough of this together, and not each.
 OF_ALL_CLIPS = ("little_speech",)
 
 
 def reasons_of(measures: ClipMeasures) -> Iterator[Reason]:
-    """What the figures of a clip say against it."""
+    """The faults that the figures of a clip show."""
     if measures.speech_seconds == 0:
         yield NO_SPEECH
     for rule in RULES:
@@ -207,24 +196,23 @@ def reasons_of(measures: ClipMeasures) -> Iterator[Reason]:
 
 
 def is_below(verdict: Verdict, wanted: Verdict) -> bool:
-    """Whether a verdict is worse than another one."""
+    """Tell whether a verdict is worse than another one."""
     order = get_args(Verdict)
     return order.index(verdict) > order.index(wanted)
 
 
-def worst(reasons: tuple[Reason, ...]) -> Verdict:
-    """What all reasons together come to."""
+def worst(reasons: Sequence[Reason]) -> Verdict:
+    """The worst verdict of these reasons; good if there are none."""
     found = {reason.verdict for reason in reasons}
     return "poor" if "poor" in found else "fair" if "fair" in found else "good"
 
 
 @dataclass(frozen=True, slots=True)
 class ClipQuality:
-    """What was measured of a clip, and what it comes to.
+    """The measures and the verdict of a clip.
 
     Attributes:
-        verdict: ``poor`` is worth another recording, ``fair`` worth a thought.
-        reasons: All that speaks against it; none if it is good.
+        verdict: ``poor``: record again; ``fair``: look at the reasons.
     """
 
     measures: ClipMeasures
@@ -232,7 +220,7 @@ class ClipQuality:
     reasons: tuple[Reason, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, rounded; None is what could not be measured."""
+        """Return plain data for JSON, rounded; None for what was not measured."""
         found = self.measures
         return {
             "verdict": self.verdict,
@@ -251,7 +239,7 @@ class ClipQuality:
 
 
 class ClipChecker:
-    """Checks clips; safe in any thread, and to be kept off an event loop.
+    """Checks clips, in any thread but an event loop's.
 
     The detector is loaded with the first clip: a server that checks none needs none.
     """
@@ -268,41 +256,38 @@ class ClipChecker:
         model_problem: str | None = None,
         warnings: Sequence[AudioWarning] = (),
     ) -> ClipQuality:
-        """Measure a clip and say what it is worth.
+        """Measure a clip and judge it.
 
-        Of several clips the figures, and whether there is speech enough, are those of
-        all together; what else there is to say names its clip.
+        The figures of several clips, and whether they hold enough speech, are those of
+        all together; any other reason names its clip.
 
         Args:
             audio: As it was decoded, at its own rate.
-            ref_text: What is said in it, if anybody knows; of several clips a line
-                for each.
+            ref_text: Its transcript, if there is one; of several clips a line for each.
             model_problem: Why the model that is served does not take it, as
                 `ClipLimits.problem` says it.
-            warnings: What decoding it showed, where the answer has no place of its
-                own for that.
+            warnings: Of the decoder, if they are to be among the reasons.
 
         Raises:
             ConfigError: The detector is not installed.
         """
-        detector = self._loaded()
-        measures = measure(audio, detector)
-        said: Iterator[Reason] = _of_clip(measures, ref_text)
-        if audio.num_clips > 1:
-            said = _of_clips(audio, measures, ref_text, detector)
-        reasons = (*_from_model(model_problem), *_from_file(warnings), *said)
-        return ClipQuality(measures, worst(reasons), reasons)
-
-    def _loaded(self) -> SpeechDetector:
         with self._loading:
             if self._detector is None:
                 self._detector = SpeechDetector()
-            return self._detector
-
-
-def _of_clip(measures: ClipMeasures, ref_text: str | None) -> Iterator[Reason]:
-    yield from reasons_of(measures)
-    yield from _from_transcript(ref_text, measures.speech_seconds)
+        measures = measure(audio, self._detector)
+        reasons = [
+            Reason(warning.code, warning.message, "fair")
+            for warning in warnings
+            if warning.code in ("one_channel", "truncated")  # levels are measured here
+        ]
+        if (problem := model_problem) is not None:
+            problem = f"{problem[:1].upper()}{problem[1:]}."
+            reasons.insert(0, Reason("model_limits", problem, "poor"))
+        if audio.num_clips == 1:
+            reasons += _of_clip(measures, ref_text)
+        else:
+            reasons += _of_clips(audio, measures, ref_text, self._detector)
+        return ClipQuality(measures, worst(reasons), tuple(reasons))
 
 
 def _of_clips(
@@ -321,27 +306,17 @@ def _of_clips(
                 yield replace(reason, message=message)
 
 
-def _from_model(problem: str | None) -> Iterator[Reason]:
-    if problem is not None:
-        yield Reason("model_limits", f"{problem[:1].upper()}{problem[1:]}.", "poor")
-
-
-def _from_file(warnings: Sequence[AudioWarning]) -> Iterator[Reason]:
-    for warning in warnings:
-        # Levels are measured once more here.
-        if warning.code in ("one_channel", "truncated"):
-            yield Reason(warning.code, warning.message, "fair")
-
-
-def _from_transcript(ref_text: str | None, speech_seconds: float) -> Iterator[Reason]:
-    # A form sends an empty field for none.
-    if ref_text is None or not ref_text.strip() or speech_seconds == 0:
+def _of_clip(measures: ClipMeasures, ref_text: str | None) -> Iterator[Reason]:
+    yield from reasons_of(measures)
+    seconds = measures.speech_seconds
+    # A form sends an empty field for no transcript.
+    if not (ref_text or "").strip() or seconds == 0:
         return
-    if not is_plausible(ref_text, speech_seconds):
+    if not is_plausible(ref_text or "", seconds):
         yield Reason(
             "transcript_mismatch",
             f"The transcript probably does not match the clip, which holds "
-            f"{speech_seconds:.1f} s of speech; write down all that is said in it, and "
+            f"{seconds:.1f} s of speech; write down all that is said in it, and "
             "nothing else.",
             "poor",
         )
@@ -352,13 +327,13 @@ def _rounded(decibels: float | None) -> float | None:
 
 
 def num_syllables(text: str) -> float:
-    """About how many syllables a text is spoken in."""
-    # Korean may come in letters; composed, it comes in syllables.
+    """Estimate how many syllables a text is spoken in."""
+    # NFC composes the letters of Korean into syllables.
     return sum(map(_syllables, unicodedata.normalize("NFC", text)))
 
 
 def is_plausible(text: str, speech_seconds: float) -> bool:
-    """Tell whether this can be what is said in so much speech, without its pauses."""
+    """Tell whether a text can be spoken in so much speech, pauses left out."""
     syllables = num_syllables(text)
     least = MIN_SYLLABLES_PER_SECOND * speech_seconds - _SLACK_SYLLABLES
     most = MAX_SYLLABLES_PER_SECOND * speech_seconds + _SLACK_SYLLABLES

@@ -1,4 +1,4 @@
-"""The value that reference encoders read, and its content address."""
+"""The audio that reference encoders read, and its content address."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy.typing as npt
 _DOMAIN = b"vllm-tts-cache/reference-audio/v1\0"
 _CLIPS_DOMAIN = b"vllm-tts-cache/reference-clips/v1\0"
 
-# No model takes so many; it bounds what a file or a form may ask to be cut.
+# Bounds how many clips a file or a form may ask to be cut; models take fewer.
 MAX_CLIPS = 32
 
 
@@ -24,11 +24,11 @@ class ReferenceAudio:
 
     Attributes:
         samples: ``(num_samples,)`` float32, read-only, finite, full scale 1.0.
-        sample_rate_hz: The rate the clip came with; nothing is resampled here.
+        sample_rate_hz: The rate of the clip as it came.
         audio_sha256: Content address over rate and samples, in lowercase hex: the
-            same clip as WAV, FLAC or base64 is one audio. Of several clips it is over
-            the cuts as well.
-        clip_starts: The first sample of each clip, in order; ``(0,)`` of one.
+            same clip as WAV, FLAC or base64 is one audio. With several clips it is over
+            `clip_starts` as well.
+        clip_starts: The first sample of each clip, in order; ``(0,)`` for one.
     """
 
     samples: npt.NDArray[np.float32]
@@ -58,9 +58,9 @@ class ReferenceAudio:
             raise ValueError(f"the sample rate must be positive: {sample_rate_hz} Hz")
         if not np.isfinite(samples).all():
             raise ValueError("the samples are not all finite")
-        starts = checked_starts(clip_starts, samples.size)
+        starts = _checked_starts(clip_starts, samples.size)
         # Adding zero copies, and turns -0.0 into 0.0: decoders differ in that sign,
-        # and it must not give one clip two identities.
+        # which must not give one clip two addresses.
         owned = samples + np.float32(0.0)
         owned.flags.writeable = False
         return cls(
@@ -72,7 +72,7 @@ class ReferenceAudio:
 
     @classmethod
     def joined(cls, clips: Sequence["ReferenceAudio"]) -> "ReferenceAudio":
-        """Put clips of one rate behind each other; one alone stays what it is.
+        """Join clips of one rate; return a single one as it is.
 
         Raises:
             ValueError: There are none or too many, or they have several rates.
@@ -88,21 +88,21 @@ class ReferenceAudio:
 
     @property
     def num_samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return self.samples.size
 
     @property
     def num_clips(self) -> int:
-        """How many clips it is made of."""
+        """The number of clips."""
         return len(self.clip_starts)
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """The duration."""
         return self.num_samples / self.sample_rate_hz
 
     def clips(self) -> "tuple[ReferenceAudio, ...]":
-        """Each clip by itself; one audio of one clip is its own."""
+        """Return each clip as an audio; an audio of one clip is its own."""
         if self.num_clips == 1:
             return (self,)
         ends = (*self.clip_starts, self.num_samples)
@@ -112,11 +112,7 @@ class ReferenceAudio:
         )
 
 
-def checked_starts(clip_starts: Sequence[int], num_samples: int) -> tuple[int, ...]:
-    """Return where clips begin, if each of them has samples.
-
-    Raises: ValueError.
-    """
+def _checked_starts(clip_starts: Sequence[int], num_samples: int) -> tuple[int, ...]:
     if len(clip_starts) > MAX_CLIPS:
         raise ValueError(f"{len(clip_starts)} clips are more than {MAX_CLIPS}")
     starts = tuple(map(int, clip_starts))

@@ -1,12 +1,12 @@
-"""Where in a clip somebody speaks, as Silero's detector hears it.
+"""Finds speech in a clip by Silero's detector.
 
-Its network is read from the installed package and run by ONNX Runtime. The package
-itself is never imported: it loads torch, and sets the number of torch's threads for the
-whole process.
+ONNX Runtime runs its network, which is read from the installed package. The package is
+never imported: it loads torch, and sets torch's number of threads for the process.
 """
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +18,13 @@ from vllm_tts_cache.audio.limits import active_level_dbfs
 from vllm_tts_cache.errors import ConfigError
 
 _PACKAGE = "silero_vad"
-# Takes many frames at a time: the usual network would be called 940 times for 30 s,
-# each time with the interpreter's lock.
+# Takes many frames at a time: the usual network would be called 940 times for 30 s.
 _NETWORK = Path("data", "silero_vad_16k_sequence.onnx")
 
 _RATE_HZ = 16_000
 _FRAME = 512
 _FRAME_SECONDS = _FRAME / _RATE_HZ
-_CONTEXT = 64  # samples of the frame before, which the network sees again
+_CONTEXT = 64  # samples of the previous frame, which the network sees again
 _FRAMES_AT_ONCE = 512  # bounds the memory of one call
 _STATE = (1, 1, 128)
 
@@ -36,7 +35,7 @@ _MIN_PAUSE_SECONDS = 0.1
 _MIN_SPEECH_SECONDS = 0.25
 _MARGIN_SECONDS = 0.03
 
-# The detector hears less in a quiet clip; so every clip is brought to one level.
+# The detector finds less in a quiet clip, so every clip is brought to one level.
 _LEVEL_DBFS = -20.0
 _ERRORS_ONLY = 3
 
@@ -46,29 +45,25 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """The parts of a clip in which somebody speaks.
-
-    Attributes:
-        spans: Beginning and end of each in seconds, in order, apart from each other.
-    """
+    """The spans of a clip that are speech: start and end in seconds, in order."""
 
     spans: tuple[Span, ...]
 
     @property
     def seconds(self) -> float:
-        """How long somebody speaks, pauses not counted."""
+        """The duration of the speech, without pauses."""
         return sum(end - start for start, end in self.spans)
 
     @property
     def longest_pause_seconds(self) -> float:
-        """The longest pause between two spans; 0 where there is none."""
-        pairs = zip(self.spans, self.spans[1:], strict=False)
+        """The longest pause between two spans; 0 without one."""
+        pairs = pairwise(self.spans)
         return max((later[0] - earlier[1] for earlier, later in pairs), default=0.0)
 
     def covers(
         self, seconds: npt.NDArray[np.float64], margin: float = 0.0
     ) -> npt.NDArray[np.bool_]:
-        """Tell which points in time are in speech, or within a margin of it."""
+        """Tell which points in time are in speech, or within a margin around it."""
         inside = np.zeros(seconds.shape, dtype=bool)
         for start, end in self.spans:
             inside |= (seconds >= start - margin) & (seconds < end + margin)
@@ -84,11 +79,11 @@ class SpeechDetector:
 
     def __init__(self) -> None:
         options = onnxruntime.SessionOptions()
-        # The sums of a network are shared among its threads; with one, a clip has the
-        # same spans on every machine of a kind.
+        # With one thread a sum has one order, so a clip has the same spans on every
+        # machine of a kind.
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
-        # Neither is worth its memory: clips are checked now and then.
+        # Clips are checked too seldom for either to be worth its memory.
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
         options.log_severity_level = _ERRORS_ONLY
@@ -101,11 +96,17 @@ class SpeechDetector:
         heard = at_one_level(samples, sample_rate_hz)
         if sample_rate_hz != _RATE_HZ:
             heard = soxr.resample(heard, sample_rate_hz, _RATE_HZ, quality="HQ")
-        spans = _spans(self._probabilities(heard))
-        return Speech(_widened(spans, samples.size / sample_rate_hz))
+        seconds = samples.size / sample_rate_hz
+        return Speech(
+            tuple(
+                (max(0.0, start - _MARGIN_SECONDS), min(seconds, end + _MARGIN_SECONDS))
+                for start, end in _spans(self._probabilities(heard))
+                if start < seconds
+            )
+        )
 
     def _probabilities(self, samples: Samples) -> npt.NDArray[np.float32]:
-        """Of each 32 ms that they are speech: ``(num_frames,)``."""
+        """The probability that each 32 ms are speech: ``(num_frames,)``."""
         num_frames = -(-samples.size // _FRAME)
         frames = np.zeros((num_frames, _FRAME), np.float32)
         frames.reshape(-1)[: samples.size] = samples
@@ -135,11 +136,11 @@ def _network() -> Path:
 
 
 def at_one_level(samples: Samples, sample_rate_hz: int) -> Samples:
-    """What the detector is given to hear: no offset, and as loud as any clip."""
+    """Remove the offset, and bring the clip to the detector's level."""
     centred = samples - np.mean(samples, dtype=np.float64)
     level_dbfs = active_level_dbfs(samples, sample_rate_hz)
     gain = 10 ** ((_LEVEL_DBFS - level_dbfs) / 20)
-    # What is far louder than the rest, a click, would otherwise be all that is heard.
+    # Clipped, or the detector would find a click and no speech beside it.
     return np.clip(centred * gain, -1.0, 1.0).astype(np.float32)
 
 
@@ -155,7 +156,7 @@ def _spans(probabilities: npt.NDArray[np.float32]) -> list[Span]:
 
 
 def _runs(probabilities: npt.NDArray[np.float32]) -> list[Span]:
-    """Where the probability reached one bound and has not fallen below the other."""
+    """The spans from reaching the one probability to falling below the other."""
     runs: list[Span] = []
     begun: int | None = None
     for frame, probability in enumerate((*probabilities.tolist(), 0.0)):
@@ -165,11 +166,3 @@ def _runs(probabilities: npt.NDArray[np.float32]) -> list[Span]:
             runs.append((begun * _FRAME_SECONDS, frame * _FRAME_SECONDS))
             begun = None
     return runs
-
-
-def _widened(spans: list[Span], seconds: float) -> tuple[Span, ...]:
-    return tuple(
-        (max(0.0, start - _MARGIN_SECONDS), min(seconds, end + _MARGIN_SECONDS))
-        for start, end in spans
-        if start < seconds
-    )
