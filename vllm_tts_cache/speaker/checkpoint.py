@@ -1,8 +1,8 @@
-"""Reading some of a checkpoint's tensors, and the identity of what runs on them.
+"""Reads tensors of a checkpoint, and computes the fingerprints of reference encoders.
 
-A start hashes the weights of every reference encoder, which is some of what it takes.
-The next one finds the hashes in a file, where the weights' files stayed as they were:
-the same by place, size and times, so that not even a file that was touched counts.
+A fingerprint has a hash of the weights. Hashing them takes time at a start, so the
+hashes are stored in a file. A later start reuses one if the files of the weights have
+the same place, size and times.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ from vllm_tts_cache.speaker.checkpoint_dir import read_json
 
 HASHES_NAME = "weight-hashes.json"
 _NUM_KEPT = 256
-# Of both ends of each tensor: two of one name and shape are told apart by them.
+# Of both ends of each tensor, to distinguish two of one name and shape.
 _NUM_SAMPLED_BYTES = 4096
-# A file that was written just now may be written again in the same tick of its clock.
+# A file that was written just now may be written again in the same tick of the clock.
 _SETTLED_SECONDS = 10.0
 
 Hash = Callable[[Mapping[str, Tensor]], str]
@@ -37,99 +37,99 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _NAMES_SHOWN = 8
-# What a quantised copy has in their place means nothing without its scales.
+# Weights of other dtypes are quantised, and mean nothing without their scales.
 _WEIGHT_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
-class WeightHashes:
-    """What is known of the weights of one start.
+class _Hashes:
+    """Hashes of the weights that one start reads.
 
-    Args:
-        path: Where it is kept, for later starts; it need not exist, and one that cannot
-            be read is as good as none.
+    Attributes:
+        known: From earlier starts, by files and tensors.
+        used: Those of this start.
+        stamps: Place, size and times of each file that this start reads.
+        are_settled: Whether none of the files was written just now.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._known = _read(path)
-        self._used: dict[str, str] = {}
-        self._stamps: dict[str, list[int]] = {}
-        self._are_settled = True
-
-    def reads(self, path: Path) -> None:
-        """Say that weights are about to be read from a file.
-
-        Raises: OSError.
-        """
-        seen = path.stat()
-        times = seen.st_mtime_ns, seen.st_ctime_ns
-        self._stamps[str(path)] = [seen.st_dev, seen.st_ino, seen.st_size, *times]
-        if time.time() - max(times) / 1e9 < _SETTLED_SECONDS:
-            self._are_settled = False
-
-    def sha256(self, tensors: Mapping[str, Tensor], compute: Hash) -> str:
-        """The hash of tensors that were read from the files, computed if need be."""
-        if not self._stamps or not self._are_settled:
-            return compute(tensors)
-        key = self._key(tensors)
-        found = self._known.get(key)
-        self._used[key] = found or compute(tensors)
-        return self._used[key]
-
-    def keep(self) -> None:
-        """Keep for later starts what is new, and what was used before what was not."""
-        if self._used.keys() <= self._known.keys():
-            return
-        every = {**self._used, **self._known}
-        kept = dict(list(every.items())[:_NUM_KEPT])
-        try:
-            publish(self._path, json.dumps(kept, indent=1).encode())
-        except StorageError as exc:
-            logger.warning("The next start hashes the encoders' weights again: %s", exc)
-
-    def _key(self, tensors: Mapping[str, Tensor]) -> str:
-        digest = hashlib.sha256(json.dumps(self._stamps, sort_keys=True).encode())
-        for name, tensor in sorted(tensors.items()):
-            digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-            flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-            for end in (flat[:_NUM_SAMPLED_BYTES], flat[-_NUM_SAMPLED_BYTES:]):
-                digest.update(end.numpy().data)
-        return digest.hexdigest()
+    def __init__(self, known: dict[str, str]):
+        self.known = known
+        self.used: dict[str, str] = {}
+        self.stamps: dict[str, list[int]] = {}
+        self.are_settled = True
 
 
-_hashes: "ContextVar[WeightHashes | None]" = ContextVar("hashes", default=None)
+_hashes: ContextVar[_Hashes | None] = ContextVar("hashes", default=None)
 
 
 @contextmanager
 def remembered(directory: Path) -> Generator[None, None, None]:
-    """Within it, weights that were hashed before are not hashed again.
+    """Reuse hashes of weights from earlier starts inside the block, and store new ones.
 
     Args:
-        directory: Where the hashes are kept.
+        directory: Where the hashes are stored; a file that cannot be read counts as
+            empty.
     """
-    hashes = WeightHashes(directory / HASHES_NAME)
+    path = directory / HASHES_NAME
+    hashes = _Hashes(_read(path))
     token = _hashes.set(hashes)
     try:
         yield
     finally:
         _hashes.reset(token)
-    hashes.keep()
+    if hashes.used.keys() <= hashes.known.keys():
+        return
+    kept = list({**hashes.used, **hashes.known}.items())[:_NUM_KEPT]
+    try:
+        publish(path, json.dumps(dict(kept), indent=1).encode())
+    except StorageError as exc:
+        logger.warning("The next start hashes the encoders' weights again: %s", exc)
 
 
 def reads(path: Path) -> None:
-    """Say that weights are about to be read from a file.
+    """Note that weights are about to be read from a file.
 
     Raises: OSError.
     """
-    if (hashes := _hashes.get()) is not None:
-        hashes.reads(path)
+    if (hashes := _hashes.get()) is None:
+        return
+    seen = path.stat()
+    times = seen.st_mtime_ns, seen.st_ctime_ns
+    hashes.stamps[str(path)] = [seen.st_dev, seen.st_ino, seen.st_size, *times]
+    if time.time() - max(times) / 1e9 < _SETTLED_SECONDS:
+        hashes.are_settled = False
 
 
 def sha256_of(tensors: Mapping[str, Tensor], compute: Hash) -> str:
-    """The hash of tensors: as it is remembered, or else computed."""
-    if (hashes := _hashes.get()) is None:
+    """Return the hash of tensors: from an earlier start, or else computed."""
+    hashes = _hashes.get()
+    if hashes is None or not hashes.stamps or not hashes.are_settled:
         return compute(tensors)
-    return hashes.sha256(tensors, compute)
+    digest = hashlib.sha256(json.dumps(hashes.stamps, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(_head(name, tensor))
+        data = _bytes(tensor)
+        for end in (data[:_NUM_SAMPLED_BYTES], data[-_NUM_SAMPLED_BYTES:]):
+            digest.update(end)
+    key = digest.hexdigest()
+    hashes.used[key] = hashes.known.get(key) or compute(tensors)
+    return hashes.used[key]
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Hex SHA-256 over names, dtypes, shapes and bytes, in any order of the tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(_head(name, tensor))
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _head(name: str, tensor: Tensor) -> bytes:
+    return f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -139,21 +139,18 @@ def _read(path: Path) -> dict[str, str]:
         return {}
     if not isinstance(known, dict):
         return {}
-    return {key: value for key, value in known.items() if _is_hash(value)}
-
-
-def _is_hash(value: object) -> bool:
-    return isinstance(value, str) and len(value) == hashlib.sha256().digest_size * 2
+    size = hashlib.sha256().digest_size * 2
+    return {k: v for k, v in known.items() if isinstance(v, str) and len(v) == size}
 
 
 def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with ``prefix``, under the rest of their names.
+    """Read the tensors whose names start with ``prefix``, by the rest of their names.
 
     They are on the CPU, in the checkpoint's dtypes. The checkpoint is one
     ``model.safetensors``, or shards with an index.
 
     Raises:
-        CheckpointError: A file cannot be read, or no name starts so.
+        CheckpointError: A file cannot be read, or has no such tensor.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(directory, prefix):
@@ -175,7 +172,7 @@ def _files(directory: Path, prefix: str) -> list[Path]:
 
 
 def read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors of one file whose names start with ``prefix``, as `read_tensors`.
+    """Read tensors of one file as `read_tensors` does.
 
     Raises: CheckpointError if it cannot be read.
     """
@@ -192,33 +189,21 @@ def read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
         raise CheckpointError(str(path), str(exc)) from exc
 
 
-def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Hex SHA-256 over names, dtypes, shapes and bytes; their order does not matter."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def pick_tensors(
     wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], *, path: str
 ) -> dict[str, Tensor]:
-    """The wanted tensors out of a file's; what is left over is one warning.
+    """Return the wanted tensors of a file; log one warning for the others.
 
-    A file may hold what only its training needed, and the host does not mind it.
+    A file may hold tensors that only its training needed, as the host accepts it.
 
     Args:
-        wanted: Names, shapes and kinds, as of a network on the meta device.
-        given: As in the file.
-        path: Where they are from, for messages.
-
-    Returns:
-        Those of ``given`` that are wanted, as they are.
+        wanted: Names, shapes and dtypes, as of a network on the meta device.
+        given: All tensors of the file.
+        path: Of the file, for messages.
 
     Raises:
-        CheckpointError: Tensors are missing, of another shape, or of a dtype that
-            holds no plain weights; up to eight of each are named.
+        CheckpointError: Tensors are missing, of another shape, or quantised; up to
+            eight of each are named.
     """
     shared = sorted(wanted.keys() & given.keys())
     problems = {
@@ -249,10 +234,10 @@ def assign_float32(
     """Make these the module's parameters and buffers, in float32.
 
     Returns:
-        The tensors that it took, as they were given: what a fingerprint is made of.
+        Those that the module has, as they were given, for a fingerprint.
 
     Raises:
-        CheckpointError: as `pick_tensors`, which leaves out what is left over.
+        CheckpointError: As `pick_tensors`.
     """
     taken = pick_tensors(module.state_dict(), tensors, path=path)
     owned = {name: t.to(torch.float32, copy=True) for name, t in taken.items()}
@@ -275,20 +260,19 @@ def encoder_fingerprint(
     weights: Mapping[str, Tensor],
     settings: Mapping[str, Any],
 ) -> str:
-    """64 lowercase hex digits over everything that can change an encoding's bytes.
+    """Return 64 lowercase hex digits over all that can change an encoding's bytes.
 
-    But for the device, see `ReferenceEncoder.fingerprint`. The family is not in it:
-    two that run one network on one checkpoint's weights share its encodings.
+    All but the device, see `ReferenceEncoder.fingerprint`. Two families that run one
+    network on the same weights share encodings, so the family is not in it.
 
     Args:
-        network: What runs and what comes out of it: "qwen3 12 hz codec". Networks of
-            one name take the same settings and give the same arrays.
-        revision: Raised with any change of ours that changes what it computes.
-        resampler: What brings audio to its rate.
-        weights: The tensors that it runs on, as the checkpoint has them, before any
-            cast.
-        settings: All that it reads of the checkpoint's config, its rates, and what it
-            does otherwise than the host; JSON types.
+        network: As "qwen3 12 hz codec"; networks of one name take the same settings
+            and return the same arrays.
+        revision: Raised with any change of ours that changes the bytes.
+        resampler: Brings audio to the network's rate.
+        weights: Of the network, as the checkpoint has them, before any cast.
+        settings: All that the network reads of the checkpoint's config, its rates, and
+            its differences from the host; JSON types.
     """
     identity = {
         "network": network,

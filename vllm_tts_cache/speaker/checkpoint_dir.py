@@ -1,9 +1,11 @@
-"""Where the files of the checkpoint lie that the host serves; without torch."""
+"""Finds and completes the folder of the checkpoint that the host serves; no torch."""
 
 import json
 import logging
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ def local_checkpoint(model_config: Any) -> Path:
 def whole_checkpoint(vllm_config: Any, side_files: Sequence[SideFile]) -> Path:
     """Return the folder of the checkpoint that a worker has loaded, with these files.
 
-    The host fetches all of a model's main revision. Of another one it fetches weights
-    and configs, and takes what else it needs from main; so here it is fetched.
+    Of a revision beside main the host fetches weights and configs only, and takes other
+    files from main; so this fetches them.
 
     Raises: CheckpointError that says what to download.
     """
@@ -50,14 +52,14 @@ def checkpoint_dir(
     download_dir: str | None = None,
     token: bool | str | None = None,
 ) -> Path:
-    """Return the folder of a checkpoint: a directory, or of a Hugging Face id.
+    """Return the folder of a checkpoint.
 
     Args:
-        model: Either; an id must have been downloaded, some of its files at least.
-        revision: Of the id; a directory has none.
-        side_files: Files that must be there too, each under one of its names; of an id
-            they are fetched if they are not, unless Hugging Face is off line.
-        download_dir: Where the host keeps downloaded weights, if not where all else is.
+        model: A directory, or a Hugging Face id of which files were downloaded.
+        revision: Of the id.
+        side_files: Files that must be there too, each under one of its names; those of
+            an id are fetched if they are missing, unless Hugging Face is off line.
+        download_dir: Where the host stores weights, if apart from other files.
         token: For Hugging Face, as `huggingface_hub` takes it.
 
     Raises: CheckpointError that says what to download.
@@ -66,35 +68,36 @@ def checkpoint_dir(
     if directory.is_dir():
         _check_snapshot(directory, side_files)
         return directory
-    # Weights are in the first; in the second is all of main, whatever the first says.
+    # The first has the weights; the second has all of main.
     found = {
         cache_dir: folder
         for cache_dir in (download_dir, None)
         if (folder := _snapshot(model, revision, cache_dir)) is not None
     }
+    if not found:
+        command = _download_command(model, revision, (), download_dir)
+        raise CheckpointError(
+            model,
+            "neither a directory nor a downloaded Hugging Face model; to download it: "
+            f"{command}",
+        )
     for folder in found.values():
         if not _missing(folder, side_files):
             return folder
-    for cache_dir, folder in found.items():
-        _fetch(model, folder, _missing(folder, side_files), cache_dir, token)
-        return folder
-    command = _download_command(model, revision, (), download_dir)
-    raise CheckpointError(
-        model,
-        "neither a directory nor a downloaded Hugging Face model; to download it: "
-        f"{command}",
-    )
+    cache_dir, folder = next(iter(found.items()))
+    _fetch(model, folder, _missing(folder, side_files), cache_dir, token)
+    return folder
 
 
 def _snapshot(model: str, revision: str | None, cache_dir: str | None) -> Path | None:
-    """Return the folder of a downloaded revision; parts of it may be missing."""
+    """Return the folder of a downloaded revision, which may lack files."""
     try:
         folder = snapshot_download(
             model,
             revision=revision,
             cache_dir=cache_dir,
             local_files_only=True,
-            ignore_patterns="*",  # else it refuses a folder that lacks any file
+            ignore_patterns="*",  # else it refuses a folder that lacks files
         )
     except (OSError, ValueError):
         return None
@@ -102,7 +105,7 @@ def _snapshot(model: str, revision: str | None, cache_dir: str | None) -> Path |
 
 
 def _missing(folder: Path, files: Sequence[SideFile]) -> list[tuple[str, ...]]:
-    """The names of each file that is there under none of them."""
+    """Return the names of each file that is missing under all of them."""
     named = [(file,) if isinstance(file, str) else file for file in files]
     return [names for names in named if not any((folder / n).is_file() for n in names)]
 
@@ -114,20 +117,24 @@ def _fetch(
     cache_dir: str | None,
     token: bool | str | None,
 ) -> None:
-    """Download files into a snapshot's folder; several processes may do so at a time.
+    """Download files into a snapshot's folder; several processes may do so at once.
 
     Raises: CheckpointError.
     """
     commit = folder.name  # a branch may have moved on since
     logger.info("Fetching %s of %s, revision %s.", _listed(files), model, commit)
-
-    def fetch(name: str) -> None:
-        hf_hub_download(model, name, revision=commit, cache_dir=cache_dir, token=token)
-
+    fetch = partial(
+        hf_hub_download, model, revision=commit, cache_dir=cache_dir, token=token
+    )
     try:
-        for names in files:
-            _fetch_one_of(names, fetch)
-    except Exception as exc:  # the client's, of whatever it runs on
+        for *others, last in files:
+            for name in others:
+                with suppress(RemoteEntryNotFoundError):  # it has another name there
+                    fetch(name)
+                    break
+            else:
+                fetch(last)
+    except Exception as exc:  # of the client or of its transport
         first_line = str(exc).partition("\n")[0]
         command = _download_command(model, commit, files, cache_dir)
         raise CheckpointError(
@@ -137,15 +144,6 @@ def _fetch(
         ) from exc
 
 
-def _fetch_one_of(names: Sequence[str], fetch: Callable[[str], None]) -> None:
-    for name in names[:-1]:
-        try:
-            return fetch(name)
-        except RemoteEntryNotFoundError:
-            continue  # it has another name there
-    return fetch(names[-1])
-
-
 def _listed(files: Sequence[tuple[str, ...]]) -> str:
     return ", ".join(" or ".join(names) for names in files)
 
@@ -153,8 +151,8 @@ def _listed(files: Sequence[tuple[str, ...]]) -> str:
 def _check_snapshot(directory: Path, side_files: Sequence[SideFile]) -> None:
     """Refuse a folder of Hugging Face's cache that lacks files.
 
-    With HF_HUB_OFFLINE, the host puts one in the place of the id. Of any other
-    directory it says more when the file itself is read.
+    With HF_HUB_OFFLINE the host replaces the id by such a folder. For another directory
+    reading the file raises the better error.
 
     Raises: CheckpointError.
     """
@@ -180,7 +178,7 @@ def _download_command(
     files: Sequence[tuple[str, ...]],
     cache_dir: str | None,
 ) -> str:
-    # Of several names, those that are not there are no error to that command.
+    # The command accepts names that the repository does not have.
     names = [name for file in files for name in file]
     options = {"--revision": revision, "--cache-dir": cache_dir}
     given = [part for name, value in options.items() if value for part in (name, value)]
@@ -188,10 +186,10 @@ def _download_command(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
-        CheckpointError: It cannot be read, or is none.
+        CheckpointError: The file cannot be read, or holds anything else.
     """
     try:
         parsed = json.loads(path.read_bytes())

@@ -1,9 +1,9 @@
-"""What a model family is, the ways it clones, and which are installed.
+"""Model families: the modes in which they clone, and which families are installed.
 
-A family is plain data, which every generic part is driven by. Its folder has one
-`Family`, in a module that imports neither torch nor the host. Whatever needs them is a
-part, named as ``"module:attribute"`` and imported where it is used. The list of them is
-an entry-point group, ours and third parties' alike.
+A family is plain data that the generic code reads. Its folder has one `Family`, in a
+module that imports neither torch nor the host. Code that needs them is a part, named as
+``"module:attribute"`` and imported where it is used. Families are found by an
+entry-point group, ours and those of third parties.
 """
 
 import logging
@@ -19,13 +19,12 @@ from typing import Any
 
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidSpeakerError
 
-# Where a request says which way it wants, in the host's `extra_params`.
+# The field of the host's `extra_params` in which a request names a mode.
 CLONE_MODE = "clone_mode"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # A file of a checkpoint, or the names that it may have.
 SideFile = str | tuple[str, ...]
-
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -45,12 +44,11 @@ class Mode:
     """A way to clone.
 
     Attributes:
-        name: As requests, docs and metrics spell it.
+        name: As in requests, docs and metrics.
         encoders: Names of the reference encoders whose encodings it needs.
-        transcript: What it does with one.
-        takes_embedding: Whether a raw speaker embedding can stand for the encodings.
-        stand_in: Fields of the request by which the host's own adapter knows it.
-        example: Fields that a request of it needs beside the voice, with values.
+        takes_embedding: Whether a raw speaker embedding can replace the encodings.
+        stand_in: Fields of the request by which the host's own adapter recognises it.
+        example: Fields that a request needs besides the voice, with values.
     """
 
     name: str
@@ -63,10 +61,10 @@ class Mode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloneFacts:
-    """What decides how a request clones.
+    """Facts of a request that decide its mode.
 
     Attributes:
-        given_transcript: Whether the request has one.
+        given_transcript: Whether the request has a transcript.
         stored_transcript: Whether the voice was registered with one.
         is_inline: Whether the reference audio came with the request.
         named: The mode that the request names.
@@ -81,7 +79,7 @@ class CloneFacts:
 
 
 def possible_modes(family: "Family", *, has_transcript: bool) -> Sequence[Mode]:
-    """Return the modes that a voice registered so needs nothing more for."""
+    """Return the modes for which a request needs no transcript of its own."""
     return [
         mode
         for mode in family.modes
@@ -106,7 +104,7 @@ def _named(family: "Family", facts: CloneFacts) -> Mode:
 def _by_transcript(family: "Family", facts: CloneFacts) -> Mode:
     counts = facts.stored_transcript and family.stored_transcript_selects
     modes = family.modes
-    if facts.x_vector_only is False:  # said, and not left out
+    if facts.x_vector_only is False:  # and not left out
         modes = tuple(mode for mode in modes if not mode.takes_embedding)
     wanted = [mode for mode in modes if mode.transcript is not Transcript.UNUSED]
     if facts.given_transcript or counts:
@@ -132,13 +130,13 @@ def _no_transcript(family: "Family", mode: Mode) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipLimits:
-    """What a family takes as reference audio; by default all that can be decoded."""
+    """The reference audio that a family takes; by default all that can be decoded."""
 
     min_sample_rate_hz: int = 0
     max_seconds: float = float("inf")
 
     def problem(self, num_samples: int, sample_rate_hz: int) -> str | None:
-        """Say what is wrong with a clip and what to do, or None."""
+        """Say why the family does not take a clip and what to do; None if it does."""
         if sample_rate_hz < self.min_sample_rate_hz:
             return (
                 f"its sample rate is {sample_rate_hz} Hz, and this model needs "
@@ -158,50 +156,48 @@ class Family:
 
     Attributes:
         name: As in metrics and logs.
-        short_name: As commands spell it: ``make demo MODEL=...``.
-        title: As people call it.
-        modes: The ways it clones, cheapest first; none if it only says why it cannot.
-        recognises: Tells whether a checkpoint directory is of it.
+        short_name: As in commands: ``make demo MODEL=...``.
+        title: For people.
+        modes: The ways it clones, cheapest first; none if no checkpoint of it clones.
+        recognises: Tells whether a checkpoint directory belongs to it.
         clones: Says why a checkpoint of it clones no voices and what to do instead;
             None if it does.
         models: Architecture of the host -> our class in its place.
-        decoders: The same of the stage behind it, if ours keeps there what only
-            depends on a voice.
+        decoders: The same for the next stage, if ours stores states of voices there.
         host_is_multimodal: Whether the host's classes take audio as vLLM's multimodal
-            prompts, and ours do not: vLLM then has to know ours before it asks.
-        pipelines: The same of its diffusion pipelines: a family has one of the two.
-        waits_for_outputs_of: What the host calls its pipeline, if that is to wait for
-            outputs where the host would look for them; see `event_driven`.
-        adapter: Our class in place of the host's adapter of the same name; of a
-            diffusion model it stands alone, as the host has none for it.
+            prompts, and ours do not: ours must then be in vLLM's registry early.
+        pipelines: As `models`, for diffusion pipelines: a family has one of the two.
+        waits_for_outputs_of: The host's name of its pipeline, if that is to wait for
+            outputs where the host would poll for them.
+        adapter: Our class in place of the host's adapter of the same name; the host has
+            none for a diffusion model.
         encoders_part: ``load(model_dir, device) -> {name: ReferenceEncoder}``.
-        encodes_on_cpu: Whether its encoders compute on the CPU wherever the model runs.
+        encodes_on_cpu: Whether its encoders compute on the CPU on every machine.
         offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
         tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.
         deploy_file: Its stages on a CPU, for the trial commands and tests.
-        side_files: Files of a checkpoint that its encoders read, all but the weights
-            that the host loads; of several names for one, the preferred one first.
-            Of a revision beside main nobody else fetches them.
-        sample_rate_hz: Of what it speaks.
+        side_files: Files of a checkpoint that its encoders read besides the weights
+            that the host loads; of several names the preferred one first.
+        sample_rate_hz: Of the speech.
         failure_id: A token id that the model never samples; it ends a request whose
             prompt cannot be built. A diffusion pipeline returns an error instead.
-        needs_first_runner: Whether the host's second model runner is refused at start:
-            it calls less of a talker than this one is made of.
-        resumes: Whether a preempted request goes on as it would have. Without, room
-            for all of a request is waited for before it starts.
-        plausible_tokens: Of one that does not, how many tokens it plausibly takes to
-            speak a text; None if only ``max_tokens`` can tell.
-        limits: Of a clip, or of all clips of a voice together.
-        max_clips: Clips that a voice may be made of; more than one where its official
-            code takes several for one prompt, and its encoders encode each by itself.
+        needs_first_runner: Whether the host's second model runner is refused at start,
+            because it does not call all hooks that our talker needs.
+        resumes: Whether a preempted request goes on as it would have. If not, a request
+            starts only when the KV cache has room for all of it.
+        plausible_tokens: If it does not resume, the number of tokens that speaking a
+            text plausibly takes; None if only ``max_tokens`` bounds it.
+        limits: For all clips of a voice together.
+        max_clips: Clips of one voice; more than one if its official code takes several
+            for one prompt, and its encoders encode each by itself.
         stored_transcript_selects: Whether a voice's own transcript chooses the mode as
             one in the request does.
         asks_inline_transcript: Whether inline audio without a transcript is refused
             unless the request names a mode that needs none.
         official: What its encodings are equal to, for people.
-        shares_kv: Whether a voice's texts find its part of the prompt in the KV.
-        never_run: What nobody has run of it yet, for people.
-        is_default: Whether commands that name no family mean this one.
+        shares_kv: Whether a voice's texts share its part of the prompt in the KV.
+        never_run: What was never run, for people.
+        is_default: Whether commands that name no family use this one.
     """
 
     name: str
@@ -238,24 +234,24 @@ class Family:
 
     @property
     def command_names(self) -> tuple[str, ...]:
-        """What commands take for it."""
+        """The names by which commands take it."""
         return tuple(dict.fromkeys((self.short_name, self.name.replace("_", "-"))))
 
     @cached_property
     def encoders(self) -> tuple[str, ...]:
-        """Names of all its reference encoders, as the modes name them."""
-        return tuple(dict.fromkeys(e for mode in self.modes for e in mode.encoders))
+        """Names of all its reference encoders."""
+        return _encoders_of(self.modes)
 
     @cached_property
     def embedding_mode(self) -> Mode | None:
-        """The mode that a raw speaker embedding speaks in, if it has one."""
+        """The mode of a raw speaker embedding, if it has one."""
         return next((mode for mode in self.modes if mode.takes_embedding), None)
 
     def mode(self, facts: CloneFacts) -> Mode:
-        """Choose how to clone: what the request names, else what the transcript allows.
+        """Choose a mode: the one that the request names, else by the transcript.
 
-        Raises: InvalidSpeakerError if the family has no such way, or one needs a
-            transcript that is not there.
+        Raises: InvalidSpeakerError if the family has no such mode, or it needs a
+            transcript that is missing.
         """
         is_named = facts.named is not None or facts.x_vector_only
         mode = (_named if is_named else _by_transcript)(self, facts)
@@ -265,28 +261,30 @@ class Family:
         return mode
 
     def precomputed(self, *, has_transcript: bool) -> tuple[str, ...]:
-        """Encoders of every mode that a voice so registered can be asked for in.
+        """Return the encoders of every mode that a request for this voice may use.
 
-        A family that always needs a transcript needs the same without a stored one:
-        the transcript may come with the request.
+        If all modes need a transcript, it may come with the request.
         """
         modes = possible_modes(self, has_transcript=has_transcript) or self.modes
-        return tuple(dict.fromkeys(e for mode in modes for e in mode.encoders))
+        return _encoders_of(modes)
 
     def part(self, name: str) -> Any:
-        """Import a part of it by the name of the field.
+        """Import a part by the name of its field.
 
         Raises: ImportError, AttributeError.
         """
         return pkgutil.resolve_name(getattr(self, name))
 
 
+def _encoders_of(modes: Sequence[Mode]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for mode in modes for name in mode.encoders))
+
+
 @cache
 def families() -> tuple[Family, ...]:
-    """Return all families that are installed, the default one first.
+    """Return all installed families, the default one first.
 
-    One that cannot be imported is left out with a warning: it costs its own models
-    the plugin, and no other.
+    One that cannot be imported is left out with a warning.
     """
     found: dict[str, Family] = {}
     for entry in metadata.entry_points(group=GROUP):
@@ -303,7 +301,7 @@ def families() -> tuple[Family, ...]:
 def family_of_checkpoint(model_dir: Path) -> Family:
     """Return the family of a checkpoint.
 
-    Raises: CheckpointError if it is of none.
+    Raises: CheckpointError if it belongs to none.
     """
     for family in families():
         if family.recognises(model_dir):
@@ -314,11 +312,7 @@ def family_of_checkpoint(model_dir: Path) -> Family:
 
 @cache
 def family_of_model(*architectures: str) -> Family | None:
-    """Return the family that puts a class in the place of one of these; None if none.
-
-    Args:
-        architectures: As vLLM's model configuration has them.
-    """
+    """Return the family of one of these architectures of vLLM's, if there is one."""
     for family in families():
         if not family.models.keys().isdisjoint(architectures):
             return family
@@ -327,41 +321,26 @@ def family_of_model(*architectures: str) -> Family | None:
 
 @cache
 def family_of_pipeline(architecture: str | None) -> Family | None:
-    """Return the family that puts a class in the place of this pipeline; None if none.
-
-    Args:
-        architecture: As the host's diffusion configuration has it.
-    """
-    for family in families():
-        if architecture in family.pipelines:
-            return family
-    return None
+    """Return the family of a diffusion pipeline of the host's, if there is one."""
+    return next((f for f in families() if architecture in f.pipelines), None)
 
 
 def clips_problem(family: Family | None, num_clips: int) -> str | None:
-    """Say why a model takes no voice of so many clips and what to do, or None.
+    """Say why a model takes no voice of so many clips and what to do; None if it does.
 
-    Args:
-        family: Of the model; None for one that is of none: it takes one clip.
-        num_clips: Of the voice.
+    A model without a family takes one.
     """
-    max_clips = 1 if family is None else family.max_clips
+    max_clips, title = (family.max_clips, family.title) if family else (1, "this model")
     if num_clips <= max_clips:
         return None
-    title = "this model" if family is None else family.title
+    advice = f"{max_clips} to a voice at most; leave some out"
     if max_clips == 1:
-        return (
-            f"there are {num_clips} clips, and {title} takes one clip to a voice; join "
-            "them into one, or choose the best"
-        )
-    return (
-        f"there are {num_clips} clips, and {title} takes {max_clips} to a voice at "
-        "most; leave some out"
-    )
+        advice = "one clip to a voice; join them into one, or choose the best"
+    return f"there are {num_clips} clips, and {title} takes {advice}"
 
 
 def trial_families() -> dict[str, Family]:
-    """Return the families with a tiny checkpoint, by every name that commands take."""
+    """Return the families with a tiny checkpoint, by each of their command names."""
     return {
         name: family
         for family in families()
@@ -371,7 +350,7 @@ def trial_families() -> dict[str, Family]:
 
 
 def default_family() -> Family:
-    """Return the family of commands that name none.
+    """Return the family for commands that name none.
 
     Raises: ConfigError if none is installed.
     """

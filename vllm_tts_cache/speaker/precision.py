@@ -1,8 +1,4 @@
-"""Float32 that is float32, in a process that may have asked for less.
-
-And what of this machine computes encodings, by its name, on threads that let those go
-first that somebody listens to.
-"""
+"""Exact float32 for encoders, their threads' priority, and their device's name."""
 
 import logging
 import os
@@ -21,9 +17,9 @@ import torch
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.store.encoding import ComputedOn
 
-# Takes what decoding leaves over, and a tenth of a core against a thread that wants
-# all of it. At 19 that would be a seventieth: a reference would outlive its request's
-# patience. Nobody needs a privilege to be nicer; only the way back needs one.
+# At 10 a thread gets a tenth of a core beside a busy one. At 19 it would get a
+# seventieth, and a request would time out before its reference is encoded. Only
+# lowering the value needs a privilege.
 NICE = 10
 
 REDUCED = frozenset({"tf32", "bf16"})  # what torch calls a shorter mantissa
@@ -36,10 +32,10 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def lower_priority() -> None:
-    """Make the calling thread, and the threads it will start, nicer than decoding.
+    """Lower the priority of the calling thread and of threads that it starts.
 
-    Called before the thread's first tensor operation, because the threads that compute
-    for it inherit its value at their start.
+    The caller does so before the thread's first tensor operation: the threads that
+    compute for it inherit its value at their start.
     """
     if sys.platform != "linux":  # elsewhere the value is the whole process's
         return
@@ -53,60 +49,50 @@ def lower_priority() -> None:
 
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast and no TF32 inside the block.
+    """Turn gradients, autocast and TF32 off inside the block.
 
-    The first two belong to the calling thread: a new one starts with gradients on,
-    and a caller inside the engine may have autocast on. TF32 is a flag of the whole
-    process, which the decode loop reads too, so it is touched only where it is on,
-    and put back when the last of the overlapping blocks ends. Until then the decode
-    loop computes its float32 operations, if it has any, more precisely as well.
+    The first two belong to the calling thread. TF32 is a flag of the whole process,
+    which the decode loop reads too, so it is changed only where it is on, and restored
+    when the last of the overlapping blocks ends. Until then the decode loop computes
+    its float32 operations more precisely as well.
 
     Raises:
-        EncodeError: Float32 is short of some bits at the block's begin or end, because
-            somebody else sets the flags meanwhile. What was computed may not be kept.
+        EncodeError: Another thread sets the flags meanwhile. The caller must drop what
+            the block computed.
     """
-    with (
-        torch.inference_mode(),
-        torch.autocast(device.type, enabled=False),
-        _flags.held(device.type),
-    ):
-        yield
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        with _flags.lock:
+            _flags.num_holders += 1
+        try:
+            with _flags.lock:
+                _flags.undo += _use_full_precision(device.type)
+            _check(device.type)
+            yield
+            _check(device.type)
+        finally:
+            with _flags.lock:
+                _flags.num_holders -= 1
+                while not _flags.num_holders and _flags.undo:
+                    _flags.undo.pop()()
 
 
 class _ProcessFlags:
-    """Counts the blocks that need full precision, since the flags have no owner."""
+    """Counts the blocks of the whole process that need full precision."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._num_holders = 0
-        self._undo: list[Undo] = []
-
-    @contextmanager
-    def held(self, device_type: str) -> Iterator[None]:
-        with self._lock:
-            self._num_holders += 1
-        try:
-            with self._lock:
-                self._undo += _use_full_precision(device_type)
-            _check(device_type)
-            yield
-            _check(device_type)
-        finally:
-            with self._lock:
-                self._num_holders -= 1
-                while not self._num_holders and self._undo:
-                    self._undo.pop()()
+        self.lock = Lock()
+        self.num_holders = 0
+        self.undo: list[Undo] = []
 
 
-# Torch adds what is looked up here when it is imported, unseen by a type checker.
-_backends: Any = torch.backends
-
-# A process has one set of flags, so it has one holder of them.
 _flags = _ProcessFlags()
+
+# Torch adds its backends when it is imported, unseen by a type checker.
+_backends: Any = torch.backends
 
 
 def operations(device_type: str) -> dict[str, Any]:
-    """What encoders compute with, and torch's setting of each on this device."""
+    """Return the operations of encoders, with torch's setting of each on a device."""
     if device_type == "cuda":
         matmul, conv = _backends.cuda.matmul, _backends.cudnn.conv
     else:
@@ -124,16 +110,16 @@ def _check(device_type: str) -> None:
 
 
 def _use_full_precision(device_type: str) -> list[Undo]:
-    """Turn off what shortens float32 on this device; return what turns it back on.
+    """Turn reduced float32 off on this device; return calls that restore it.
 
-    An operation without a setting of its own follows its backend's, and that one all
-    backends'. So they are looked at from the top down: what is still short after the
-    settings above it are not is so by itself, and can be put back exactly.
+    An operation without a setting of its own follows its backend's, and a backend that
+    of all. So this goes from the top down: a setting that is still reduced then is so
+    by itself, and can be restored exactly.
     """
     undo: list[Undo] = []
-    above: list[Any] = [torch.backends]
+    above: list[Any] = [_backends]
     if device_type == "cuda":
-        above.append(torch.backends.cudnn)
+        above.append(_backends.cudnn)
     matmul, conv = operations(device_type).values()
     for setting in above:
         if setting.fp32_precision in REDUCED:
@@ -145,19 +131,15 @@ def _use_full_precision(device_type: str) -> list[Undo]:
     return undo
 
 
-# Torch has an old and a new interface to the same flags. Where the old one still
-# knows their state it is used, because it keeps both in step: if they disagree,
-# whoever reads the old one next (torch.compile does) gets an exception.
+# Torch has an old and a new interface to the same flags. The old one is used where it
+# still knows their state, because it keeps both in step: if they disagree, the next
+# reader of the old one (torch.compile) gets an exception.
 
 
 def _turn_off(setting: Any) -> Undo:
     before = setting.fp32_precision
     setting.fp32_precision = "ieee"
-
-    def undo() -> None:
-        setting.fp32_precision = before
-
-    return undo
+    return lambda: setattr(setting, "fp32_precision", before)
 
 
 def _turn_off_matmul(matmul: Any) -> Undo:
@@ -171,7 +153,7 @@ def _turn_off_matmul(matmul: Any) -> Undo:
 
     def undo() -> None:
         torch.set_float32_matmul_precision(before)
-        # That sets both devices', of which one may have been set alone.
+        # That sets both devices', and one may have been set alone.
         for setting, precision in zip(every, own, strict=True):
             if setting.fp32_precision != precision:
                 setting.fp32_precision = precision
@@ -181,27 +163,22 @@ def _turn_off_matmul(matmul: Any) -> Undo:
 
 def _turn_off_conv(conv: Any) -> Undo:
     cudnn = _backends.cudnn
-    if conv is not cudnn.conv:
-        return _turn_off(conv)  # the old interface has none for a CPU
     try:
-        is_known = cudnn.allow_tf32
+        # The old interface has no setting for a CPU.
+        is_known = conv is cudnn.conv and cudnn.allow_tf32
     except RuntimeError:
         is_known = False
     if not is_known:
         return _turn_off(conv)
-    _allow_cudnn_tf32(False)
-    return lambda: _allow_cudnn_tf32(True)
-
-
-def _allow_cudnn_tf32(allowed: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = allowed
+    cudnn.allow_tf32 = False
+    return lambda: setattr(cudnn, "allow_tf32", True)
 
 
 @contextmanager
 def float32_by_default() -> Iterator[None]:
-    """Load and encode with the default dtype that every later encode finds.
+    """Make float32 the default dtype inside the block, as for every later encode.
 
-    The host loads a model with its dtype for the default, of all threads.
+    While the host loads a model, its dtype is the default of all threads.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -212,12 +189,11 @@ def float32_by_default() -> Iterator[None]:
 
 
 def hold_exact_matmuls(model_dtype: torch.dtype) -> None:
-    """Compute float32 matrix products exactly from now on, as encoders do.
+    """Compute float32 matrix products exactly from now on, unless the model is float32.
 
-    ``VLLM_FLOAT32_MATMUL_PRECISION`` may ask for less. An encode would turn that off
-    and on again, and whatever torch has compiled in this process depends on it: the
-    decode loop would be compiled anew, beside running streams. Before anything is
-    compiled it costs nothing, where the model has other matrix products than those.
+    ``VLLM_FLOAT32_MATMUL_PRECISION`` may ask for less. Each encode would turn that off
+    and on again, and torch would compile the decode loop anew while streams run. Done
+    before anything is compiled, it costs a model of another dtype no time.
     """
     # Read through torch's new interface: the old one raises where both were used.
     precision = str(torch.backends.cuda.matmul.fp32_precision)
@@ -232,7 +208,7 @@ def hold_exact_matmuls(model_dtype: torch.dtype) -> None:
 
 @cache
 def computed_on(device: torch.device) -> ComputedOn:
-    """Name a device that encoders compute on; of a CUDA device its context is made."""
+    """Name a device that encoders compute on; initialises CUDA for a CUDA device."""
     if device.type == "cpu":
         name = cpu_name()
     elif device.type == "cuda":
@@ -245,11 +221,10 @@ def computed_on(device: torch.device) -> ComputedOn:
 
 
 def cpu_name() -> str:
-    """The CPU as its maker calls it, or else its architecture."""
+    """Return the CPU's name by its maker, or else its architecture."""
     lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if _names_it(line))
-    return next(names, platform.processor() or platform.machine())
-
-
-def _names_it(line: str) -> bool:
-    return line.startswith("model name") and ":" in line
+    for line in lines:
+        key, colon, name = line.partition(":")
+        if key.startswith("model name") and colon:
+            return name.strip()
+    return platform.processor() or platform.machine()

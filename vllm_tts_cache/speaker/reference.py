@@ -1,8 +1,4 @@
-"""What turns reference audio into encodings, and how requests name them; without torch.
-
-`ReferenceEncoder` is the protocol of the networks, `Lane` the order in which encodings
-are made, and `SpeakerRef` what crosses from the API process to the worker.
-"""
+"""The protocol of reference encoders, and how requests name speakers; without torch."""
 
 import math
 import re
@@ -17,29 +13,28 @@ from vllm_tts_cache.store.encoding import Encoding
 
 # In the host's additional_information; of a diffusion model, in the prompt itself.
 FIELD = "tts_cache_speaker"
-# There too: as the API process calls the request. Such a model is not told otherwise.
+# There too: the API process's id of the request, which a diffusion model does not get.
 REQUEST_FIELD = "tts_cache_request"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Device memory that an encode takes beside the weights, at most.
+    """Device memory that an encode takes at most, without the weights.
 
-    What is computed in slices of time needs the same for every clip; the rest grows
-    with the clip, attention with its square. So the line is meant for clips of up to
-    30 s, and lies above what was measured of some lengths (docs/gpu.md).
+    Attention grows with the square of a clip's length, so the line holds for clips of
+    up to 30 s, and lies above the measured lengths (docs/gpu.md).
     """
 
     fixed_bytes: int = 0
     bytes_per_second: int = 0
 
     def of(self, seconds: float) -> int:
-        """Bytes for so much audio."""
+        """Return the bytes for a clip of this length."""
         return self.fixed_bytes + math.ceil(seconds * self.bytes_per_second)
 
     def scaled(self, share: float) -> "MemoryNeed":
-        """That of a network which is so much as wide."""
+        """Return the need of a network with this share of the width."""
         return MemoryNeed(
             fixed_bytes=math.ceil(share * self.fixed_bytes),
             bytes_per_second=math.ceil(share * self.bytes_per_second),
@@ -49,33 +44,32 @@ class MemoryNeed:
 class ReferenceEncoder(Protocol):
     """A network that turns reference audio into an encoding.
 
-    Implementations own their modules, whole and in their own precision: a module
-    shared with the decode loop would be cast or moved under one of the two. They
-    encode one audio at a time, so an encoding never depends on its neighbours.
+    Implementations own their modules, as the decode loop would cast or move a shared
+    one. They encode one audio at a time, so an encoding never depends on others.
     """
 
     @property
     def name(self) -> str:
-        """Which encoder of its family this is; unique there."""
+        """Its name, unique in its family."""
         ...
 
     @property
     def fingerprint(self) -> str:
         """64 lowercase hex digits over all that decides an encoding but the device.
 
-        Encoders of one fingerprint on one kind of device give the same bytes. Another
-        kind (CPU or GPU, another chip) rounds otherwise; its encodings are taken as
-        they are, since making all voices anew on a new card would be worse.
+        Encoders of one fingerprint on one kind of device return the same bytes. Another
+        kind (CPU or GPU, another chip) rounds differently; its encodings are used
+        unchanged, as encoding all voices again on a new card would be worse.
         """
         ...
 
     @property
     def need(self) -> MemoryNeed:
-        """What an encode takes."""
+        """The memory that an encode takes."""
         ...
 
     def encode(self, audio: ReferenceAudio) -> Encoding:
-        """Encode one audio; safe to call from any thread, several at once included.
+        """Encode one audio; several threads may call it at once.
 
         Raises:
             EncodeError: The network failed on this audio.
@@ -84,10 +78,10 @@ class ReferenceEncoder(Protocol):
 
 
 class Lane(IntEnum):
-    """What goes first, on both sides of the RPC; within a lane, who came first.
+    """The order of encodes, on both sides of the RPC; first come, first served in each.
 
-    The last two take turns: inline clips that come without end may not hold up the
-    voices that are registered meanwhile, nor thousands of those an inline clip.
+    The last two take turns: an endless flow of inline clips may not block registered
+    voices, nor thousands of registered voices an inline clip.
     """
 
     URGENT = 0  # a request waits for a registered voice
@@ -96,7 +90,7 @@ class Lane(IntEnum):
 
     @classmethod
     def of(cls, segment: Segment, *, urgent: bool) -> "Lane":
-        """Return the lane of what somebody wants encoded.
+        """Return the lane of an encode.
 
         Args:
             segment: Whose budget the encoding counts against.
@@ -109,10 +103,10 @@ class Lane(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeakerRef:
-    """A reference audio by content address; no waveform, no name, no path.
+    """A reference audio by content address, without waveform, name or path.
 
-    The worker completes it to encoding keys with the fingerprints of the encoders
-    that it loaded, so a request can never name an encoding of another checkpoint.
+    The worker completes it to encoding keys with the fingerprints of its own encoders,
+    so a request can never name an encoding of another checkpoint.
     """
 
     audio_sha256: str
@@ -124,9 +118,9 @@ class SpeakerRef:
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> "SpeakerRef | None":
-        """Read the reference out of a request's additional information.
+        """Read the reference in a request's additional information, if it has one.
 
-        Raises: ValueError if the field is there but is not one of ours.
+        Raises: ValueError if the field holds anything else.
         """
         if (wire := info.get(FIELD)) is None:
             return None
@@ -138,7 +132,7 @@ class SpeakerRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingNeed:
-    """What a mode needs of one reference audio."""
+    """The encodings that a mode needs of one reference audio."""
 
     ref: SpeakerRef
     encoder_names: tuple[str, ...]
