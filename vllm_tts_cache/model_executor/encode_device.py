@@ -1,9 +1,9 @@
-"""Where the encode thread computes: its device, stream, memory and CPU priority."""
+"""The encode thread's device, with its stream, memory and CPU priority."""
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -19,59 +19,55 @@ from vllm_tts_cache.store.encoding import Encoding
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 _MIB = 1024**2
-_ERROR_MODE_PLACE = 3  # among what torch.cuda.graph takes
-# Kernels' workspaces, and what decoding may want to grow by in the meantime.
+_ERROR_MODE_PLACE = 3  # among the arguments of torch.cuda.graph
+# For kernels' workspaces, and for growth of the decode loop during an encode.
 MARGIN_BYTES = 256 * _MIB
 
 
 class EncodeDevice:
-    """Runs encodes on one device, on a stream of their own where there are such.
+    """Runs encodes on one device, on a GPU on a stream of their own.
 
     One thread at a time may call it.
 
     Args:
-        device: Where the encoders are; with its index.
+        device: That of the encoders, with its index.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         self._is_cuda = device.type == "cuda"
-        self._memory = GpuMemory(device) if self._is_cuda else None
         if self._is_cuda:
             capture_beside_encodes()
         self._stream: torch.cuda.Stream | None = None
-        self._prepared = threading.local()  # a thread's id may come back in another
+        self._prepared = threading.local()  # thread ids are reused
 
     def run(self, encode: Callable[[], Encoding], num_bytes: int) -> Encoding:
-        """Encode on the calling thread; the encoding says what computed it.
+        """Encode on the calling thread, and note the device in the encoding.
 
         Args:
             encode: Makes the encoding.
-            num_bytes: What it takes of the device's memory, at most.
+            num_bytes: Device memory that it takes at most.
 
         Raises: EncodeError if the device has too little memory left.
         """
         with self.entered(), torch.inference_mode():
-            if self._memory is None:
-                encoding = encode()
-            else:
-                encoding = self._memory.run(encode, num_bytes)
+            encoding = self._encode(encode, num_bytes) if self._is_cuda else encode()
         return encoding.computed_by(computed_on(self._device))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Have the calling thread compute on this device, and on its stream, inside.
+        """Have the calling thread compute on this device and its stream inside.
 
-        Encoders are loaded so too: what encodes them then comes after it.
+        Encoders are loaded so too: their encodes then come after it on the stream.
         """
         if not hasattr(self._prepared, "by"):
             self._prepare_thread()
             self._prepared.by = self
-        with self._on_stream():
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield
 
     def log_need(self, needs: Iterable[MemoryNeed]) -> None:
-        """Say once, at the start, what the longest encode takes and nobody reserved.
+        """Log, at the start, the memory of the longest encode, which is not reserved.
 
         Args:
             needs: Of all encoders; one of them computes at a time.
@@ -86,7 +82,7 @@ class EncodeDevice:
             )
 
     def _prepare_thread(self) -> None:
-        # All of this belongs to a thread, and a new one has the defaults.
+        # All of this is a thread's own, and a new thread has the defaults.
         if self._device.type == "cpu":
             lower_priority()  # before it computes anything
         _compute_on_one_cpu_thread()
@@ -94,17 +90,53 @@ class EncodeDevice:
             torch.cuda.set_device(self._device)
             self._stream = torch.cuda.Stream(self._device)  # priority 0 is the lowest
 
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return (
-            nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-        )
+    def _encode(self, encode: Callable[[], Encoding], num_bytes: int) -> Encoding:
+        """Encode if the memory is free; retry once with the allocator's cache empty.
+
+        vLLM's memory profile does not know encodes. One that takes the last memory
+        would make the decode loop run out of memory, which ends the engine.
+
+        Raises: EncodeError that names the setting to lower.
+        """
+        self._make_room(num_bytes)
+        try:
+            return encode()
+        except Exception as exc:
+            if not _is_out_of_memory(exc):
+                raise
+        # Only here: the exception held the tensors of the attempt.
+        _empty_cache()
+        try:
+            return encode()
+        except Exception as exc:
+            if not _is_out_of_memory(exc):
+                raise
+            raise _too_little(num_bytes, self._num_free_bytes()) from exc
+
+    def _make_room(self, num_bytes: int) -> None:
+        wanted = num_bytes + MARGIN_BYTES
+        if (free := self._num_free_bytes()) >= wanted:
+            return
+        # Blocks that the allocator has cached. Those of CUDA graphs are among them and
+        # stay, so the free memory is read again. With vLLM's sleep mode the weights
+        # count on one side only.
+        unused = torch.cuda.memory_reserved(self._device)
+        unused -= torch.cuda.memory_allocated(self._device)
+        if not 0 <= unused < wanted - free:
+            _empty_cache()
+            if (free := self._num_free_bytes()) >= wanted:
+                return
+        raise _too_little(num_bytes, free)
+
+    def _num_free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0]
 
 
 def capture_beside_encodes() -> None:
-    """Have CUDA graphs captured so that other threads may allocate meanwhile; once.
+    """Let other threads allocate while a CUDA graph is captured.
 
     Some models of the host capture while they serve (OmniVoice, Higgs Audio v3,
-    VoxCPM2). By torch's default any thread's allocation then spoils the capture.
+    VoxCPM2). By torch's default any thread's allocation then fails the capture.
     """
 
     def beside_encodes(init: Callable[..., None]) -> Callable[..., None]:
@@ -119,59 +151,11 @@ def capture_beside_encodes() -> None:
     patch_once(torch.cuda.graph, "__init__", beside_encodes)
 
 
-class GpuMemory:
-    """What a GPU has left for an encode. vLLM's memory profile knows none of it."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-
-    def run(self, encode: Callable[[], Encoding], num_bytes: int) -> Encoding:
-        """Encode if so much is free; once more, with a tidy allocator, if it was not.
-
-        What is short here would otherwise be short in the decode loop, where an
-        out-of-memory error ends the engine.
-
-        Raises: EncodeError that names the setting to lower.
-        """
-        self._make_room(num_bytes)
-        try:
-            return encode()
-        except Exception as exc:
-            if not _is_out_of_memory(exc):
-                raise
-        # Only here: the exception held the tensors of the attempt.
-        _tidy()
-        try:
-            return encode()
-        except Exception as exc:
-            if not _is_out_of_memory(exc):
-                raise
-            raise _too_little(num_bytes, self._num_free_bytes()) from exc
-
-    def _make_room(self, num_bytes: int) -> None:
-        wanted = num_bytes + MARGIN_BYTES
-        if (free := self._num_free_bytes()) >= wanted:
-            return
-        # Blocks that the allocator keeps for later. Those of CUDA graphs are among
-        # them, and stay where they are, so what came free is looked at again. With
-        # vLLM's sleep mode, the weights are counted on one side only.
-        unused = torch.cuda.memory_reserved(self._device)
-        unused -= torch.cuda.memory_allocated(self._device)
-        if not 0 <= unused < wanted - free:
-            _tidy()
-            if (free := self._num_free_bytes()) >= wanted:
-                return
-        raise _too_little(num_bytes, free)
-
-    def _num_free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self._device)[0]
-
-
 def _compute_on_one_cpu_thread() -> None:
-    """Keep resampling from opening a pool as wide as the machine beside decoding.
+    """Keep resampling from starting a thread for each core beside decoding.
 
-    torch gives the number of its last caller to every thread that is born later, so
-    another caller puts it back.
+    A new thread gets the number that the last caller of torch set, so another thread
+    sets the old one again.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -180,7 +164,7 @@ def _compute_on_one_cpu_thread() -> None:
     last_caller.join()
 
 
-def _tidy() -> None:
+def _empty_cache() -> None:
     try:
         torch.cuda.empty_cache()
     except RuntimeError as exc:  # with vLLM's sleep mode, torch cannot always
@@ -188,7 +172,7 @@ def _tidy() -> None:
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:
-    # Encoders put an error of their own around what torch raises.
+    # Encoders raise an error of their own from torch's.
     return any(isinstance(e, torch.OutOfMemoryError) for e in (exc, exc.__cause__))
 
 

@@ -1,10 +1,9 @@
-"""Requests whose prompt cannot be built, until the scheduler has ended them.
+"""Ends a request whose prompt cannot be built, and no other.
 
-``preprocess`` must not raise: that would end the engine. So a talker puts such a
-request on this list, prefills it with something harmless, and lets it sample one id
-that nothing else can sample. The hook below, where the scheduler takes in sampled ids,
-finishes the request as an error with our reason: a 500 with text, while its neighbours
-go on.
+An exception in ``preprocess`` would end the engine. So a talker puts the request on
+this list, prefills it with harmless rows, and makes it sample an id that the model
+never samples. Where the scheduler takes in sampled ids, the hook below then finishes
+the request as an error with our reason: a 500 with text.
 """
 
 import logging
@@ -14,19 +13,20 @@ from typing import Any
 
 import torch
 from cachetools import LRUCache
+from vllm.v1.request import RequestStatus
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
 from vllm_tts_cache import patch_once
 from vllm_tts_cache.errors import log_text_of
 from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.model_executor import kv_room, voice_blocks
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.family import family_of_model
-from vllm_tts_cache.speaker.reference import FIELD
 
-# A request leaves this list long before so many others have failed after it.
+# A request ends long before so many others have failed after it.
 MAX_FAILED_REQUESTS = 4096
 
-# For people: the API process asks the workers, by the request's id, and reads nothing
-# out of this.
+# For people: the API process asks the workers, by the request's id.
 REASON = (
     "The speaker prompt of this voice was not there when its request began. The "
     "request failed alone; the server log has the cause. Try again; if it goes on, "
@@ -39,10 +39,10 @@ REASON_WITHOUT_SPEAKER = (
 
 
 class FailedRequests:
-    """Remembers failed requests, bounded, and ends them where logits are computed.
+    """Failed requests, and the id that ends them.
 
     Args:
-        failure_id: The id to force; the scheduler hook knows it too.
+        failure_id: That of the family.
     """
 
     def __init__(self, failure_id: int) -> None:
@@ -64,13 +64,12 @@ class FailedRequests:
         self._ids[request_id] = None
 
     def end(self, logits: torch.Tensor, request_ids: Sequence[str]) -> torch.Tensor:
-        """Leave failed requests one id to sample; changes ``logits`` in place.
+        """Leave failed requests one id to sample.
 
         Args:
-            logits: ``(num_rows, vocab_size)``.
-            request_ids: Whose the rows are. Where the host asks for the logits of
-                other rows (of a prompt, say), their number differs, and none is
-                changed.
+            logits: ``(num_rows, vocab_size)``, changed in place, unless the host asks
+                for other rows (of a prompt, say), whose number differs.
+            request_ids: The request of each row.
         """
         if rows := self._rows(request_ids, len(logits)):
             logits[rows] = float("-inf")
@@ -78,11 +77,11 @@ class FailedRequests:
         return logits
 
     def force(self, sampled: torch.Tensor, request_ids: Sequence[str]) -> None:
-        """Put that id in the place of what was sampled, where a model samples itself.
+        """Replace the ids that a model itself has sampled for failed requests.
 
         Args:
             sampled: ``(num_rows, num_ids)``; changed in place.
-            request_ids: As of `end`.
+            request_ids: As for `end`.
         """
         if rows := self._rows(request_ids, len(sampled)):
             sampled[rows] = self._failure_id
@@ -94,13 +93,12 @@ class FailedRequests:
 
 
 class SuspectPrefixes:
-    """KV prefixes that may hold no voice, because a request that has them failed.
+    """KV prefixes that may hold no voice, because a request with them failed.
 
-    The scheduler drops a failed request's blocks when it takes in its output. A request
-    of the same prefix that was scheduled before that may have found them, and would
-    speak with nobody's voice. In the very step of the failure it may come first: the
-    second runner puts the shorter spans before the longer ones. A prefix is named by
-    what shapes its KV, as far as the talker knows.
+    The scheduler evicts a failed request's blocks when it takes in its output. Another
+    request of that prefix, scheduled earlier, may have found them, and would speak
+    without a voice. In the step of the failure it may even come first: the second
+    runner puts shorter spans before longer ones.
     """
 
     def __init__(self) -> None:
@@ -111,43 +109,33 @@ class SuspectPrefixes:
         return prefix in self._prefixes
 
     def rely_on(self, prefix: str, request_id: str) -> bool:
-        """Whether the request may take the prefix's KV as it finds it.
-
-        If so it is remembered until the step ends.
-        """
+        """Tell whether the request may use the prefix's KV; note it for this step."""
         if prefix in self:
             return False
         self._relied_on[prefix].append(request_id)
         return True
 
     def add(self, prefix: str) -> list[str]:
-        """Suspect the prefix from now on; returns who relied on it in this step."""
+        """Suspect a prefix; return the requests that relied on it in this step."""
         self._prefixes[prefix] = None
         return self._relied_on.pop(prefix, [])
 
     def end_step(self) -> None:
-        """Take note that what the step's requests found was computed before it."""
+        """Forget who relied on a prefix: all prefills of this step were built."""
         self._relied_on.clear()
 
     def clear(self, prefix: str) -> None:
-        """Trust it again: a request has computed it from its first token."""
+        """Trust a prefix again: a request has computed it from its first token."""
         self._prefixes.pop(prefix, None)
 
 
 def request_id_of(info: Mapping[str, Any]) -> str:
-    """Return the id of the request that ``preprocess`` was given this of.
-
-    The two model runners of the host give it different names.
-    """
+    """Return a request's id, for which the host's two model runners have two names."""
     return str(info.get("request_id", info.get("req_id")))
 
 
 def install() -> None:
-    """Hook the scheduler class; the asynchronous one inherits from it."""
-    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
-
-    from vllm_tts_cache.model_executor import kv_room, voice_blocks
-
+    """Hook the scheduler class, from which the asynchronous one inherits."""
     patch_once(
         OmniARScheduler,
         "_update_request_with_output",
@@ -160,9 +148,6 @@ def install() -> None:
 def _update_request_with_output(
     self: Any, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
 ) -> tuple[list[int], bool]:
-    from vllm.v1.request import RequestStatus
-    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
-
     scheduler: Any = super(OmniARScheduler, self)
     inherited = scheduler._update_request_with_output
     token_ids, stopped = inherited(request, new_token_ids, *args, **kwargs)
@@ -170,23 +155,18 @@ def _update_request_with_output(
     if family is None or family.failure_id not in token_ids:
         return token_ids, stopped
     request.status = RequestStatus.FINISHED_ERROR
-    names_speaker = _names_speaker(request)
-    request.stop_reason = REASON if names_speaker else REASON_WITHOUT_SPEAKER
+    has_speaker = voice_blocks.audio_of(request) is not None
+    request.stop_reason = REASON if has_speaker else REASON_WITHOUT_SPEAKER
     request.resumable = False
     _delete_prefix(self.kv_cache_manager, request.request_id)
     return [], True
 
 
 def _delete_prefix(kv_cache_manager: Any, request_id: str) -> None:
-    """Take the request's blocks out of the prefix cache.
+    """Evict the request's blocks from the prefix cache.
 
-    They were put there when they were scheduled, under the voice's ids and salt, and
-    hold no voice: the next request of it would speak with them, and not fail.
+    They are there under the voice's ids and salt and hold no voice: the next request of
+    the voice would speak with them, and not fail.
     """
     groups = kv_cache_manager.get_block_ids(request_id)
     kv_cache_manager.evict_blocks({block for group in groups for block in group})
-
-
-def _names_speaker(request: Any) -> bool:
-    info = getattr(request, "additional_information", None)
-    return FIELD in (getattr(info, "entries", None) or info or ())

@@ -1,39 +1,34 @@
-"""Starts a request of a talker that cannot resume only when it fits to its end.
+"""Keeps preemption from harming a talker: by reserving KV blocks, or by replay.
 
-vLLM preempts a running request when the KV cache has no block left for its next token,
-and later computes its tokens anew. Where a position is more than its token, and the
-host keeps what it is elsewhere, that is lost. So where vLLM admits a request of such a
-family, the free blocks must hold all that it can take, beside what the running ones can
-still take. Then no running request is ever short of a block. A family that can go on
-costs nothing of that.
+vLLM preempts a running request when the KV cache has no block for its next token, and
+later computes its tokens again. The host's state of a position beyond its token is lost
+then. So a request of a family that cannot resume is admitted only if the free blocks
+hold all that it can take, and all that the running requests can still take.
 
-What a request can take is its prompt and ``max_tokens``. Few take a tenth of that, so a
-family may say what a text plausibly takes; a request that takes longer counts with its
-worst case from then on, and new ones wait. Were that not enough, the newest request
-would end as an error, of which its client reads the reason, and its neighbours go on.
+A request can take its prompt and ``max_tokens``. Few take a tenth of that, so a family
+may say what a text plausibly takes. A request that takes longer counts with its worst
+case from then on, and new ones wait. If the blocks run out nevertheless, the newest
+request ends as an error that tells its client the reason, and the others go on.
 
-Only admission changes: a request that must wait keeps its place in the queue, as when
-vLLM itself has no blocks for it. With nothing running vLLM decides alone, so nothing
-waits for ever. It checks at start that the cache holds one request of ``max_model_len``
-beside the null block (``get_kv_cache_configs`` in ``v1/core/kv_cache_utils.py``).
+A request that must wait keeps its place in the queue, as when vLLM itself has no blocks
+for it. With no request running vLLM decides alone, so no request waits for ever: vLLM
+checks at start that the cache holds one of ``max_model_len`` beside the null block
+(``get_kv_cache_configs`` in ``v1/core/kv_cache_utils.py``).
 
-Of a model that is guided, two requests speak one text. The host's scheduler for such
-models reserves all that both can take, so it is left alone: a no to one of the two
-would end the engine.
+With guidance two requests speak one text. The host's scheduler for that reserves all
+that both can take, so it is left alone: refusing one of the two would end the engine.
 
-A talker that keeps what it spoke goes on after a preemption, and builds those rows
-again; three things are the scheduler's:
+A talker that resumes builds the rows of what it spoke again. The scheduler's part:
 
 * The last token has no frame yet: its residual codes are made when it is decoded. So
   it is computed alone, as a decode step, after all that was spoken.
-* KV that was computed behind a prompt is found in the prefix cache by token ids, which
-  do not tell frames with the same first code apart. So only a prompt's is taken.
-* Stage 1 has the frames that are computed anew. The host leaves out those before the
-  last one that it sent; and the last, sent once more, would make it send its chunk
-  once more.
+* The prefix cache finds KV after a prompt by token ids, and frames with the same first
+  code have the same. So only a prompt's KV is taken from it.
+* Stage 1 has the frames that are computed again. The host skips those before the last
+  one that it sent; the last, sent again, would make it send its chunk again.
 
-As in vLLM itself, KV that is computed anew may differ in its last bits where a kernel
-rounds otherwise for many positions than for one.
+As in vLLM itself, KV that is computed again may differ in its last bits where a kernel
+rounds many positions in another way than one.
 """
 
 import logging
@@ -53,11 +48,10 @@ from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.family import family_of_model
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logger)
 
 _ADMISSIBLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _MAX_TEXTS = 1024
-
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 REASON = (
     "The KV cache ran out while this request was speaking, and this model cannot go on "
@@ -66,36 +60,38 @@ REASON = (
 )
 
 
+# The host's, called by the function that replaces it.
+_host_init = OmniARScheduler.__init__
+
+
 def install() -> None:
-    """Let every scheduler made from now on preempt without harm; twice is once."""
-    patch_once(OmniARScheduler, "__init__", _preempting_without_harm)
+    """Let every scheduler made from now on preempt without harm."""
+    patch_once(OmniARScheduler, "__init__", lambda _: init_scheduler)
 
 
-def _preempting_without_harm(host_init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(host_init)
-    def init(self: OmniARScheduler, *args: Any, **kwargs: Any) -> None:
-        host_init(self, *args, **kwargs)
-        architectures = self.vllm_config.model_config.architectures
-        if (family := family_of_model(*architectures)) is None:
-            return
-        if family.resumes:
-            resume_by_replay(self)
-        else:
-            end_preempted(self)
-            if not isinstance(self, OmniCFGARScheduler):
-                reserve_blocks(self, family.plausible_tokens)
-
-    return init
+@wraps(_host_init)
+def init_scheduler(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Make the host's scheduler, and hook it as the model's family needs."""
+    _host_init(self, *args, **kwargs)
+    architectures = self.vllm_config.model_config.architectures
+    if (family := family_of_model(*architectures)) is None:
+        return
+    if family.resumes:
+        resume_by_replay(self)
+    else:
+        end_preempted(self)
+        if not isinstance(self, OmniCFGARScheduler):
+            reserve_blocks(self, family.plausible_tokens)
 
 
 def reserve_blocks(
     scheduler: Any, plausible_tokens: Callable[[str], int] | None = None
 ) -> None:
-    """Hook a new scheduler whose KV cache is not ample.
+    """Reserve blocks in a new scheduler, if its KV cache may run short.
 
     Args:
         scheduler: Of a family that does not resume.
-        plausible_tokens: As that family has it.
+        plausible_tokens: That of the family.
     """
     allocator = ReservingAllocator(scheduler, plausible_tokens)
     num_fitting = allocator.num_longest_requests()
@@ -115,7 +111,7 @@ def reserve_blocks(
 
 
 class ReservingAllocator:
-    """``KVCacheManager.allocate_slots`` that also says no to an unsafe start."""
+    """``KVCacheManager.allocate_slots`` that also refuses an unsafe start."""
 
     def __init__(
         self,
@@ -124,7 +120,7 @@ class ReservingAllocator:
     ):
         self._scheduler = scheduler
         self._plausible_tokens = None
-        if plausible_tokens is not None:  # asked of every running request in each step
+        if plausible_tokens is not None:  # called for each running request in each step
             self._plausible_tokens = lru_cache(_MAX_TEXTS)(plausible_tokens)
         self._manager = scheduler.kv_cache_manager
         self._allocate_slots = self._manager.allocate_slots
@@ -140,7 +136,7 @@ class ReservingAllocator:
         )
 
     def __call__(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """The new blocks, or ``None``: "not now" to a request that would start."""
+        """Return new blocks, or None if a request may not start yet."""
         if request.status in _ADMISSIBLE and not self._may_start(
             request,
             kwargs.get("new_computed_blocks"),
@@ -150,13 +146,13 @@ class ReservingAllocator:
         return self._allocate_slots(request, *args, **kwargs)
 
     def num_longest_requests(self) -> int:
-        """How many requests of ``max_model_len`` the blocks free now hold."""
-        # No request has this id: nothing of it is allocated yet.
+        """How many requests of ``max_model_len`` the free blocks hold."""
+        # No request has this id, so no block is allocated to it yet.
         num_blocks = self._num_blocks_to_allocate("", self._scheduler.max_model_len)
         return self._manager.block_pool.get_num_free_blocks() // num_blocks
 
     def num_tokens_reserved(self, request: Request) -> int:
-        """The positions of the KV cache that a request counts with."""
+        """The positions of the KV cache that are reserved for a request."""
         worst = self._max_tokens_held(request)
         text = None if self._plausible_tokens is None else _text_of(request)
         if self._plausible_tokens is None or not text or request.resumable:
@@ -207,10 +203,8 @@ class ReservingAllocator:
         hit_blocks: KVCacheBlocks | None = None,
         num_computed_tokens: int = 0,
     ) -> int:
-        """Free blocks that it takes to hold so much of a request, beyond its own."""
-        blocks = (
-            self._manager.empty_kv_cache_blocks if hit_blocks is None else hit_blocks
-        )
+        """The free blocks needed to hold so many tokens, besides the request's own."""
+        blocks = hit_blocks or self._manager.empty_kv_cache_blocks
         return self._manager.coordinator.get_num_blocks_to_allocate(
             request_id=request_id,
             num_tokens=num_tokens,
@@ -223,7 +217,7 @@ class ReservingAllocator:
 
 
 def _text_of(request: Any) -> str | None:
-    """Return what a request speaks, where the host's adapters put it."""
+    """Return the text of a request, where the host's adapters put it."""
     info = getattr(request, "additional_information", None)
     text = (getattr(info, "entries", None) or info or {}).get("text")
     text = getattr(text, "list_data", None) or getattr(text, "scalar_data", text)
@@ -233,7 +227,7 @@ def _text_of(request: Any) -> str | None:
 
 
 def resume_by_replay(scheduler: Any) -> None:
-    """Hook a new scheduler, whose talker keeps what it spoke."""
+    """Hook a new scheduler of a family that resumes."""
     replay = _Replay(scheduler)
     scheduler._reserve_prefill_lookahead = replay.num_new_tokens
     scheduler._preempt_request = replay.preempt
@@ -253,7 +247,7 @@ class _Replay:
     def num_new_tokens(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """How many of so many tokens to compute in this step; 0: none of them yet."""
+        """How many of these tokens to compute in this step."""
         num_new_tokens = self._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )
@@ -261,7 +255,7 @@ class _Replay:
         if not request.num_output_tokens or num_computed_tokens >= last:
             return num_new_tokens
         end = min(num_computed_tokens + num_new_tokens, last)
-        # A token of what was spoken, computed alone, would be spoken once more.
+        # A spoken token that is computed alone would be spoken again.
         if end == last - 1:
             end -= 1
         if end == num_computed_tokens + 1 and end > request.num_prompt_tokens:
@@ -269,7 +263,7 @@ class _Replay:
         return max(end - num_computed_tokens, 0)
 
     def computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
-        """What the prefix cache has of the request's prompt, less its last token."""
+        """Return the prompt's blocks in the prefix cache, without its last token."""
         found = self._get_computed_blocks(request)
         blocks, num_tokens, _ = found
         if not request.num_output_tokens:
@@ -282,7 +276,7 @@ class _Replay:
         return usable, num_usable, 0
 
     def preempt(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Preempt, and have stage 1 take nothing from it until it speaks again."""
+        """Preempt, and send stage 1 no frames until the request speaks again."""
         self._preempt_request(request, *args, **kwargs)
         adapter = getattr(self._scheduler, "chunk_transfer_adapter", None)
         if adapter is not None and request.num_output_tokens:
@@ -292,7 +286,7 @@ class _Replay:
 
 
 def end_preempted(scheduler: Any) -> None:
-    """Hook a new scheduler, whose talker cannot go on."""
+    """Hook a new scheduler of a family that does not resume."""
     preempt, update = scheduler._preempt_request, scheduler.update_from_output
     preempted: dict[str, Request] = {}
 
@@ -301,26 +295,21 @@ def end_preempted(scheduler: Any) -> None:
         preempted[request.request_id] = request
 
     def update_from_output(*args: Any, **kwargs: Any) -> Any:
-        # Not where it is preempted: there the scheduler walks over its queues.
+        # Not in `preempt_request`, where the scheduler iterates over its queues.
         for request_id, request in preempted.items():
-            if not request.is_finished():
-                _end(scheduler, request_id, request)
+            if request.is_finished():
+                continue
+            # Throttled: a cache that is too small preempts many.
+            message = "Request %s was preempted, and ends: %s"
+            throttled.warn_of("a preempted request", message, request_id, REASON)
+            # The host sends the client this reason with the next output.
+            scheduler._streaming_context_overflow[request_id] = (
+                request.client_index,
+                REASON,
+            )
+            scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR)
         preempted.clear()
         return update(*args, **kwargs)
 
     scheduler._preempt_request = preempt_request
     scheduler.update_from_output = update_from_output
-
-
-def _end(scheduler: Any, request_id: str, request: Request) -> None:
-    # A cache that is too small preempts many, and each client is told for itself.
-    throttled.warn_of(
-        "a preempted request",
-        "Request %s was preempted, and ends: %s",
-        request_id,
-        REASON,
-    )
-    # The host tells the client so of what is in here, when it takes in the output.
-    told = scheduler._streaming_context_overflow
-    told[request_id] = (request.client_index, REASON)
-    scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR)

@@ -1,4 +1,4 @@
-"""The speaker side of a model in a worker, put together from the settings."""
+"""Builds the speaker side of a model in a worker, from the settings."""
 
 import logging
 import time
@@ -34,17 +34,17 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # The first use of a library may read a gigabyte of kernels from a slow disk.
 _WARM_UP_TIMEOUT_SECONDS = 120.0
-# Whoever ends does not wait for all copies; the next start goes on.
+# A process that ends does not wait for all copies; the next start goes on.
 _RECOVER_PATIENCE_SECONDS = 2.0
 
 
 def why_it_clones_nothing(
     vllm_config: Any, family: Family, ranks: Ranks | None = None
 ) -> str | None:
-    """Say why the checkpoint clones no voices; None if it does. All ranks say the same.
+    """Say why the checkpoint clones no voices, the same on all ranks; None if it does.
 
     Args:
-        vllm_config: Where the checkpoint lies.
+        vllm_config: Names the checkpoint.
         family: Of the checkpoint.
         ranks: The processes that run the model together; a talker's if None.
 
@@ -61,9 +61,9 @@ def load_worker_speakers(
 ) -> WorkerEncodings:
     """Open the store and load the checkpoint's reference encoders.
 
-    Args: as `why_it_clones_nothing`.
+    Args: As for `why_it_clones_nothing`.
 
-    Raises: TTSCacheError if the checkpoint's encoders are not what they should be.
+    Raises: TTSCacheError if the encoders cannot be loaded.
     """
     device = _encode_device(vllm_config, family)
     ranks = ranks or tensor_parallel_ranks()
@@ -79,24 +79,33 @@ def load_worker_speakers(
 def load_encoders(speakers: WorkerEncodings, vllm_config: Any, family: Family) -> None:
     """Load a checkpoint's reference encoders, in the place of another one's.
 
-    Raises: TTSCacheError if they are not what they should be.
+    On an accelerator they encode once, before vLLM measures how much memory is left.
+
+    Raises:
+        TTSCacheError: The encoders cannot be loaded.
+        TimeoutError: The first encode goes on, which would disturb that measurement.
     """
     device = _encode_device(vllm_config, family)
     ranks = speakers.ranks
-    directory = load_settings().samples_dir
     hold_exact_matmuls(vllm_config.model_config.dtype)
 
     def load() -> Mapping[str, ReferenceEncoder]:
         model_dir = whole_checkpoint(vllm_config, family.side_files)
-        encoders: Mapping[str, ReferenceEncoder]
-        with remembered(directory):
-            encoders = family.part("encoders_part")(model_dir, device)
-        return encoders
+        with remembered(load_settings().samples_dir):
+            return family.part("encoders_part")(model_dir, device)
 
     with float32_by_default():
         speakers.fingerprints = ranks.from_rank_0(partial(speakers.load_encoders, load))
-        if ranks.is_first and device.type != "cpu":
-            _warm_up(speakers)
+        if not ranks.is_first or device.type == "cpu":
+            return
+        began_at = time.monotonic()
+        try:
+            speakers.warm_up(_WARM_UP_TIMEOUT_SECONDS)
+        except EncodeError as exc:  # without voices to clone, the model still speaks
+            logger.warning("The first encode of the reference encoders failed: %s", exc)
+            return
+        seconds = time.monotonic() - began_at
+        logger.info("Warmed the reference encoders up in %.1f s.", seconds)
 
 
 def build_worker_speakers(
@@ -109,9 +118,9 @@ def build_worker_speakers(
     """Put encoders, store and encode thread together.
 
     Args:
-        encoders: By name; none where they are loaded later, on the encode thread.
-        settings: Where, and how much.
-        device: Where the encoders compute.
+        encoders: By name; empty if the encode thread loads them later.
+        settings: With the store's place and the memory's budget.
+        device: That of the encoders.
         ranks: The processes that run one model together.
 
     Raises: StorageError.
@@ -131,7 +140,7 @@ def build_worker_speakers(
         max_waiting_inline=settings.max_waiting_inline,
         look_again_seconds=turns.look_again_seconds,
     )
-    # On a machine of its own nobody else removes what was deleted while it was away.
+    # The copies on this worker's machine may be of audio that was deleted meanwhile.
     recovering = recover_aside(store.recover_copies) if ranks.is_first else None
 
     def close_store() -> None:
@@ -154,9 +163,9 @@ def build_worker_speakers(
 
 
 def _encode_device(vllm_config: Any, family: Family) -> torch.device:
-    """Return where the family's encoders compute, with its index.
+    """Return the device of the family's encoders, with its index.
 
-    The host names the kind only, and a new thread starts at 0.
+    The host names the kind only, and a new thread starts with index 0.
     """
     if family.encodes_on_cpu:
         return torch.device("cpu")
@@ -166,36 +175,25 @@ def _encode_device(vllm_config: Any, family: Family) -> torch.device:
     return kind
 
 
-def _warm_up(speakers: WorkerEncodings) -> None:
-    """Encode once before vLLM measures how much memory is left.
-
-    Raises: TimeoutError, because what goes on would disturb that.
-    """
-    began_at = time.monotonic()
-    try:
-        speakers.warm_up(_WARM_UP_TIMEOUT_SECONDS)
-    except EncodeError as exc:  # without voices to clone, the model still speaks
-        logger.warning("The first encode of the reference encoders failed: %s", exc)
-        return
-    seconds = time.monotonic() - began_at
-    logger.info("Warmed the reference encoders up in %.1f s.", seconds)
-
-
 class SpeakerSide:
-    """Loads a checkpoint's reference encoders, and looks up what they have made."""
+    """Loads a checkpoint's reference encoders, and looks encodings up.
+
+    Attributes:
+        tts_cache_speakers: None before the encoders are loaded, and if there are none.
+        tts_cache_refusal: Why the checkpoint clones no voices, if it does not.
+    """
 
     tts_cache_family: ClassVar[Family]
     tts_cache_speakers: WorkerEncodings | None = None
-    # Why the checkpoint clones no voices, if it does not.
     tts_cache_refusal: str | None = None
-    # Model and revision that both of these are of.
+    # Model and revision of both.
     _speakers_of: tuple[str, str | None] | None = None
 
     def _load_speakers(self, vllm_config: Any) -> None:
         """Load the reference encoders, if the checkpoint has any.
 
-        Weights may be loaded again and again, from memory or from another checkpoint.
-        The encode thread, the store and what they have in hand outlive that.
+        The host may load weights repeatedly, from memory or from another checkpoint.
+        The encode thread, its queue and the store outlive that.
         """
         model = vllm_config.model_config
         if (checkpoint := (model.model, model.revision)) == self._speakers_of:
@@ -218,7 +216,7 @@ class SpeakerSide:
     def _encodings(
         self, ref: SpeakerRef, encoder_names: Sequence[str]
     ) -> dict[str, Encoding]:
-        """Return what a prompt needs. Raises: TTSCacheError if it is not there."""
+        """Return a prompt's encodings. Raises: TTSCacheError if one is missing."""
         if self.tts_cache_speakers is None:
             raise TTSCacheError(self.tts_cache_refusal or "it clones no voices")
         return self.tts_cache_speakers.prompt(ref, encoder_names)

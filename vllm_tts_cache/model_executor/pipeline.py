@@ -1,8 +1,7 @@
-"""What every diffusion pipeline of ours shares; mixed in before the host's.
+"""The base of every family's diffusion pipeline; mixed in before the host's class.
 
-Such a model has no tokens to sample and no scheduler that could end a request by one:
-a pipeline returns an error in the place of what a request asked for. And it has no KV,
-so nothing of a failed request is found by another.
+Such a model samples no tokens, so a pipeline ends a request by returning an error as
+its output. It has no KV that a failed request could leave to others.
 """
 
 import logging
@@ -27,15 +26,12 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 
 class MissingPromptError(ServerFaultError):
-    """What a request was to speak with cannot be had: it is worth making it anew."""
+    """A speaker prompt is missing, so the API process submits the request again."""
 
 
 @contextmanager
 def looking_up_a_prompt() -> Iterator[None]:
-    """Tell what fails inside from all that may fail of a request besides.
-
-    Raises: MissingPromptError, whatever is raised inside.
-    """
+    """Raise any exception of the block as a MissingPromptError."""
     try:
         yield
     except Exception as exc:
@@ -52,28 +48,45 @@ class CachedPipeline(SpeakerSide):
     def _load_speakers_of(
         self, model_dir: str, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Load the reference encoders of a checkpoint, once its weights are loaded.
+        """Load the reference encoders of a checkpoint, after the pipeline's weights.
 
         Args:
-            model_dir: Where the pipeline itself has loaded it from.
-            device: Where it computes.
-            dtype: In which.
+            model_dir: The folder from which the pipeline has loaded the whole.
+            device: That of the pipeline.
+            dtype: That of the pipeline.
         """
-        self._load_speakers(_vllm_config(model_dir, device, dtype))
+        # As much of vLLM's configuration as loading reads; the host's has other names.
+        vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(
+                model=model_dir, revision=None, dtype=dtype, hf_token=None
+            ),
+            load_config=SimpleNamespace(download_dir=None),
+            device_config=SimpleNamespace(device=device),
+        )
+        self._load_speakers(vllm_config)
 
     def _ranks(self) -> Ranks:
-        return replica_ranks()
+        """Return the processes that compute one request together.
+
+        The replicas of one group have requests of their own. Then only the ranks of one
+        layer are known to be together.
+        """
+        if not parallel_state.model_parallel_is_initialized():
+            return ALONE
+        if parallel_state.get_data_parallel_world_size() > 1:
+            return tensor_parallel_ranks()
+        group = parallel_state.get_world_group()
+        return ALONE if group.world_size == 1 else Ranks(group.cpu_group)
 
     def _error(self, prompt: object, cause: Exception) -> DiffusionOutput:
-        """Return what a request ends with, in the place of what it asked for.
+        """Return the error that ends a request.
 
         Args:
             prompt: The request's.
-            cause: Why it cannot be had. Of a `MissingPromptError` the API process is
-                told, and submits the request once more.
+            cause: Of the failure. A `MissingPromptError` is noted for the API process,
+                which then submits the request once more.
 
-        Raises: OutOfMemoryError of one rank of several, which the others know nothing
-            of: they would wait for this one.
+        Raises: OutOfMemoryError of one rank of several: the others would wait for it.
         """
         speakers = self.tts_cache_speakers
         is_missing = isinstance(cause, MissingPromptError)
@@ -89,31 +102,3 @@ class CachedPipeline(SpeakerSide):
         if speakers is not None:
             speakers.remember_failed_prompt(request_id, str(cause))
         return DiffusionOutput(error=REASON)
-
-
-def replica_ranks() -> Ranks:
-    """Return the processes that compute one request of a diffusion model together.
-
-    Of several replicas in one group each has requests of its own; then those of one
-    layer are all that is known to be together.
-    """
-    if not parallel_state.model_parallel_is_initialized():
-        return ALONE
-    if parallel_state.get_data_parallel_world_size() > 1:
-        return tensor_parallel_ranks()
-    group = parallel_state.get_world_group()
-    return ALONE if group.world_size == 1 else Ranks(group.cpu_group)
-
-
-def _vllm_config(model_dir: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """As much of vLLM's configuration as loading reads; the host's names it otherwise.
-
-    The pipeline has fetched its checkpoint by now, whole: so it is a folder.
-    """
-    return SimpleNamespace(
-        model_config=SimpleNamespace(
-            model=model_dir, revision=None, dtype=dtype, hf_token=None
-        ),
-        load_config=SimpleNamespace(download_dir=None),
-        device_config=SimpleNamespace(device=device),
-    )

@@ -1,4 +1,4 @@
-"""One answer for all ranks of a tensor-parallel worker."""
+"""Agreement between the ranks of a tensor-parallel worker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ T = TypeVar("T")
 class Ranks:
     """The processes that run one model together, or the only one.
 
-    Every process must call each method as often, and in the same order.
+    All processes must call the same methods in the same order.
 
     Attributes:
-        group: Their torch group for tensors on the CPU; None of a process alone.
+        group: Their torch group for tensors on the CPU; None for a single process.
     """
 
     group: Any = None
 
     @property
     def are_several(self) -> bool:
-        """Whether there are others."""
+        """Whether there is more than one."""
         return self.group is not None
 
     @property
@@ -35,43 +35,40 @@ class Ranks:
         return self.group is None or distributed.get_rank(self.group) == 0
 
     def all_agree(self, is_so: bool) -> bool:
-        """Tell whether all of them say yes."""
+        """Tell whether it is so on every rank."""
         if self.group is None:
             return is_so
-        said = torch.tensor(int(is_so), device="cpu")
-        distributed.all_reduce(said, distributed.ReduceOp.MIN, group=self.group)
-        return bool(said.item())
+        flag = torch.tensor(int(is_so), device="cpu")
+        distributed.all_reduce(flag, distributed.ReduceOp.MIN, group=self.group)
+        return bool(flag.item())
 
-    def from_rank_0(self, say: Callable[[], T]) -> T:
-        """Call ``say`` on rank 0, and return what it says on every rank.
+    def from_rank_0(self, compute: Callable[[], T]) -> T:
+        """Call ``compute`` on rank 0, and return its result, plain data, on every rank.
 
-        Args:
-            say: Returns plain data.
-
-        Raises: On rank 0 what ``say`` raises, on the others a `TTSCacheError` of it:
-            one that waited for the others would wait for ever.
+        Raises: On rank 0 what ``compute`` raises, on the others a `TTSCacheError` with
+            its text, so that no rank waits for ever.
         """
         if self.group is None:
-            return say()
+            return compute()
         if not self.is_first:
-            result: T = self._told(None)
+            result: Any = self._broadcast(None)
+            if isinstance(result, TTSCacheError):
+                raise result
             return result
         try:
-            result = say()
+            result = compute()
         except Exception as exc:
-            self._told(TTSCacheError(f"rank 0: {str(exc) or repr(exc)}"))
+            self._broadcast(TTSCacheError(f"rank 0: {str(exc) or repr(exc)}"))
             raise
-        self._told(result)
+        self._broadcast(result)
         return result
 
-    def _told(self, word: Any) -> Any:
-        words = [word]
+    def _broadcast(self, value: Any) -> Any:
+        values = [value]
         distributed.broadcast_object_list(
-            words, group=self.group, group_src=0, device=torch.device("cpu")
+            values, group=self.group, group_src=0, device=torch.device("cpu")
         )
-        if isinstance(words[0], TTSCacheError) and not self.is_first:
-            raise words[0]
-        return words[0]
+        return values[0]
 
 
 ALONE = Ranks()
@@ -80,8 +77,8 @@ ALONE = Ranks()
 def tensor_parallel_ranks() -> Ranks:
     """Return the ranks of this worker.
 
-    They prefill the same requests in the same order, and meet in the first layer
-    anyway, so a word before it costs no waiting.
+    They prefill the same requests in the same order, and meet in the first layer, so a
+    broadcast before it adds no waiting.
     """
     from vllm.distributed import parallel_state
 

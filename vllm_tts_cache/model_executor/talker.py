@@ -1,10 +1,10 @@
-"""What every talker of ours shares, whatever its family; mixed in before the host's."""
+"""The base of every family's talker; mixed in before the host's class."""
 
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,25 +15,23 @@ from vllm_tts_cache.model_executor.failed_requests import (
     request_id_of,
 )
 from vllm_tts_cache.model_executor.loading import SpeakerSide
-from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.store.encoding import Array
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
-# Of a span: its ids, its rows, and what the runner keeps of the request.
+# A span's ids, its rows, and what the runner stores for the request.
 Built = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 
 
 def failing_alone(build: Callable[..., Built]) -> Callable[..., Built]:
-    """Wrap a talker's ``preprocess``: a span that cannot be built fails its request.
+    """Wrap a talker's ``preprocess``: an exception fails that request alone.
 
-    The runner builds the spans of all requests in a step, and what is raised there
-    ends the engine. The request need not come from a route of ours: the host's own
-    routes hand on whatever their clients say.
+    The runner builds the spans of all requests of a step, so an exception there would
+    end the engine. The host's own routes pass on anything that their clients send.
 
     Args:
-        build: The talker's, which may raise anything. Until the request has ended, the
-            talker's ``_passed_over(input_ids, info)`` stands in for it.
+        build: The talker's. For a failed request the talker's
+            ``_passed_over(input_ids, info)`` takes its place.
     """
 
     @functools.wraps(build)
@@ -54,10 +52,20 @@ def failing_alone(build: Callable[..., Built]) -> Callable[..., Built]:
 class CachedTalker(SpeakerSide):
     """Takes speaker prompts by content address, and lets a request fail alone."""
 
+    # Whether a failed request ends in its logits, and not in `sample`.
+    _ends_in_logits: ClassVar = True
+
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         is_second = getattr(vllm_config.model_config, "use_v2_model_runner", False)
         if is_second and self.tts_cache_family.needs_first_runner:
-            raise _refused_runner(self.tts_cache_family)
+            problem = (
+                f"{self.tts_cache_family.title} cannot be served on the second model "
+                "runner: it passes over what gives requests their voices and ends "
+                "those that fail. Set model_runner: v1 in the deploy file."
+            )
+            # On a line of its own: the host surrounds an exception with pages.
+            logger.error(problem)
+            raise ConfigError(problem)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         failure_id = self.tts_cache_family.failure_id
         assert failure_id is not None, "a talker ends a failed request by an id"
@@ -68,19 +76,17 @@ class CachedTalker(SpeakerSide):
             # Only then does that runner say which row of the logits is whose.
             self.logitsprocs_need_output_token_ids = True
 
-    def compute_logits(
-        self, hidden_states: Any, sampling_metadata: Any = None
-    ) -> torch.Tensor | None:
+    def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
         """Force the id that ends a request without a speaker prompt as an error."""
         host: Any = super()
         logits = host.compute_logits(hidden_states, sampling_metadata)
         self._suspect_prefixes.end_step()  # all of its prefills were built
-        if logits is None:
-            return None
+        if logits is None or not self._ends_in_logits:
+            return logits
         return self._failed_requests.end(logits, self._requests_of_rows)
 
     def set_batch_req_ids(self, req_ids: Sequence[str]) -> None:
-        """Take in whose the rows of the next logits are; the v1 runner calls it."""
+        """Note the requests of the next rows of logits; the v1 runner calls this."""
         self._requests_of_rows = list(req_ids)
         if (hosts := getattr(super(), "set_batch_req_ids", None)) is not None:
             hosts(req_ids)
@@ -89,15 +95,13 @@ class CachedTalker(SpeakerSide):
     def mrv2_sampling_context(
         self, *, req_ids: Sequence[str], num_output_tokens: torch.Tensor
     ) -> Iterator[None]:
-        """Take in the same from the other runner, which samples within the block."""
-        hosts = getattr(super(), "mrv2_sampling_context", None)
+        """Note the same for the second runner, which samples within the block."""
+        hosts: Any = getattr(
+            super(), "mrv2_sampling_context", lambda **_: nullcontext()
+        )
         self._requests_of_rows = list(req_ids)
         try:
-            with (
-                nullcontext()
-                if hosts is None
-                else hosts(req_ids=req_ids, num_output_tokens=num_output_tokens)
-            ):
+            with hosts(req_ids=req_ids, num_output_tokens=num_output_tokens):
                 yield
         finally:
             self._requests_of_rows = []
@@ -109,12 +113,12 @@ class CachedTalker(SpeakerSide):
     def _fail(self, info: Mapping[str, Any], cause: Exception) -> None:
         """Let the request fail alone, when its first id is sampled.
 
-        Any error but that of memory is taken for one of all ranks: they agree on what
-        they found, and compute the same of the same bytes. One rank's own would be its
-        device's, which fails the next step as well, and so ends the engine by itself.
+        An error other than of memory counts as one of all ranks, which compute the same
+        from the same bytes. An error of one rank's device would end the engine in the
+        next step by itself.
 
         Raises: OutOfMemoryError of one rank of several. The others go on with the
-            request, and would speak nonsense: this ends the engine, as any other does.
+            request, and would speak nonsense, so this ends the engine.
         """
         speakers = self.tts_cache_speakers
         is_own = isinstance(cause, torch.OutOfMemoryError)
@@ -131,7 +135,7 @@ class CachedTalker(SpeakerSide):
             raise _spoilt_prefix()
 
     def _suspect(self, prefix: str) -> None:
-        """Let those fail as well that rely on what a failing request computes."""
+        """Fail the requests that rely on the KV of a failing request, too."""
         for request_id in self._suspect_prefixes.add(prefix):
             if request_id not in self._failed_requests:
                 self._failed_requests.add(
@@ -142,16 +146,10 @@ class CachedTalker(SpeakerSide):
 def on_device(
     array: Array, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return a copy of the array on the device.
+    """Return a copy of an array on the device, of its own dtype if ``dtype`` is None.
 
-    From pinned memory, and already of its type: from pageable memory, or where the type
-    changes on the way, torch waits for the stream, and that is the step that is still
-    running for everybody else.
-
-    Args:
-        array: Immutable; it stays in memory for the next request.
-        device: Where ``preprocess`` was given its input ids.
-        dtype: The array's own if None.
+    It goes through pinned memory, and in its final dtype: otherwise torch would wait
+    for the stream, on which the step of all other requests still runs.
     """
     tensor = torch.tensor(array, dtype=dtype)
     if device.type == "cpu":
@@ -163,32 +161,17 @@ def _spoilt_prefix() -> TTSCacheError:
     return TTSCacheError("what another request of it failed with was in the KV")
 
 
-def _refused_runner(family: Family) -> ConfigError:
-    problem = (
-        f"{family.title} cannot be served on the second model runner: it passes over "
-        "what gives requests their voices and ends those that fail. Set "
-        "model_runner: v1 in the deploy file."
-    )
-    # In a line of its own: the host puts pages around what is raised.
-    logger.error(problem)
-    return ConfigError(problem)
-
-
 class SamplingTalker(CachedTalker):
-    """Ends a failed request behind the host's sampler, and not in its logits.
+    """Ends a failed request after the host's sampler, and not in its logits.
 
-    Such a sampler draws from the ids that the model speaks with. Where none of them is
-    left, it would fail, and every request of the step with it.
+    Such a sampler draws from the ids that the model speaks with. With none of them left
+    it would fail, and every request of the step with it.
     """
 
-    def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
-        """As the host; how a failed request ends is for `sample` to say."""
-        self._suspect_prefixes.end_step()  # all of its prefills were built
-        host: Any = super(CachedTalker, self)
-        return host.compute_logits(hidden_states, sampling_metadata)
+    _ends_in_logits = False
 
     def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Sample as the host does, but for the id that ends a failed request."""
+        """Sample as the host does, except for failed requests."""
         host: Any = super()
         output = host.sample(logits, sampling_metadata)
         if output is not None:

@@ -1,15 +1,18 @@
 """Takes the KV of a deleted voice out of the prefix cache.
 
-vLLM finds a block by a hash of its ids and of the voice's salt, and does not know whose
-it is. So it is noted where a request gives its blocks back, in the engine's thread, at
-a cost that depends on no number of voices. What a block holds stays in the device's
-memory until another request gets it; nobody finds it there any more.
+vLLM finds a block by a hash of its ids and of the voice's salt, and does not know its
+voice. So the engine's thread notes the voice when a request frees its blocks, at a cost
+that does not depend on the number of voices. The bytes of an evicted block stay in the
+device's memory until another request gets the block; no request can read them.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import wraps
 from typing import Any
+
+from vllm.v1.engine.core import EngineCore
+from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
 from vllm_tts_cache import patch_once
 from vllm_tts_cache.speaker import wire
@@ -18,10 +21,10 @@ from vllm_tts_cache.speaker.rpc_client import DELETE
 
 
 class VoiceBlocks:
-    """The blocks of one KV cache that requests with a voice gave back.
+    """The voice of each block of one KV cache that a request has freed.
 
-    A block counts as the last voice's that had it: there are never more of them than
-    blocks. If others have it by now they compute their prefix once more, at worst.
+    A block counts as its last voice's. Evicting a block that another request uses by
+    now costs at most that its prefix is computed again.
     """
 
     def __init__(self, manager: Any):
@@ -31,7 +34,7 @@ class VoiceBlocks:
         self._gone: set[str] = set()
 
     def note(self, request: Any) -> None:
-        """A request gives its blocks back; of a deleted voice none is found again."""
+        """Note the blocks that a request frees; evict them if its voice was deleted."""
         if (sha := audio_of(request)) is None or not self._manager.enable_caching:
             return
         blocks = self._blocks_of(request)
@@ -44,16 +47,19 @@ class VoiceBlocks:
             return
         for block in blocks:
             if (before := self._audio_of.get(block)) is not None:
-                self._leave(before, block)
+                self._blocks[before].discard(block)
+                if not self._blocks[before]:
+                    del self._blocks[before]
             self._audio_of[block] = sha
         self._blocks[sha] |= blocks
 
     def delete(self, call: wire.DeleteCall, requests: Iterable[Any]) -> None:
-        """Nobody finds blocks of these audios from now on.
+        """Evict the blocks of the audios of a call.
 
         Args:
-            call: Which.
-            requests: All that have not ended; of those, what they compute yet as well.
+            call: Names the audios.
+            requests: All that have not ended; blocks that they compute later are
+                evicted as well.
         """
         if not self._manager.enable_caching:
             return
@@ -68,62 +74,51 @@ class VoiceBlocks:
                 blocks |= self._blocks_of(request)
         self._manager.evict_blocks(blocks)
 
-    def _leave(self, sha: str, block: int) -> None:
-        self._blocks[sha].discard(block)
-        if not self._blocks[sha]:
-            del self._blocks[sha]
-
     def _blocks_of(self, request: Any) -> set[int]:
         groups = self._manager.get_block_ids(request.request_id)
         return {block for group in groups for block in group}
 
 
 def audio_of(request: Any) -> str | None:
-    """Return the address of the audio that a request speaks with, None without one."""
+    """Return the address of the audio that a request speaks with, if it has one."""
     info = getattr(request, "additional_information", None)
     entry = (getattr(info, "entries", None) or info or {}).get(FIELD)
     named = getattr(entry, "list_data", entry)
     return named[0] if named else None
 
 
+# The host's, called by the functions that replace them.
+_free_request_blocks = OmniARScheduler._free_request_blocks
+_collective_rpc = EngineCore.collective_rpc
+
+
 def install() -> None:
-    """Hook the scheduler and the engine core's calls of workers."""
-    from vllm.v1.engine.core import EngineCore
-    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
-
-    def noting_blocks(free: Any) -> Any:
-        @wraps(free)
-        def noting(self: Any, request: Any) -> None:
-            _noted_by(self).note(request)
-            free(self, request)
-
-        return noting
-
-    def deleting_blocks(call_workers: Any) -> Any:
-        @wraps(call_workers)
-        def deleting(
-            self: Any,
-            method: Any,
-            timeout: Any = None,
-            args: Any = (),
-            kwargs: Any = None,
-        ) -> Any:
-            # After the workers, of whom a request could have had its prompt.
-            answer = call_workers(self, method, timeout, args, kwargs)
-            if method == DELETE.name and isinstance(self.scheduler, OmniARScheduler):
-                call = wire.decode(wire.DeleteCall, *args)
-                _noted_by(self.scheduler).delete(call, self.scheduler.requests.values())
-            return answer
-
-        return deleting
-
-    patch_once(OmniARScheduler, "_free_request_blocks", noting_blocks)
-    patch_once(EngineCore, "collective_rpc", deleting_blocks)
+    """Hook the scheduler, and the engine core's RPC to workers."""
+    patch_once(OmniARScheduler, "_free_request_blocks", lambda _: free_request_blocks)
+    patch_once(EngineCore, "collective_rpc", lambda _: collective_rpc)
 
 
-def _noted_by(scheduler: Any) -> VoiceBlocks:
-    name = "tts_cache_voice_blocks"
-    if (noted := getattr(scheduler, name, None)) is None:
-        noted = VoiceBlocks(scheduler.kv_cache_manager)
-        setattr(scheduler, name, noted)
-    return noted
+@wraps(_free_request_blocks)
+def free_request_blocks(self: Any, request: Any) -> None:
+    """Note whose blocks these are, then free them as the host does."""
+    _voice_blocks(self).note(request)
+    _free_request_blocks(self, request)
+
+
+@wraps(_collective_rpc)
+def collective_rpc(
+    self: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None
+) -> Any:
+    """Call the workers as the host does; after a DELETE, evict the audio's blocks."""
+    # After the workers, which could still have given a request its prompt.
+    answer = _collective_rpc(self, method, timeout, args, kwargs)
+    if method == DELETE.name and isinstance(self.scheduler, OmniARScheduler):
+        call = wire.decode(wire.DeleteCall, *args)
+        _voice_blocks(self.scheduler).delete(call, self.scheduler.requests.values())
+    return answer
+
+
+def _voice_blocks(scheduler: Any) -> VoiceBlocks:
+    if not hasattr(scheduler, "tts_cache_voice_blocks"):
+        scheduler.tts_cache_voice_blocks = VoiceBlocks(scheduler.kv_cache_manager)
+    return scheduler.tts_cache_voice_blocks

@@ -33,9 +33,7 @@ class KnownCodes:
     codes: torch.Tensor
 
 
-class CachedBreezeTalker(  # pyright: ignore[reportIncompatibleMethodOverride]
-    CachedTalker, host.BreezeForConditionalGeneration
-):
+class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
     """The host's talker; only the codes of a reference are ours.
 
     Two requests speak a text with guidance, one of them without the instruction. Each
