@@ -1,4 +1,4 @@
-"""The CPU as a vLLM-Omni platform: to try and test the product without a GPU."""
+"""The CPU as a vLLM-Omni platform, to try and test the plugin without a GPU."""
 
 import psutil
 import torch
@@ -9,37 +9,29 @@ from vllm_tts_cache import patch_once
 
 
 def forgive_emptying_no_cache() -> None:
-    """Have ``torch.accelerator.empty_cache`` do nothing where there is no accelerator.
+    """Make ``torch.accelerator.empty_cache`` a no-op if there is no accelerator.
 
     It raises there, and models of the host call it when they are built.
     """
     if not torch.accelerator.is_available():
-        patch_once(torch.accelerator, "empty_cache", lambda _: _do_nothing)
+        patch_once(torch.accelerator, "empty_cache", lambda _: lambda: None)
 
 
 def say_that_nothing_is_captured() -> None:
-    """Have ``torch.cuda.is_current_stream_capturing`` answer in a build without CUDA.
+    """Make ``torch.cuda.is_current_stream_capturing`` False in a build without CUDA.
 
-    It raises there, and Higgs Audio's decoder asks it about each chunk.
+    It raises there, and Higgs Audio's decoder calls it for each chunk.
     """
     if not torch.backends.cuda.is_built():
-        patch_once(torch.cuda, "is_current_stream_capturing", lambda _: _no)
-
-
-def _do_nothing() -> None:
-    pass
-
-
-def _no() -> bool:
-    return False
+        patch_once(torch.cuda, "is_current_stream_capturing", lambda _: lambda: False)
 
 
 class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     """vLLM's CPU platform with the answers that vLLM-Omni asks for on top."""
 
     _omni_enum = OmniPlatformEnum.OOT
-    # By its number the host lets one stage of a device start at a time. Servers with
-    # other numbers start beside one another; vLLM's own variable names memory nodes.
+    # The host starts one stage of a device at a time, by this variable's number. vLLM's
+    # own variable names memory nodes.
     device_control_env_var = "TTS_CACHE_CPU_DEVICE"
     # Also the key of a deploy YAML's `platforms:` overlay.
     device_name = "cpu"
@@ -76,7 +68,7 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
 
     @classmethod
     def supports_torch_inductor(cls) -> bool:
-        """Keep the code predictor eager: compiling costs more than it saves here."""
+        """Return False: compiling the code predictor costs more than it saves here."""
         return False
 
     @classmethod
@@ -89,17 +81,17 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
 
     @classmethod
     def get_device_count(cls) -> int:
-        """Return 1: all cores are one device."""
+        """Return 1, for all cores."""
         return 1
 
     @classmethod
     def get_device_version(cls) -> str | None:
-        """Return None: there is no driver."""
+        """Return None, as there is no driver."""
         return None
 
     @classmethod
     def synchronize(cls) -> None:
-        """Do nothing: the CPU has no queue."""
+        """Return at once, as a CPU has no queue."""
 
     @classmethod
     def get_free_memory(
@@ -118,22 +110,19 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 
-    # What diffusion workers ask an allocator, of which there is none here.
+    # Diffusion workers call these. A CPU has no caching allocator.
 
     @classmethod
     def empty_cache(cls) -> None:
-        """Do nothing: memory that is free is the system's."""
+        """Return at once."""
 
     @classmethod
     def reset_peak_memory_stats(cls) -> None:
-        """Do nothing: nobody counts."""
+        """Return at once."""
 
     @classmethod
     def max_memory_reserved(cls) -> int:
-        """Return 0: nobody counts."""
+        """Return 0."""
         return 0
 
-    @classmethod
-    def max_memory_allocated(cls) -> int:
-        """Return 0: nobody counts."""
-        return 0
+    max_memory_allocated = max_memory_reserved

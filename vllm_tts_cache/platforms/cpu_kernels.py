@@ -1,25 +1,21 @@
-"""Attention and layers on the CPU whose results do not depend on their neighbours.
+"""Attention and layers for the CPU, where a row's bits do not depend on its batch.
 
-vLLM's kernel takes the keys in tiles that it sizes by the number of queries and by the
+vLLM's attention kernel splits the keys into tiles by the number of queries and the
 processor's cache, and each tile rounds once more. So beyond some hundred keys a token
-gets other bits in a whole prefill than in a chunk of one, or behind a prefix that came
-from the cache; and the audio that is sampled from them differs. Handing every token in
-as a request of its own makes all of them what a decode step is: one query, all keys.
-
-For 800 tokens this takes about twice as long (12 ms and 22 ms a layer of four heads,
-one thread, where it was measured).
-
-Diffusion models, and decoders that are made of such, ask their platform which of the
-host's own forms to take, and the host knows no CPU there. All of them are torch's
-attention but for the form of the mask.
+gets other bits in a whole prefill than in a chunk or after a cached prefix, and the
+sampled audio differs. Here every token is a request of its own, with one query and all
+keys, as in a decode step. For 800 tokens that takes about twice as long (22 ms instead
+of 12 ms for a layer of four heads, on one thread).
 
 oneDNN chooses its kernel by the number of rows, and each kernel rounds in its own way.
-Measured: without bfloat16 instructions (AVX-512 alone) a lone row, or the last one of
-an uneven share of a thread, gets other bits than the same row among others; with them a
-lone row does at a real checkpoint's sizes; with AMX, rows of batches of 33 and more.
-So every multiplication has the same number of rows here, and what is missing is zeros.
-A row then depends at most on its place among them; whether it does is tried for each
-layer at its first use, on this very machine with its number of threads.
+Measured: without bfloat16 instructions (AVX-512 alone) a single row, or the last row of
+a thread's uneven share, gets other bits than the same row among others; with them a
+single row does at a real checkpoint's sizes; with AMX, rows in batches of 33 and more.
+So every multiplication has one number of rows here, padded with zeros. A row can then
+depend on its place only; each layer tests that at its first use, on this machine.
+
+Diffusion models ask their platform which of the host's attention backends to use, and
+the host knows no CPU there. All of them are torch's attention with masks of other form.
 """
 
 import dataclasses
@@ -51,14 +47,14 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
-# Of the first a decode step feels little: the weights are read once for all rows. The
-# others are for threads that share its rows unevenly.
+# Eight rows cost a decode step little, as the weights are read once for all rows. The
+# others are for threads that share eight rows unevenly.
 BLOCK_SIZES = (8, 16, 32, 64)
-# Of thousands of outputs that are summed in another order, one or two differ once they
-# are rounded to bfloat16.
+# Of thousands of outputs that are summed in another order, one or two differ after
+# rounding to bfloat16.
 _NUM_OUTPUTS_TRIED = 1 << 17
 _FUSED = "_fused_qkv_weight"
-# Higgs Audio v3's host has all codebooks' heads in one, which is no layer of torch's.
+# The host's class for all codebooks' heads of Higgs Audio v3, which is no torch layer.
 _HEADS = frozenset({"HiggsFusedMultiTextHead"})
 
 
@@ -123,25 +119,22 @@ class CPUDiffusionWorker(DiffusionWorker):
 
 
 def pack_outputs_here() -> None:
-    """Have a worker in a process of its own hand its outputs on without a stream.
+    """Replace the host's thread that sends a worker's outputs.
 
-    The host's thread for that makes a stream of the accelerator before anything else,
-    and without one it dies: no answer would ever arrive.
+    The host's creates a stream of the accelerator. Without one it dies, and no output
+    would ever arrive.
     """
     patch_once(WorkerProc, "_async_output_loop", lambda _: _hand_on_outputs)
 
 
 def _hand_on_outputs(self: Any) -> None:
-    """Pack what was computed, one output after another, until there is None.
-
-    What waits is counted by the host, which is told of each, whatever came of it.
-    """
+    """Send outputs until there is None, and count each as done, also a failed one."""
     while (item := self._async_output_queue.get()) is not None:
         output, output_id, _ = item
         handed: dict[str, Any] = {"output": output}
         try:
             pack_diffusion_output_shm(output)
-        except Exception as exc:  # noqa: BLE001  whose output would never arrive
+        except Exception as exc:  # noqa: BLE001  else no output would ever arrive
             throttled.warn_of(
                 "handing an output on",
                 "Output %s cannot be handed on",
@@ -160,7 +153,7 @@ def _hand_on_outputs(self: Any) -> None:
 
 
 class CPUDiffusionAttention(SDPAImpl):
-    """Torch's attention, whatever the platform says that it is."""
+    """Torch's attention."""
 
     def forward(
         self,
@@ -174,40 +167,37 @@ class CPUDiffusionAttention(SDPAImpl):
 
 
 class CPUDiffusionBackend(SDPABackend):
-    """The backend that the CPU platform names."""
+    """The attention backend of the CPU platform."""
 
     @staticmethod
     def get_impl_cls() -> type[SDPAImpl]:
-        """Return the class above."""
+        """Return torch's attention."""
         return CPUDiffusionAttention
 
 
 def fall_back_on_it() -> None:
-    """Have the host's layers fall back on it too.
+    """Make `CPUDiffusionAttention` the fallback of the host's layers, too.
 
-    Beside the attention that the platform names, each has one of the host's own
-    choice: some models compute with that where they are not on a card they know.
+    Besides the platform's attention each layer has one that the host chooses; some
+    models compute with that one on an unknown device.
     """
     ours = staticmethod(CPUDiffusionBackend.get_impl_cls)
     patch_once(SDPABackend, "get_impl_cls", lambda _: ours)
 
 
 def separate_rows(model: nn.Module) -> None:
-    """Have each layer of a loaded model give a row the same bits in any batch.
-
-    Attention is not among them: see above.
-    """
+    """Make each layer of a loaded model but attention give a row the same bits."""
     for module in model.modules():
         if isinstance(module, RotaryEmbeddingBase):
             _replace(module, "forward", DensePositions)
         elif isinstance(module, nn.Linear):
             _replace(module, "forward", SeparateRows)
-        elif hasattr(module, "cpu_linear"):  # the kernel that vLLM chose for a layer
+        elif hasattr(module, "cpu_linear"):  # the kernel that vLLM chose for the layer
             _replace(module, "cpu_linear", SeparateRows)
         elif type(module).__name__ in _HEADS:
             _replace(module, "generate", SeparateRows)
     for module in model.modules():
-        # VoxCPM2's host puts weights together that it multiplies without a layer.
+        # The host joins weights of VoxCPM2 that it multiplies without a layer.
         fuse: Any = getattr(module, "precompute_fused_qkv", None)
         if fuse is not None:
             fuse()
@@ -222,11 +212,10 @@ def _replace(module: nn.Module, name: str, replacement: type) -> None:
 
 
 class DensePositions:
-    """A rotary embedding whose positions may lie apart in memory.
+    """A rotary embedding that accepts positions with gaps between them in memory.
 
-    vLLM's kernel takes them to lie side by side. Those of Fish Speech's fast AR are a
-    column of a table, so that all rows but a batch's first would be turned by another
-    position than their own.
+    vLLM's kernel assumes contiguous ones. Those of Fish Speech's fast AR are a column
+    of a table, so it would turn all rows but the first by a wrong position.
     """
 
     def __init__(self, rotate: Callable[..., Any]):
@@ -241,7 +230,7 @@ class SeparateRows:
     """A layer's multiplication, in blocks of one size.
 
     Args:
-        multiply: Of rows ``(num_rows, num_inputs)``, and what else the layer hands in.
+        multiply: Takes rows ``(num_rows, num_inputs)`` and the layer's other arguments.
     """
 
     def __init__(self, multiply: Callable[..., torch.Tensor]):
@@ -249,10 +238,7 @@ class SeparateRows:
         self._block_size: int | None = None
 
     def __call__(self, inputs: torch.Tensor, *others: Any) -> torch.Tensor:
-        """Multiply ``(..., num_inputs)``; the bits of a row depend on it alone.
-
-        What comes of a row may have several dimensions.
-        """
+        """Multiply ``(..., num_inputs)``; a row's output may have any dimensions."""
 
         def multiply(block: torch.Tensor) -> torch.Tensor:
             return self._multiply(block, *others)
@@ -265,13 +251,13 @@ class SeparateRows:
 
 
 class SeparateWeight(torch.Tensor):
-    """A weight that a model multiplies by without a layer, in blocks likewise."""
+    """A weight for `nn.functional.linear`, which multiplies in blocks of one size."""
 
     _separate: SeparateRows
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> "SeparateWeight":
-        """Return the same weight, in the same memory."""
+        """Wrap a weight, in the same memory."""
         if isinstance(weight, cls):
             return weight
         separate = weight.as_subclass(cls)
@@ -288,7 +274,7 @@ class SeparateWeight(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Multiply in blocks; whatever else is done with it gives plain tensors."""
+        """Multiply in blocks; return plain tensors from other functions."""
         del types
         match func, args:
             case nn.functional.linear, (inputs, SeparateWeight() as weight):
@@ -298,7 +284,7 @@ class SeparateWeight(torch.Tensor):
 
 
 def in_blocks(multiply: Multiply, rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Multiply ``size`` rows at a time, the last of them with zeros below."""
+    """Multiply ``size`` rows at a time, the last block padded with zeros."""
     num_rows = len(rows)
     if num_missing := -num_rows % size:
         rows = nn.functional.pad(rows, (0, 0, 0, num_missing))
@@ -308,13 +294,11 @@ def in_blocks(multiply: Multiply, rows: torch.Tensor, size: int) -> torch.Tensor
 
 
 def choose_block_size(multiply: Multiply, like: torch.Tensor) -> int:
-    """Find how many rows to multiply at once so that a row's place does not matter.
+    """Find a block size in which a row's bits do not depend on its place; else 1.
 
     Args:
-        multiply: Of rows ``(num_rows, num_inputs)``.
+        multiply: Takes rows ``(num_rows, num_inputs)``.
         like: Some rows, for their width and dtype.
-
-    Returns: 1 where it matters in every size: then each row is multiplied alone.
     """
     return next((s for s in BLOCK_SIZES if not _place_matters(multiply, s, like)), 1)
 

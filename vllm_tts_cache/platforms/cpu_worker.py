@@ -33,8 +33,8 @@ INVARIANT_ATTENTION = (
 def use_invariant_attention() -> None:
     """Have this process compute attention that does not depend on the batch.
 
-    vLLM splits the keys of a few queries among threads, so that on more than one
-    thread a lone query would get other bits than the same one among many.
+    vLLM splits the keys of few queries among threads, so on several threads a single
+    query would get other bits than the same one among many.
     """
     ask_for_tiles()
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"  # noqa: TID251  vLLM reads it there
@@ -43,11 +43,11 @@ def use_invariant_attention() -> None:
 
 class _CPURunner(CPUModelRunner):
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        # The CPU platform leaves this at None, and the host takes its maximum.
+        # The CPU platform leaves this at None, of which the host takes the maximum.
         if self.compilation_config.max_cudagraph_capture_size is None:
             self.compilation_config.max_cudagraph_capture_size = 0
-        # CPUModelRunner.load_model never calls super(), which would lose the
-        # talker's buffers; so its place in the order is jumped over.
+        # CPUModelRunner.load_model never calls super(), and the talker's buffers would
+        # be missing; so this skips it.
         super(CPUModelRunner, self).load_model(load_dummy_weights)
 
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
@@ -59,10 +59,10 @@ class _CPURunner(CPUModelRunner):
 
 
 class _RewindableGenerator:
-    """Stands in for a CPU generator while vLLM takes back a discarded draw.
+    """Replaces a CPU generator while vLLM takes a discarded draw back.
 
-    vLLM rewinds by ``set_offset(get_offset() - 4)``, which only CUDA generators
-    have: a seeded request in a chunked prefill would end a CPU engine.
+    vLLM rewinds by ``set_offset(get_offset() - 4)``, which only CUDA generators have: a
+    seeded request in a chunked prefill would end a CPU engine.
     """
 
     def __init__(self, generator: torch.Generator, state: torch.Tensor):
@@ -79,7 +79,7 @@ class CPUARModelRunner(_CPURunner, GPUARModelRunner):
     """Runs autoregressive stages on the CPU."""
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        """Load the model; then a token's bits depend on no other in its batch."""
+        """Load the model, and make a token's bits independent of its batch."""
         super().load_model(load_dummy_weights)
         separate_rows(self.model)
 
@@ -109,13 +109,12 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
     model_runner_cls: type[CPUModelRunner]
 
     def init_device(self) -> None:
-        # The base class builds the runner that it finds under this name; the second
-        # runner (MRV2) needs Triton kernels that do not run on a CPU.
+        # The second runner (MRV2) needs Triton kernels that do not run on a CPU.
         self.use_v2_model_runner = False
         leave_out_matrices()
         forgive_emptying_no_cache()
         say_that_nothing_is_captured()
-        module: Any = cpu_worker
+        module: Any = cpu_worker  # the base class builds the runner that it finds there
         module.CPUModelRunner = self.model_runner_cls
         try:
             super().init_device()
@@ -123,10 +122,7 @@ class _CPUWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
             module.CPUModelRunner = CPUModelRunner
 
     def encoder_loaded(self) -> bool:
-        """Tell whether the model can encode references itself.
-
-        The host's other workers have it, and its adapter of Voxtral asks all stages.
-        """
+        """Tell whether the model can encode references; the adapter of Voxtral asks."""
         loaded = getattr(self.model_runner.model, "encoder_loaded", None)
         return loaded is not None and loaded()
 
@@ -137,7 +133,7 @@ class CPUARWorker(_CPUWorker):
     model_runner_cls = CPUARModelRunner
 
     def init_device(self) -> None:
-        """Choose the attention before the model, which looks it up, is built."""
+        """Choose the attention before the model is built, which looks it up."""
         use_invariant_attention()
         super().init_device()
 
