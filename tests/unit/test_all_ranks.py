@@ -82,7 +82,6 @@ def failing(rank):
 def load_and_speak(ranks, directory):
     """Load as a worker does, then prompt on both ranks at once."""
     os.environ["SPEAKER_SAMPLES_DIR"] = str(directory / "samples")
-    loading.tensor_parallel_ranks = lambda: ranks
     loaded = []
 
     def load(_model_dir, _device):
@@ -94,7 +93,6 @@ def load_and_speak(ranks, directory):
         side_files=(),
         encodes_on_cpu=False,
         part=lambda _: load,
-        clones=lambda _: None,
     )
     model_config = SimpleNamespace(
         model=str(directory), revision=None, hf_token=None, dtype=torch.bfloat16
@@ -104,8 +102,7 @@ def load_and_speak(ranks, directory):
         load_config=SimpleNamespace(download_dir=None),
         device_config=SimpleNamespace(device="cpu"),
     )
-    assert loading.why_it_clones_nothing(config, family) is None
-    speakers = loading.load_worker_speakers(config, family)
+    speakers = loading.load_worker_speakers(config, family, ranks)
     refs = voices_of(ranks, directory, speakers)
     found = [spoken(speakers, ref) for ref in refs]
     speakers.close()

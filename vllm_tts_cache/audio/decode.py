@@ -123,7 +123,7 @@ def decode_data_url(url: str, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAu
     return decode(data, limits)
 
 
-def decode_path(path: Path, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
+def decode_path(path: Path) -> DecodedAudio:
     """Decode a file that the operator names; never pass what a client sent.
 
     Raises:
@@ -132,10 +132,10 @@ def decode_path(path: Path, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudi
     try:
         with path.open("rb") as file:
             # One byte more than allowed; a pipe without end is not read to its end.
-            data = file.read(limits.max_bytes + 1)
+            data = file.read(DEFAULT_LIMITS.max_bytes + 1)
     except OSError as exc:
         raise InvalidAudioError(f"{path}: {exc.strerror or exc}.") from exc
-    return decode(data, limits)
+    return decode(data)
 
 
 def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
@@ -259,21 +259,17 @@ def name_of(index: int) -> str:
     return f"audio_sample[{index}]"
 
 
-def decode_clips(
-    files: Sequence[bytes], limits: AudioLimits = DEFAULT_LIMITS
-) -> DecodedAudio:
+def decode_clips(files: Sequence[bytes]) -> DecodedAudio:
     """Decode and join the clips of one voice, in the order of their transcripts.
 
-    Args:
-        files: One for each clip; of a single one the result is that of `decode`.
-        limits: For each clip; ``max_seconds`` also for all together.
+    The limits hold for each clip, and the longest duration for all together.
 
     Raises:
         InvalidAudioError: A clip cannot be used, which the message names, or they
             cannot be used together.
     """
     if len(files) == 1:
-        return decode(files[0], limits)
+        return decode(files[0])
     if len(files) > MAX_CLIPS:
         raise InvalidAudioError(
             f"it comes in {len(files)} clips; at most {MAX_CLIPS} are allowed."
@@ -281,13 +277,11 @@ def decode_clips(
     decoded: list[DecodedAudio] = []
     for index, data in enumerate(files):
         with naming(index):
-            decoded.append(decode(data, limits))
-    return join(decoded, limits)
+            decoded.append(decode(data))
+    return join(decoded)
 
 
-def join(
-    decoded: Sequence[DecodedAudio], limits: AudioLimits = DEFAULT_LIMITS
-) -> DecodedAudio:
+def join(decoded: Sequence[DecodedAudio]) -> DecodedAudio:
     """Join decoded clips.
 
     Raises:
@@ -303,10 +297,10 @@ def join(
                 "voice at one rate."
             )
     seconds = sum(clip.seconds for clip in clips)
-    if seconds > limits.max_seconds:
+    if seconds > DEFAULT_LIMITS.max_seconds:
         raise InvalidAudioError(
             f"its {len(clips)} clips last {seconds:.1f} s together; at most "
-            f"{limits.max_seconds:g} s are allowed."
+            f"{DEFAULT_LIMITS.max_seconds:g} s are allowed."
         )
     warnings = tuple(
         replace(warning, message=f"{name_of(index)}: {warning.message}")
@@ -320,11 +314,7 @@ def join(
     )
 
 
-def cut(
-    decoded: DecodedAudio,
-    clip_starts: Sequence[int],
-    limits: AudioLimits = DEFAULT_LIMITS,
-) -> DecodedAudio:
+def cut(decoded: DecodedAudio, clip_starts: Sequence[int]) -> DecodedAudio:
     """Cut a joined audio where its clips begin, and check each as `decode` does.
 
     Raises:
@@ -335,7 +325,7 @@ def cut(
     audio = ReferenceAudio.of(whole.samples, whole.sample_rate_hz, clip_starts)
     for index, clip in enumerate(audio.clips()):
         with naming(index):
-            limits.check_not_shorter(clip.num_samples, clip.sample_rate_hz)
+            DEFAULT_LIMITS.check_not_shorter(clip.num_samples, clip.sample_rate_hz)
             check_level(active_level_dbfs(clip.samples, clip.sample_rate_hz), 0.0)
     return DecodedAudio(audio, decoded.warnings)
 

@@ -38,35 +38,19 @@ _WARM_UP_TIMEOUT_SECONDS = 120.0
 _RECOVER_PATIENCE_SECONDS = 2.0
 
 
-def why_it_clones_nothing(
-    vllm_config: Any, family: Family, ranks: Ranks | None = None
-) -> str | None:
-    """Say why the checkpoint clones no voices, the same on all ranks; None if it does.
+def load_worker_speakers(
+    vllm_config: Any, family: Family, ranks: Ranks
+) -> WorkerEncodings:
+    """Open the store and load the checkpoint's reference encoders.
 
     Args:
         vllm_config: Names the checkpoint.
         family: Of the checkpoint.
-        ranks: The processes that run the model together; a talker's if None.
-
-    Raises: TTSCacheError if its configs cannot be read.
-    """
-    model_config = vllm_config.model_config
-    return (ranks or tensor_parallel_ranks()).from_rank_0(
-        lambda: family.clones(local_checkpoint(model_config))
-    )
-
-
-def load_worker_speakers(
-    vllm_config: Any, family: Family, ranks: Ranks | None = None
-) -> WorkerEncodings:
-    """Open the store and load the checkpoint's reference encoders.
-
-    Args: As for `why_it_clones_nothing`.
+        ranks: The processes that run the model together.
 
     Raises: TTSCacheError if the encoders cannot be loaded.
     """
     device = _encode_device(vllm_config, family)
-    ranks = ranks or tensor_parallel_ranks()
     speakers = build_worker_speakers({}, load_settings(), device, ranks=ranks)
     try:
         load_encoders(speakers, vllm_config, family)
@@ -199,7 +183,9 @@ class SpeakerSide:
         if (checkpoint := (model.model, model.revision)) == self._speakers_of:
             return
         family, ranks = self.tts_cache_family, self._ranks()
-        self.tts_cache_refusal = why_it_clones_nothing(vllm_config, family, ranks)
+        self.tts_cache_refusal = ranks.from_rank_0(
+            lambda: family.clones(local_checkpoint(model))
+        )
         if self.tts_cache_refusal is not None:
             self._close_speakers()
         elif self.tts_cache_speakers is None:
@@ -225,6 +211,6 @@ class SpeakerSide:
         if self.tts_cache_speakers is not None:
             self.tts_cache_speakers.count_prompt()
 
-    def _ranks(self) -> Ranks | None:
-        """Return the processes that run the model together; None for vLLM's own."""
-        return None
+    def _ranks(self) -> Ranks:
+        """Return the processes that run the model together."""
+        return tensor_parallel_ranks()
