@@ -104,7 +104,7 @@ class Settings:
 
     Attributes:
         enabled: False leaves stock behaviour; only the CPU platform stays.
-        samples_dir: Where the registry, sources and encodings live.
+        samples_dir: The directory of the catalogue, reference audio and encodings.
         catalogue_url: The PostgreSQL database in which the catalogue is, as libpq
             takes it; empty for an SQLite file in ``samples_dir``.
         store_url: The object store in which audio and encodings are; ``samples_dir``
@@ -116,23 +116,22 @@ class Settings:
         max_uploaded: Registered speakers at most; 0 means no limit.
         registration_policy: ``overwrite`` replaces a registered name,
             ``immutable`` refuses it.
-        consent: What a registration's ``consent`` has to be: ``text``, any at all, or
-            ``recording``, the id of a consent recording.
-        min_quality: What a clip must be worth to be registered: ``poor`` takes all.
+        consent: What a registration needs as ``consent``: any ``text``, or the id of a
+            consent ``recording``.
+        min_quality: The worst verdict of a clip that is registered.
         audio_download: Whether the reference audio of a voice can be downloaded.
         bundle_key: Signs exported voices; a server that has the same takes their ids,
             dates and encodings as they are. Empty for a key of ``samples_dir``'s own.
         web: Whether the page at ``/voices`` is served.
-        tenants_file: Says whose API keys are whose; without one, all is one tenant's.
+        tenants_file: The tenants with their API keys; without it there is one tenant.
         memory_max_bytes: Encodings a worker keeps in memory, inline ones included.
         memory_max_entries: The same, counted in encodings.
-        decoder_max_bytes: What a codec decoder keeps of voices, so that no request has
-            it decode their references again; 0 has it do so, as stock does.
-        warm_kv: ``idle`` has the engine compute what depends on a precomputed voice
-            alone while it has nothing to do, where its texts find that: the KV of
-            what its prompts begin with, or a codec decoder's state. After a restart
-            that is done for the voices that were used last. ``off`` leaves it to the
-            first text.
+        decoder_max_bytes: States of voices in a codec decoder, so that it does not
+            decode their references for each request; 0 switches that off.
+        warm_kv: ``idle``: while no request runs, the server prepares new voices, and
+            after a restart those that were used last. It fills the KV prefix (Fish
+            Speech, Higgs Audio v3) or the decoder's state (Qwen3-TTS), so that the
+            first request finds it. ``off``: the first request does this work.
         disk_max_bytes: Encodings kept on disk, inline ones included.
         inline_share: Part of each budget above that inline references may use.
         audio_max_bytes: Registered reference audio kept on disk; one more voice is
@@ -145,8 +144,8 @@ class Settings:
             503.
         encode_timeout_seconds: How long an encode may take, and a request wait without
             any progress of the workers; in all it waits five times as long.
-        drain_seconds: How long a server that is told to stop goes on with the requests
-            that it has; it takes no others. With ``--api-server-count`` 2 at most.
+        drain_seconds: How long a server that gets SIGTERM goes on with its requests; it
+            takes no new ones. With ``--api-server-count`` 2 at most.
         cpu_platform: Register a CPU platform with vLLM-Omni where vLLM is built for
             CPUs and torch sees no accelerator.
     """
