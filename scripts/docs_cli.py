@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from vllm_tts_cache.entrypoints.cli import app, style
+from vllm_tts_cache.entrypoints.cli import app, common
 
 # What begins a paragraph that is shown as it stands.
 _EXAMPLES, _JSON = "Examples:", "JSON: "
@@ -78,7 +78,7 @@ def _row(context: typer.Context, parameter: Any) -> str:
 
 def _statuses() -> Iterator[str]:
     """The exit statuses, which are the same of all commands."""
-    _, _, told = style.STATUSES.partition("Exit status:")
+    _, _, told = common.STATUSES.partition("Exit status:")
     yield from ("| exit status | |", "| --- | --- |")
     for line in filter(None, map(str.strip, told.splitlines())):
         number, _, text = line.partition(" ")

@@ -39,7 +39,7 @@ def failing(*errors):
 
 
 def done(items, work, num_jobs=1):
-    return in_parallel(items, work, name=str, title="", num_jobs=num_jobs)
+    return in_parallel(items, work, title="", num_jobs=num_jobs)
 
 
 def good(item, stop):

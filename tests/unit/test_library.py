@@ -13,8 +13,11 @@ from tests.store_samples import clip, delete, key, opened, voice
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, SpeakerChanges
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
-from vllm_tts_cache.entrypoints.cli.voices.directory import VoicesDirectory
-from vllm_tts_cache.entrypoints.cli.voices.library import Importing, files_of
+from vllm_tts_cache.entrypoints.cli.voices.library import (
+    Importing,
+    VoicesDirectory,
+    files_of,
+)
 from vllm_tts_cache.errors import ConfigError, SourceCorruptError
 
 NAMES = ("Ann", "Bea", "Cid", "Dan")
@@ -178,9 +181,7 @@ def test_what_is_not_there_in_the_end_has_failed_and_is_counted(places, voices):
     voices("export", "--all", "--out", folder, "--directory", old)
     with closing(opened(new)) as store:
         importing = Importing(Losing(store, SECRET, "default"), None, "fail")
-        many = in_parallel(
-            files_of([folder]), importing.add, name=str, title="", num_jobs=1
-        )
+        many = in_parallel(files_of([folder]), importing.add, title="", num_jobs=1)
         assert (many.counts, many.status) == ({"imported": 4}, 0)
         many, found = importing.verified(many, 1)
     assert (many.counts, many.status) == ({"imported": 1, "failed": 3}, 1)

@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from vllm_tts_cache import __version__
-from vllm_tts_cache.entrypoints.cli import style
-from vllm_tts_cache.entrypoints.cli.style import STATUSES, complain, new_app
+from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.common import STATUSES, complain, new_app
 from vllm_tts_cache.errors import (
     ConfigError,
     RouteMissingError,
@@ -88,22 +88,20 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status, one of `style.STATUSES`.
+    """Run one command and return its exit status, one of `common.STATUSES`.
 
     What the environment keeps it from (a disk, a locale, a closed output) is one line.
     """
-    if not style.open_streams():
-        return complain("the standard output is closed", style.FAILED)
+    if not common.open_streams():
+        return complain("the standard output is closed", common.FAILED)
     try:
         app(None if argv is None else list(argv), prog_name="vllm-tts-cache")
     except SystemExit as exc:
         return _flushed(exc.code if isinstance(exc.code, int) else 0)
     except TTSCacheError as exc:
         return complain(exc, _status_of(exc))
-    except OSError as exc:
-        return complain(exc, style.FAILED)
-    except UnicodeError as exc:
-        return complain(style.unwritable(exc), style.FAILED)
+    except (OSError, UnicodeError) as exc:
+        return complain(common.reason_of(exc), common.FAILED)
     return _flushed(0)
 
 
@@ -114,18 +112,18 @@ def _flushed(status: int) -> int:
     except OSError as exc:
         # What is left is not tried again when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return status or complain(f"the standard output: {exc}", style.FAILED)
+        return status or complain(f"the standard output: {exc}", common.FAILED)
     return status
 
 
 def _status_of(error: TTSCacheError) -> int:
     if isinstance(error, ConfigError):
-        return style.WRONG
+        return common.WRONG
     if isinstance(error, ServerUnreachableError):
-        return style.UNREACHABLE
+        return common.UNREACHABLE
     is_not_found = isinstance(error, SpeakerNotFoundError) or (
         isinstance(error, ServerAnswerError)
         and not isinstance(error, RouteMissingError)
         and error.status == HTTPStatus.NOT_FOUND
     )
-    return style.NOT_FOUND if is_not_found else style.FAILED
+    return common.NOT_FOUND if is_not_found else common.FAILED

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.status import Status
 
 from vllm_tts_cache.entrypoints.cli import trial
-from vllm_tts_cache.entrypoints.cli.style import (
+from vllm_tts_cache.entrypoints.cli.common import (
     FAILED,
     Json,
     examples,

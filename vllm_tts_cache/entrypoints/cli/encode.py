@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.entrypoints.cli.style import (
+from vllm_tts_cache.entrypoints.cli.common import (
     Json,
     examples,
     new_app,

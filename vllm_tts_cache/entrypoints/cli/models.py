@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vllm_tts_cache.entrypoints.cli.style import (
+from vllm_tts_cache.entrypoints.cli.common import (
     Json,
     examples,
     new_app,

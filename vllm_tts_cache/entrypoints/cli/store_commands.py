@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.cli import style
-from vllm_tts_cache.entrypoints.cli.style import (
+from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.common import (
     FAILED,
+    Directory,
     Json,
     examples,
     leave,
@@ -19,7 +20,6 @@ from vllm_tts_cache.entrypoints.cli.style import (
     print_json,
     say,
 )
-from vllm_tts_cache.entrypoints.cli.voices.source import Directory
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -43,7 +43,7 @@ def gc(
         bool,
         typer.Option("--dry-run", help="say what is to be done; write nothing"),
     ] = False,
-    as_json: style.Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Tidy the directory of a stopped server (SPEAKER_SAMPLES_DIR, or --directory).
 
@@ -55,7 +55,7 @@ def gc(
     "over_budget_bytes": {"inline audio": 0, ...}, "evicted_files", "problems": [...]}.
     With --dry-run, "problems" has what would be looked into.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.directory import (
+    from vllm_tts_cache.entrypoints.cli.voices.library import (
         check_stopped,
         settings_of,
     )
@@ -70,10 +70,10 @@ def gc(
         store.close()
     found = {"directory": str(store.directory), "dry_run": dry_run, **found}
     if as_json:
-        style.print_json(found)
+        common.print_json(found)
     else:
         _print(found)
-    style.leave(style.FAILED if found["problems"] and not dry_run else 0)
+    common.leave(common.FAILED if found["problems"] and not dry_run else 0)
 
 
 def _look(store: "SpeakerStore") -> dict[str, Any]:
@@ -117,18 +117,18 @@ def _excess(store: "SpeakerStore") -> dict[str, int]:
 def _print(found: dict[str, Any]) -> None:
     will = "would " if found["dry_run"] else ""
     for name in found["expired"]:
-        style.say(f"{will}delete {name}: its end has come")
+        common.say(f"{will}delete {name}: its end has come")
     for line in found["recovered"]:
-        style.say(line)
+        common.say(line)
     for what, num_bytes in found["over_budget_bytes"].items():
-        style.say(f"{will}evict {num_bytes} bytes of {what}, which is over its budget")
+        common.say(f"{will}evict {num_bytes} bytes of {what}, which is over its budget")
     if num_files := found["evicted_files"]:
-        style.say(f"evicted {num_files} files")
+        common.say(f"evicted {num_files} files")
     for line in found["problems"]:
-        style.say(f"{'to look into' if found['dry_run'] else 'still wrong'}: {line}")
+        common.say(f"{'to look into' if found['dry_run'] else 'still wrong'}: {line}")
     kinds = ("expired", "recovered", "over_budget_bytes", "problems")
     if not any(found[kind] for kind in kinds):
-        style.say(f"{found['directory']}: nothing to do")
+        common.say(f"{found['directory']}: nothing to do")
 
 
 @verify_app.command(

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from vllm_tts_cache.config import expanded, load_settings
-from vllm_tts_cache.entrypoints.cli.style import examples, new_app
+from vllm_tts_cache.entrypoints.cli.common import examples, new_app
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import Family, default_family, trial_families

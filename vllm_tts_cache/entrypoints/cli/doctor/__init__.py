@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from vllm_tts_cache.config import load_settings
-from vllm_tts_cache.entrypoints.cli import style
+from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.common import ApiKey, Directory, examples, new_app
 from vllm_tts_cache.entrypoints.cli.doctor import checks, server
 from vllm_tts_cache.entrypoints.cli.doctor.checks import Finding
-from vllm_tts_cache.entrypoints.cli.style import examples, new_app
-from vllm_tts_cache.entrypoints.cli.voices.source import ApiKey, Directory
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.logs import printable
 
@@ -42,7 +41,7 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="without importing torch and vLLM")
     ] = False,
-    as_json: style.Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Look for what is wrong or slow on this machine, and say what to do.
 
@@ -60,14 +59,14 @@ def doctor(
     is_ok = all(each.status != "fail" for each in found)
     if as_json:
         checks = [each.plain() for each in found]
-        style.print_json({"ok": is_ok, "checks": checks})
-    style.leave(0 if is_ok else style.FAILED)
+        common.print_json({"ok": is_ok, "checks": checks})
+    common.leave(0 if is_ok else common.FAILED)
 
 
 def _findings(
     url: str | None, api_key: str | None, directory: Directory, *, quick: bool
 ) -> Iterator[Finding]:
-    from vllm_tts_cache.entrypoints.cli.voices.directory import settings_of
+    from vllm_tts_cache.entrypoints.cli.voices.library import settings_of
 
     yield from checks.versions()
     yield from checks.plugins()

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from vllm_tts_cache.client import VoicesClient, is_this_machine
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.cli.common import DEFAULT_URL, client_of
 from vllm_tts_cache.entrypoints.cli.doctor.checks import (
     Finding,
     fail,
@@ -13,7 +14,6 @@ from vllm_tts_cache.entrypoints.cli.doctor.checks import (
     ok,
     warn,
 )
-from vllm_tts_cache.entrypoints.cli.voices.source import DEFAULT_URL, client_of
 from vllm_tts_cache.errors import (
     ConfigError,
     ConnectionSettingError,

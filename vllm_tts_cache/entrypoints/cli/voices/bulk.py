@@ -3,12 +3,13 @@
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -19,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from vllm_tts_cache.entrypoints.cli import style
+from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.errors import (
     RouteMissingError,
     ServerAnswerError,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 FAILED, NOT_TRIED = "failed", "not_tried"
 
@@ -62,7 +62,7 @@ class Outcome:
     details: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def plain(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return it as a JSON object."""
         error = {} if self.error is None else {"error": self.error}
         return {"name": self.name, "outcome": self.outcome, **error, **self.details}
 
@@ -73,7 +73,7 @@ class Stop:
     Attributes:
         event: Set from then on.
         is_interrupted: By Ctrl-C.
-        error: What the server would say to all the others as well.
+        error: What the server would answer to all the others as well.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Stop:
         self.error: TTSCacheError | None = None
 
     def interrupt(self) -> None:
-        """Begin nothing more: somebody said so."""
+        """Begin nothing more: Ctrl-C was pressed."""
         self.is_interrupted = True
         self.event.set()
 
@@ -93,10 +93,10 @@ class Stop:
 
 
 class StoppedError(Exception):
-    """It was told to stop while it waited."""
+    """A `Stop` was set while a call waited for a busy server."""
 
 
-def patiently(call: Callable[[], R], stop: Stop) -> R:
+def patiently(call: Callable[[], T], stop: Stop) -> T:
     """Call until the server is not busy: as late as it says, and ever later.
 
     Raises:
@@ -120,7 +120,7 @@ def patiently(call: Callable[[], R], stop: Stop) -> R:
             pause = max(wait, exc.retry_after_seconds)
             if time.monotonic() + pause > until:
                 raise
-        # Whoever was refused at the same time does not come back at the same time.
+        # Requests that were refused at one time do not come back at one time.
         if stop.event.wait(pause * random.uniform(1.0, 1.3)):
             raise StoppedError
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
@@ -150,19 +150,16 @@ class Many:
     @property
     def counts(self) -> dict[str, int]:
         """How many of each outcome there are."""
-        counts: dict[str, int] = {}
-        for each in self.outcomes:
-            counts[each.outcome] = counts.get(each.outcome, 0) + 1
-        return counts
+        return dict(Counter(each.outcome for each in self.outcomes))
 
     @property
     def status(self) -> int:
         """The exit status."""
         if self.stop.is_interrupted:
-            return style.INTERRUPTED
+            return common.INTERRUPTED
         if isinstance(self.stop.error, ServerUnreachableError):
-            return style.UNREACHABLE
-        return style.FAILED if self.stop.error or FAILED in self.counts else 0
+            return common.UNREACHABLE
+        return common.FAILED if self.stop.error or FAILED in self.counts else 0
 
     def report(
         self,
@@ -189,150 +186,91 @@ class Many:
                 key: [each.plain() for each in self.outcomes],
                 **(more or {}),
             }
-            style.print_json(document)
+            common.print_json(document)
         else:
             self._print()
         if self.stop.error:
-            style.complain(self.stop.error, style.FAILED)
+            common.complain(self.stop.error, common.FAILED)
         is_lost = isinstance(self.stop.error, ServerUnreachableError)
         if hint and (self.stop.is_interrupted or is_lost):
-            style.note(hint)
-        style.leave(self.status)
+            common.note(hint)
+        common.leave(self.status)
 
     def _print(self) -> None:
         counts = (f"{n} {word.replace('_', ' ')}" for word, n in self.counts.items())
-        style.say(", ".join(counts) or "nothing to do")
+        common.say(", ".join(counts) or "nothing to do")
         for each in self.outcomes:
             if each.outcome == FAILED:
                 row = each.details.get("row")
                 place = "" if row is None else f"row {row}, "
-                style.say(f"  {place}{each.name}: {each.error}")
+                common.say(f"  {place}{each.name}: {each.error}")
 
 
 def in_parallel(
     items: Sequence[T],
     work: Callable[[T, Stop], Outcome],
     *,
-    name: Callable[[T], str],
     title: str,
     num_jobs: int,
     details: Callable[[T], dict[str, Any]] = lambda _: {},
 ) -> Many:
-    """Do ``work`` for each, and go on when one fails.
+    """Do ``work`` for each, and go on when one fails; its text is its name then.
 
     Ctrl-C, or a server that is gone, begins no more; what is on its way is waited for.
     """
     stop = Stop()
-    each = _Each(work, name, details, stop)
+
+    def ended(item: T, outcome: str, error: str | None = None) -> Outcome:
+        more = details(item)
+        return Outcome(name=str(item), outcome=outcome, error=error, details=more)
+
+    def one(item: T) -> Outcome:
+        if stop.event.is_set():
+            return ended(item, NOT_TRIED)
+        try:
+            return work(item, stop)
+        except StoppedError:
+            return ended(item, NOT_TRIED)
+        # A file's name may be one that this locale cannot write.
+        except (TTSCacheError, OSError, UnicodeError) as exc:
+            if not _is_answered_to_all(exc):
+                return ended(item, FAILED, common.reason_of(exc))
+            stop.give_up(exc)
+            return ended(item, NOT_TRIED)
+
     futures: list[Future[Outcome]] = []
-    with (
-        _Progress(title, len(items)) as advance,
-        ThreadPoolExecutor(num_jobs) as threads,
-    ):
-        begin = _Threads(threads, num_jobs, advance)
+    with _progress() as bar, ThreadPoolExecutor(num_jobs) as threads:
+        task = bar.add_task(title, total=len(items))
         try:
             for item in items:
-                if stop.event.is_set():
-                    break
-                futures.append(begin.submit(each.do, item))
-            wait(futures)
+                futures.append(threads.submit(one, item))
+            for _ in as_completed(futures):
+                bar.advance(task)
         except KeyboardInterrupt:
             stop.interrupt()
-            style.note("interrupted; what is on its way is waited for")
-    # The pool is left, and with it all of them have ended.
+            common.note("interrupted; what is on its way is waited for")
     outcomes = [future.result() for future in futures]
-    outcomes += map(each.not_tried, items[len(outcomes) :])
+    outcomes += (ended(item, NOT_TRIED) for item in items[len(outcomes) :])
     return Many(outcomes=outcomes, stop=stop)
 
 
-class _Each(Generic[T]):
-    """What is done for each item, whatever comes of it."""
-
-    def __init__(
-        self,
-        work: Callable[[T, Stop], Outcome],
-        name: Callable[[T], str],
-        details: Callable[[T], dict[str, Any]],
-        stop: Stop,
-    ):
-        self._work = work
-        self._name = name
-        self._details = details
-        self._stop = stop
-
-    def do(self, item: T) -> Outcome:
-        """Do it, unless nothing more is to be begun."""
-        if self._stop.event.is_set():
-            return self.not_tried(item)
-        try:
-            return self._work(item, self._stop)
-        except StoppedError:
-            return self.not_tried(item)
-        except UnicodeError as exc:  # a file's name that this locale cannot write
-            return self._outcome(item, FAILED, error=style.unwritable(exc))
-        except (TTSCacheError, OSError) as exc:
-            if _is_said_to_all(exc):
-                self._stop.give_up(exc)
-                return self.not_tried(item)
-            return self._outcome(item, FAILED, error=str(exc))
-
-    def not_tried(self, item: T) -> Outcome:
-        """What there is to say of one that was not begun."""
-        return self._outcome(item, NOT_TRIED)
-
-    def _outcome(self, item: T, outcome: str, error: str | None = None) -> Outcome:
-        name, details = self._name(item), self._details(item)
-        return Outcome(name=name, outcome=outcome, error=error, details=details)
-
-
-class _Threads:
-    """Hands work to threads, and waits for a free one before it takes more."""
-
-    def __init__(
-        self, threads: ThreadPoolExecutor, num_jobs: int, done: Callable[[], None]
-    ):
-        self._threads = threads
-        self._free = threading.Semaphore(num_jobs)
-        self._done = done
-
-    def submit(self, work: Callable[[T], R], item: T) -> Future[R]:
-        self._free.acquire()
-        future = self._threads.submit(work, item)
-        future.add_done_callback(self._ended)
-        return future
-
-    def _ended(self, _: Future[Any]) -> None:
-        self._free.release()
-        self._done()
-
-
-def _is_said_to_all(error: Exception) -> TypeGuard[TTSCacheError]:
-    """Whether the next voice would be told the same."""
+def _is_answered_to_all(error: Exception) -> TypeGuard[TTSCacheError]:
+    """Whether the server would answer the same to the next voice."""
     if isinstance(error, ServerAnswerError):
         refused = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         return refused or isinstance(error, RouteMissingError)
     return isinstance(error, ServerUnreachableError)
 
 
-class _Progress:
-    """A bar on stderr, if that is a terminal."""
-
-    def __init__(self, title: str, total: int):
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        self._task = self._bar.add_task(title, total=total)
-
-    def __enter__(self) -> Callable[[], None]:
-        self._bar.start()
-        return lambda: self._bar.advance(self._task)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+def _progress() -> Progress:
+    """Return a bar on stderr, if that is a terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )

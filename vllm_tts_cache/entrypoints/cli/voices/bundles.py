@@ -1,46 +1,33 @@
-"""``voices export`` and ``import``: voices as files; and ``try``, which speaks."""
+"""``voices export`` and ``voices import``: voices as files."""
 
+import fcntl
+import hashlib
 import os
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_tts_cache.entrypoints.cli import style
-from vllm_tts_cache.entrypoints.cli.style import examples
-from vllm_tts_cache.entrypoints.cli.voices.listing import (
+from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.voices.registered import (
     All,
     Chosen,
     Names,
     chosen_of,
-    file_names,
-)
-from vllm_tts_cache.entrypoints.cli.voices.source import (
-    DEFAULT_URL,
-    ApiKey,
-    Directory,
-    Jobs,
-    Labels,
-    OnConflict,
-    Search,
-    TenantName,
-    Url,
-    Voices,
-    client_of,
-    voices_of,
 )
 from vllm_tts_cache.errors import ConfigError, StorageError
 from vllm_tts_cache.files import PARTIAL_PREFIX, storage_errors
 
 if TYPE_CHECKING:
-    from vllm_tts_cache.client import VoicesClient
     from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
 
+# With what tells it from others a file's name has less than 255 bytes.
+_MAX_NAME_BYTES = 200
+_PARTIAL_PREFIX = f"{PARTIAL_PREFIX}export-"
 _RESUME = "Run the same command again to go on: what the server has is left alone."
 _VERIFIED = (
     "verified: {there} of {voices} voices are there as in their files, "
@@ -48,14 +35,88 @@ _VERIFIED = (
 )
 _EXPORT_ON = "Run the same command again to go on: files that are there are left alone."
 
-_STANDARD = Path("-")
-DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
-_SIZE_AT_END = 8  # of the header's "RIFF", its size, and "WAVE"
+def export(
+    names: Names = None,
+    all_: All = False,
+    search: common.Search = None,
+    label: common.Labels = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="where to; made if it is not there"
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace files that are there")
+    ] = False,
+    jobs: common.Jobs = 2,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    directory: common.Directory = None,
+    tenant: common.TenantName = None,
+    as_json: common.Json = False,
+) -> None:
+    """Save voices as files, one NAME.voice each: audio, texts, consent and encodings.
+
+    A file that holds the voice as it is now is left alone, so a run that was cut short
+    goes on when it is run again.
+
+    JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
+    "exported|unchanged|failed|not_tried", "file", "bytes", "error"}]}.
+    """
+    from vllm_tts_cache.entrypoints.cli.voices import bulk, library
+
+    def save(voice: Chosen) -> "Outcome":
+        path = folder / f"{files[voice]}{library.SUFFIX}"
+        details: dict[str, Any] = {"file": str(path)}
+        if path.is_file() and not force and library.holds(path, source.find(voice.ref)):
+            return bulk.Outcome(name=voice.name, outcome="unchanged", details=details)
+        with _whole_file(path, force=force) as file:
+            details["bytes"] = source.save_bundle(voice.ref, file)
+        return bulk.Outcome(name=voice.name, outcome="exported", details=details)
+
+    def one(voice: Chosen, stop: "Stop") -> "Outcome":
+        return bulk.patiently(lambda: save(voice), stop)
+
+    with common.voices_of(url, api_key, directory, tenant) as source:
+        chosen = chosen_of(source, names, all_, {"search": search, "label": label})
+        is_whole = all_ and not (search or label)
+        if is_whole and (left := library.num_left_consents(source)):
+            common.note(
+                f"{left} consent recordings stay behind: no voice stands on them, and "
+                "a file holds its voice's recording alone"
+            )
+        files = file_names(chosen)
+        with _export_folder(out or Path()) as folder:
+            many = bulk.in_parallel(chosen, one, title="exporting", num_jobs=jobs)
+    many.report("voices", as_json=as_json, hint=_EXPORT_ON)
 
 
 @contextmanager
-def whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+def _export_folder(folder: Path) -> Iterator[Path]:
+    """Make the folder, and remove what exports that were killed left in it.
+
+    Every export holds a lock on its folder, shared with others; while one can have it
+    alone, no partial file there is of a living process.
+    """
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in folder.glob(f"{_PARTIAL_PREFIX}*"):
+                left.unlink(missing_ok=True)
+        with suppress(OSError):  # as of a file system that has no locks
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield folder
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """Give a file that takes its place at ``path`` when the block ends well.
 
     Raises:
@@ -67,9 +128,9 @@ def whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         raise StorageError(f"{path} is no file that could be replaced")
     if path.exists() and not force:
         raise StorageError(f"{path} is there already; --force replaces it")
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=PARTIAL_PREFIX)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL_PREFIX)
     try:
-        # Whole, or not there: somebody may restore from it one day.
+        # Whole, or not there: it may be the backup that a voice is restored from.
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
@@ -79,82 +140,43 @@ def whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         Path(partial).unlink(missing_ok=True)
 
 
-def export(
-    names: Names = None,
-    all_: All = False,
-    search: Search = None,
-    label: Labels = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="DIR", help="where to; made if it is not there"
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="replace files that are there")
-    ] = False,
-    jobs: Jobs = 2,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    directory: Directory = None,
-    tenant: TenantName = None,
-    as_json: style.Json = False,
-) -> None:
-    """Save voices as files, one NAME.voice each: audio, texts, consent and encodings.
+def file_names(chosen: Sequence[Chosen]) -> dict[Chosen, str]:
+    """Return what the file of each is called, without an end: no two the same.
 
-    A file that holds the voice as it is now is left alone, so a run that was cut short
-    goes on when it is run again.
-
-    JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
-    "exported|unchanged|failed|not_tried", "file", "bytes", "error"}]}.
+    That is its name as far as a file's can hold it; where those of several would be
+    one, each has its id behind it, or a hash of the name where no id is known.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel, patiently
-    from vllm_tts_cache.entrypoints.cli.voices.library import (
-        SUFFIX,
-        num_left_consents,
+    # Imported here: it takes longer than the help.
+    from vllm_tts_cache.catalogue.names import fold
+
+    found = {each: _safe_name(each.name) for each in chosen}
+    plain = set(found)
+    while True:
+        # As file systems compare them that know no case.
+        counts = Counter(map(fold, found.values()))
+        meeting = {each for each in plain if counts[fold(found[each])] > 1}
+        if not meeting:
+            return found
+        # What they are called now may be what another one is called.
+        plain -= meeting
+        found |= {each: f"{found[each]}-{_tag(each)}" for each in meeting}
+
+
+def _safe_name(name: str) -> str:
+    """A voice's name as part of a file's; voices of stock's may hold anything."""
+    safe = "".join(
+        "_" if not character.isprintable() or character in "/\\" else character
+        for character in name
     )
-
-    with voices_of(url, api_key, directory, tenant) as source:
-        chosen = chosen_of(source, names, all_, {"search": search, "label": label})
-        if all_ and not (search or label) and (left := num_left_consents(source)):
-            style.note(
-                f"{left} consent recordings stay behind: no voice stands on them, and "
-                "a file holds its voice's recording alone"
-            )
-        folder = out or Path()
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-
-        paths = {
-            voice: folder / f"{name}{SUFFIX}"
-            for voice, name in file_names(chosen).items()
-        }
-
-        def one(voice: Chosen, stop: "Stop") -> "Outcome":
-            path = paths[voice]
-            return patiently(lambda: _save(source, voice, path, force=force), stop)
-
-        many = in_parallel(
-            chosen,
-            one,
-            name=lambda voice: voice.name,
-            title="exporting",
-            num_jobs=jobs,
-        )
-    many.report("voices", as_json=as_json, hint=_EXPORT_ON)
+    encoded = safe.lstrip(".").encode(errors="replace")
+    shown = encoded[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return shown or "voice"
 
 
-def _save(source: Voices, voice: Chosen, path: Path, *, force: bool) -> "Outcome":
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome
-    from vllm_tts_cache.entrypoints.cli.voices.library import holds
-
-    if path.is_file() and not force and holds(path, source.find(voice.ref)):
-        details: dict[str, Any] = {"file": str(path)}
-        return Outcome(name=voice.name, outcome="unchanged", details=details)
-    with whole_file(path, force=force) as file:
-        num_bytes = source.save_bundle(voice.ref, file)
-    details = {"file": str(path), "bytes": num_bytes}
-    return Outcome(name=voice.name, outcome="exported", details=details)
+def _tag(chosen: Chosen) -> str:
+    if chosen.ref != chosen.name:
+        return chosen.ref
+    return hashlib.sha256(chosen.name.encode(errors="replace")).hexdigest()[:32]
 
 
 def import_(
@@ -164,15 +186,15 @@ def import_(
     ],
     name: Annotated[str | None, typer.Option(help="of the voice of one file")] = None,
     on_conflict: Annotated[
-        OnConflict,
+        common.OnConflict,
         typer.Option(help="what to do where another voice has the name"),
     ] = "fail",
-    jobs: Jobs = 2,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    directory: Directory = None,
-    tenant: TenantName = None,
-    as_json: style.Json = False,
+    jobs: common.Jobs = 2,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    directory: common.Directory = None,
+    tenant: common.TenantName = None,
+    as_json: common.Json = False,
 ) -> None:
     """Register the voices of files that `voices export` wrote.
 
@@ -196,162 +218,21 @@ def import_(
     files = files_of(files)
     if name is not None and len(files) > 1:
         raise ConfigError("--name: give it with one file")
-    with voices_of(url, api_key, directory, tenant, writes=True) as target:
+    with common.voices_of(url, api_key, directory, tenant, writes=True) as target:
         importing = Importing(target, name, on_conflict)
-        many = in_parallel(
-            files,
-            importing.add,
-            name=str,
-            title="importing",
-            num_jobs=jobs,
-        )
+        many = in_parallel(files, importing.add, title="importing", num_jobs=jobs)
         verified = None
         if not many.stop.event.is_set():
             many, verified = importing.verified(many, jobs)
     if not as_json:
         for each in many.outcomes:
             for imported in each.details.get("imported") or ():
-                style.say(f"{each.name}: {_imported(imported)}")
+                kept = imported.get("encodings_kept")
+                voice = (imported.get("voice") or {}).get("name")
+                made = imported.get("encodings_left")
+                common.say(
+                    f"{each.name}: {voice} ({kept} encodings taken, {made} made anew)"
+                )
         if verified is not None:
-            style.say(_VERIFIED.format(**verified))
+            common.say(_VERIFIED.format(**verified))
     many.report("files", as_json=as_json, hint=_RESUME, more={"verified": verified})
-
-
-def _imported(found: dict[str, Any]) -> str:
-    kept, left = found.get("encodings_kept"), found.get("encodings_left")
-    name = (found.get("voice") or {}).get("name")
-    return f"{name} ({kept} encodings taken, {left} made anew)"
-
-
-def try_(
-    name: Annotated[str, typer.Argument(help="or id")],
-    text: Annotated[str, typer.Argument(help="what to say")] = DEFAULT_TEXT,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE.wav",
-            help="where to; - is the standard output",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="(default: the one that is served)")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="for the same audio again")] = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    as_json: style.Json = False,
-) -> None:
-    """Speak with a voice, and say how long the first audio took.
-
-    The cache says hit (nothing had to be encoded), miss (this request waited for an
-    encode) or none.
-
-    JSON: {"voice", "cache", "bytes", "seconds_to_first_audio", "seconds", "file"}.
-    """
-    is_audio_out = out == _STANDARD
-    if is_audio_out and as_json:
-        raise ConfigError("--json: the standard output is the audio's")
-    with client_of(url, api_key) as client:
-        body = {
-            "model": model or client.model(),
-            "input": text,
-            "voice": name,
-            "response_format": "wav",
-            "stream": True,
-            "stream_format": "audio",
-            **({} if seed is None else {"seed": seed}),
-        }
-        if out is None or is_audio_out:
-            found = _speak(client, body, sys.stdout.buffer if is_audio_out else None)
-        else:
-            found = _speak_to_file(client, body, out)
-    found["voice"] = name
-    if as_json:
-        style.print_json(found)
-        return
-    tell = style.note if is_audio_out else style.say
-    tell(
-        f"{name}: first audio after {1000 * found['seconds_to_first_audio']:.0f} ms, "
-        f"all ({found['bytes']} bytes) after {found['seconds']:.2f} s; cache: "
-        f"{found['cache'] or 'nothing said'}"
-    )
-    if out is None:
-        style.note("not saved; --out FILE.wav saves it")
-
-
-def _speak_to_file(
-    client: "VoicesClient", body: dict[str, Any], out: Path
-) -> dict[str, Any]:
-    with storage_errors(out), out.open("w+b") as file:
-        found = _speak(client, body, file)
-        _complete_header(file, found["bytes"])
-    return {**found, "file": str(out)}
-
-
-def _speak(
-    client: "VoicesClient", body: dict[str, Any], file: BinaryIO | None
-) -> dict[str, Any]:
-    began = time.monotonic()
-    first, num_bytes = None, 0
-    with client.speech(body) as (cache, chunks):
-        for chunk in chunks:
-            first = time.monotonic() - began if first is None else first
-            num_bytes += len(chunk)
-            if file is not None:
-                file.write(chunk)
-    seconds = time.monotonic() - began
-    return {
-        "cache": cache,
-        "bytes": num_bytes,
-        "seconds_to_first_audio": round(seconds if first is None else first, 4),
-        "seconds": round(seconds, 4),
-    }
-
-
-def _complete_header(file: BinaryIO, num_bytes: int) -> None:
-    """Write the length, which nobody knew when the stream began, into a WAV file."""
-    file.seek(0)
-    head = file.read(4096)
-    data = head.find(b"data")
-    if not head.startswith(b"RIFF") or data < 0:
-        return
-    with suppress(OverflowError):  # beyond 4 GiB players go by the file's end
-        size = (num_bytes - _SIZE_AT_END).to_bytes(4, "little")
-        data_size = (num_bytes - data - _SIZE_AT_END).to_bytes(4, "little")
-        file.seek(4)
-        file.write(size)
-        file.seek(data + 4)
-        file.write(data_size)
-
-
-COMMANDS = {
-    "export": (
-        export,
-        examples(
-            "vllm-tts-cache voices export keeper",
-            "vllm-tts-cache voices export --all --out backup/",
-            "vllm-tts-cache voices export --all --out b/ --directory /srv/speakers",
-        ),
-    ),
-    "import": (
-        import_,
-        examples(
-            "vllm-tts-cache voices import keeper.voice --name keeper-2",
-            "vllm-tts-cache voices import backup/*.voice --on-conflict replace",
-            "# into a directory whose server is stopped",
-            "vllm-tts-cache voices import backup/*.voice --directory /srv/speakers",
-            "# a whole library; run it again to go on after Ctrl-C",
-            "vllm-tts-cache voices import backup/ --jobs 8",
-        ),
-    ),
-    "try": (
-        try_,
-        examples(
-            "vllm-tts-cache voices try keeper 'Hello there.' --out hello.wav",
-            "vllm-tts-cache voices try keeper --out - | aplay",
-            "vllm-tts-cache voices try keeper --json | jq .cache",
-        ),
-    ),
-}

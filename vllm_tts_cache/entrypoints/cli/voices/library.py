@@ -1,11 +1,20 @@
-"""Voices in files, held against what is registered: imported, and seen to be there."""
+"""Libraries of voices: files held against what is registered, and directories.
 
+A stopped server's directory is asked as its server would be.
+"""
+
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
+from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
+from vllm_tts_cache.config import Settings, expanded, load_settings
+from vllm_tts_cache.entrypoints.cli.common import pairs
 from vllm_tts_cache.entrypoints.cli.voices.bulk import (
     FAILED,
     Many,
@@ -14,17 +23,26 @@ from vllm_tts_cache.entrypoints.cli.voices.bulk import (
     in_parallel,
     patiently,
 )
-from vllm_tts_cache.entrypoints.cli.voices.source import OnConflict, Voices
+from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.errors import (
     ConfigError,
     InvalidBundleError,
     RouteMissingError,
     SpeakerExistsError,
+    SpeakerNotFoundError,
 )
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import BundledVoice
+from vllm_tts_cache.store.bundles import Bundles, OnConflict
+from vllm_tts_cache.store.opening import open_existing
+from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
+from vllm_tts_cache.tenants import DEFAULT_TENANT, Tenant
 
+if TYPE_CHECKING:
+    from vllm_tts_cache.client import VoicesClient
+
+_PAGE = 1000
 SUFFIX = ".voice"
 _EXPIRED, _THERE = "expired", "there"
 
@@ -49,7 +67,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def num_left_consents(source: Voices) -> int:
+def num_left_consents(source: "VoicesClient | VoicesDirectory") -> int:
     """Return how many consent recordings no voice stands on.
 
     Raises: RemoteError, StorageError.
@@ -68,10 +86,10 @@ def holds(path: Path, there: Mapping[str, Any] | None) -> bool:
 
     Raises: StorageError.
     """
-    told = _told(_read(path))
-    if told is None or there is None:
+    bundled = _bundled(_read(path))
+    if bundled is None or there is None or bundled.id != there.get("id"):
         return False
-    return told.id == there.get("id") and not differences(told, told.name, there)
+    return not differences(bundled, bundled.name, there)
 
 
 class Importing:
@@ -83,7 +101,12 @@ class Importing:
         on_conflict: What to do where another voice has the name.
     """
 
-    def __init__(self, target: Voices, name: str | None, on_conflict: OnConflict):
+    def __init__(
+        self,
+        target: "VoicesClient | VoicesDirectory",
+        name: str | None,
+        on_conflict: OnConflict,
+    ):
         self._target = target
         self._name = name
         self._on_conflict: OnConflict = on_conflict
@@ -96,20 +119,21 @@ class Importing:
         Raises: RemoteError, SpeakerExistsError, StorageError, StoppedError.
         """
         data = _read(path)
-        told, on_conflict = _told(data), self._on_conflict
-        there = None if told is None else self._there(told, stop)
+        bundled, on_conflict = _bundled(data), self._on_conflict
+        there = None if bundled is None else self._there(bundled, stop)
+        end = None if bundled is None else bundled.expires_at
         if there is not None and there.get("audio_lost"):
             on_conflict = "replace"  # it is what is there, but for that
-        elif told is not None and there is not None:
+        elif bundled is not None and there is not None:
+            self._arrived[path] = bundled, there
             details = {"id": there.get("id")}
-            self._arrived[path] = told, there
             return Outcome(name=str(path), outcome="unchanged", details=details)
-        elif told is not None and _has_expired(told):
+        elif end is not None and end <= time.time():
             return Outcome(name=str(path), outcome=_EXPIRED)
         send = partial(self._target.add_bundle, data, self._name, on_conflict)
         answer = patiently(send, stop)
-        if told is not None:
-            self._arrived[path] = told, answer["imported"][0]["voice"]
+        if bundled is not None:
+            self._arrived[path] = bundled, answer["imported"][0]["voice"]
         return Outcome(name=str(path), outcome="imported", details=answer)
 
     def verified(self, many: Many, num_jobs: int) -> tuple[Many, dict[str, int]]:
@@ -121,23 +145,13 @@ class Importing:
             there, and how many of those have the ids of their files.
         """
         looked = in_parallel(
-            list(self._arrived),
-            self._look,
-            name=str,
-            title="verifying",
-            num_jobs=num_jobs,
+            list(self._arrived), self._look, title="verifying", num_jobs=num_jobs
         )
-        by_name = {each.name: each for each in looked.outcomes}
-        outcomes = [
-            found
-            if (found := by_name.get(each.name)) is not None and found.error is not None
-            else each
-            for each in many.outcomes
-        ]
-        num_expired = sum(each.outcome == _EXPIRED for each in many.outcomes)
+        failed = {each.name: each for each in looked.outcomes if each.error is not None}
+        outcomes = [failed.get(each.name, each) for each in many.outcomes]
         there = [each for each in looked.outcomes if each.outcome == _THERE]
         counts = {
-            "voices": len(outcomes) - num_expired,
+            "voices": sum(each.outcome != _EXPIRED for each in outcomes),
             "there": len(there),
             "with_their_ids": sum(each.details["has_its_id"] for each in there),
         }
@@ -148,34 +162,35 @@ class Importing:
 
         Raises: RemoteError, StoppedError.
         """
-        told, answered = self._arrived[path]
+        bundled, answered = self._arrived[path]
         ref, name = answered.get("id") or answered["name"], answered["name"]
-        found = patiently(lambda: self._target.find(ref), stop)
+        found = patiently(partial(self._target.find, ref), stop)
         if found is None:
             problem = "it was imported, and is not there"
         elif found.get("audio_lost"):
             problem = "it is there, and its reference audio is lost"
-        elif differing := differences(told, name, found):
+        elif differing := differences(bundled, name, found):
             problem = f"it is there with other {', '.join(differing)}"
         else:
-            details = {"has_its_id": told.id is not None and told.id == found.get("id")}
+            has_its_id = bundled.id is not None and bundled.id == found.get("id")
+            details = {"has_its_id": has_its_id}
             return Outcome(name=str(path), outcome=_THERE, details=details)
         return Outcome(name=str(path), outcome=FAILED, error=problem)
 
-    def _there(self, told: BundledVoice, stop: Stop) -> Mapping[str, Any] | None:
+    def _there(self, bundled: BundledVoice, stop: Stop) -> Mapping[str, Any] | None:
         """Return the voice of a bundle if it is there as it is.
 
         Raises: SpeakerExistsError if it is there, and was changed.
         """
-        name = self._name or told.name
-        for ref in filter(None, (told.id, name)):
+        name = self._name or bundled.name
+        for ref in filter(None, (bundled.id, name)):
             found = patiently(partial(self._target.find, ref), stop)
             if found is None:
                 continue
-            is_it = self._name is None and found.get("id") == told.id
+            is_it = self._name is None and found.get("id") == bundled.id
             # It may have been given that name where its own was taken.
             renamed = is_it and self._on_conflict == "rename"
-            differing = differences(told, found["name"] if renamed else name, found)
+            differing = differences(bundled, found["name"] if renamed else name, found)
             if not differing:
                 return found
             if is_it and self._on_conflict == "fail":
@@ -184,31 +199,30 @@ class Importing:
         return None
 
 
-def _has_expired(told: BundledVoice) -> bool:
-    return told.expires_at is not None and told.expires_at <= time.time()
-
-
-def differences(told: BundledVoice, name: str, there: Mapping[str, Any]) -> list[str]:
+def differences(
+    bundled: BundledVoice, name: str, there: Mapping[str, Any]
+) -> list[str]:
     """Return the fields in which a registered voice is not what a bundle says.
 
     A recording may have another id where it is imported, so that it is there is enough.
     """
+    expires_at = None if bundled.expires_at is None else int(bundled.expires_at)
     ours = {
         "name": name,
-        "audio_sha256": told.audio_sha256,
-        "ref_text": told.ref_text,
-        "speaker_description": told.description,
-        "language": told.language,
-        "labels": told.labels,
-        "expires_at": None if told.expires_at is None else int(told.expires_at),
+        "audio_sha256": bundled.audio_sha256,
+        "ref_text": bundled.ref_text,
+        "speaker_description": bundled.description,
+        "language": bundled.language,
+        "labels": bundled.labels,
+        "expires_at": expires_at,
     }
     theirs = {"labels": {}, **there}
-    if told.audio_sha256 is None and told.id == there.get("id"):
+    if bundled.audio_sha256 is None and bundled.id == there.get("id"):
         # An embedding that is registered over the voice is another registration.
-        ours["created_at"] = int(told.created_at or 0)
+        ours["created_at"] = int(bundled.created_at or 0)
     found = [field for field, value in ours.items() if value != theirs.get(field)]
-    if told.consent_recording is None:
-        has_consent = told.consent == there.get("consent")
+    if bundled.consent_recording is None:
+        has_consent = bundled.consent == there.get("consent")
     else:
         has_consent = there.get("consent_id") is not None
     return found if has_consent else [*found, "consent"]
@@ -220,9 +234,151 @@ def _read(path: Path) -> bytes:
         return file.read(bundle_format.MAX_BYTES + 1)
 
 
-def _told(data: bytes) -> BundledVoice | None:
+def _bundled(data: bytes) -> BundledVoice | None:
     """Return what a bundle says; None of what the server is to refuse."""
     try:
         return bundle_format.read(data, b"").voice
     except InvalidBundleError:
         return None
+
+
+class VoicesDirectory:
+    """A tenant's voices of a store."""
+
+    def __init__(self, store: SpeakerStore, bundle_key: str, tenant: str):
+        self.store = store
+        self._tenant = tenant
+        self._bundles = Bundles(store, bundle_key)
+
+    def voices(
+        self,
+        limit: int | None = None,
+        *,
+        search: str | None = None,
+        label: list[str] | None = None,
+        sort: Sort = "name",
+    ) -> Iterator[dict[str, Any]]:
+        """Yield registered voices."""
+        page = Page(
+            limit=_PAGE,
+            search=search or "",
+            labels=pairs(label),
+            sort=sort,
+            tenant=self._tenant,
+        )
+        left = limit
+        while left is None or left > 0:
+            page = replace(page, limit=_PAGE if left is None else min(left, _PAGE))
+            records = self.store.records(page)
+            yield from map(models.voice, records)
+            if not records:
+                return
+            left = None if left is None else left - len(records)
+            page = replace(page, after=cursor(records[-1], sort))
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return a voice, and by which encoders it is encoded.
+
+        Raises: SpeakerNotFoundError.
+        """
+        found = self._found(name)
+        encoded_by = sorted(found.fingerprints)
+        return {"voice": models.voice(found.record), "encoded_by": encoded_by}
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return a voice; None if there is none of this name or id."""
+        if (found := self.store.find(name, self._tenant)) is None:
+            return None
+        is_lost = self.store.is_lost(found.record)
+        return models.voice(found.record, is_lost=is_lost)
+
+    def delete(self, name: str) -> dict[str, Any]:
+        """Delete a voice and all of its files that no other voice has.
+
+        Raises: SpeakerNotFoundError, StorageError.
+        """
+        found = self._found(name)
+        self.store.remove_files(self.store.registrations.delete(name, self._tenant))
+        return {"id": found.record.speaker_id, "deleted": True}
+
+    def save_bundle(self, name: str, file: IO[bytes]) -> int:
+        """Write a voice's bundle; returns its bytes.
+
+        Raises: SpeakerNotFoundError, StorageError, OSError.
+        """
+        _, data = self._bundles.export(name, self._tenant)
+        return file.write(data)
+
+    def consents(self) -> Iterator[dict[str, Any]]:
+        """Yield consent recordings."""
+        after = ""
+        while page := self.store.consents.on_page(_PAGE, after, self._tenant):
+            yield from map(models.consent, page)
+            after = page[-1].consent_id
+
+    def add_bundle(
+        self, bundle: bytes, name: str | None, on_conflict: OnConflict
+    ) -> dict[str, Any]:
+        """Register what a bundle holds, as far as can be told without a model.
+
+        Raises: SpeakerRequestError, StorageError.
+        """
+        tenant = Tenant(name=self._tenant)
+        imported = self._bundles.import_voice(
+            bundle, name=name, on_conflict=on_conflict, tenant=tenant
+        )
+        if imported.done.deletion is not None:
+            self.store.remove_files(imported.done.deletion)
+        shown = {
+            "voice": models.voice(imported.done.record),
+            "encodings_kept": imported.num_kept,
+            "encodings_left": imported.num_left,
+        }
+        return {"imported": [shown]}
+
+    def _found(self, name: str) -> StoredSpeaker:
+        if (found := self.store.find(name, self._tenant)) is None:
+            raise SpeakerNotFoundError(name)
+        return found
+
+
+@contextmanager
+def open_directory(
+    directory: Path, tenant: str | None, *, writes: bool
+) -> Iterator[VoicesDirectory]:
+    """Open it as it is.
+
+    Raises:
+        ConfigError: No server has stored voices there, or one is running there and
+            ``writes``.
+        StorageError: It cannot be read.
+    """
+    settings = settings_of(directory)
+    with closing(open_existing(settings)) as store:
+        if writes:
+            check_stopped(store)
+        yield VoicesDirectory(store, settings.bundle_key, tenant or DEFAULT_TENANT)
+
+
+def settings_of(directory: Path | None) -> Settings:
+    """The environment's settings, of another directory if one is given.
+
+    Raises: ConfigError.
+    """
+    if directory is None:
+        return load_settings()
+    # Of whom no home is known the environment need not name another one.
+    where = str(expanded(directory).absolute())
+    return load_settings({**os.environ, "SPEAKER_SAMPLES_DIR": where})
+
+
+def check_stopped(store: SpeakerStore) -> None:
+    """Refuse to write where a server is at work.
+
+    Raises: ConfigError.
+    """
+    if num_alive := store.participants.num_alive():
+        raise ConfigError(
+            f"{store.directory} is in use: {num_alive} API servers have it open. Ask "
+            "the server (--url), or stop it first."
+        )

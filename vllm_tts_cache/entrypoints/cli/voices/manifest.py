@@ -77,6 +77,9 @@ class NewVoice:
     expires_at: float | None = None
     row: int | None = None
 
+    def __str__(self) -> str:
+        return self.name
+
     def check(self) -> None:
         """Refuse what a server would, as far as that can be told from here.
 

@@ -1,17 +1,23 @@
-"""What all commands share: how they are made, fail, and print."""
+"""What commands share: how they are made, fail and print; options, and whose voices."""
 
 import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.logs import printable
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.client import VoicesClient
+    from vllm_tts_cache.entrypoints.cli.voices.library import VoicesDirectory
 
 FAILED, WRONG, UNREACHABLE, NOT_FOUND, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -26,7 +32,60 @@ Exit status:
   130  interrupted (Ctrl-C)
 """
 
+Sort = Literal["name", "newest", "oldest"]
+OnConflict = Literal["fail", "replace", "rename"]
+DEFAULT_URL = "http://127.0.0.1:8091"
+
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document instead")]
+Url = Annotated[
+    str, typer.Option("--url", metavar="URL", envvar="SPEAKER_URL", help="the server")
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        # Not OPENAI_API_KEY: it is OpenAI's on most machines, and would be sent to
+        # whatever server is named.
+        envvar="VLLM_API_KEY",
+        help="as of `vllm serve --api-key`, or a tenant's",
+        show_default=False,
+    ),
+]
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--directory",
+        metavar="DIR",
+        help="the SPEAKER_SAMPLES_DIR of a stopped server, in place of --url",
+    ),
+]
+TenantName = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        help="whose voices, with --directory; a server knows it by the key",
+        show_default=False,
+    ),
+]
+Jobs = Annotated[
+    int, typer.Option("--jobs", min=1, max=32, help="requests at the same time")
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY:VALUE", help="may be repeated"),
+]
+Description = Annotated[str | None, typer.Option(help="free text")]
+Language = Annotated[str | None, typer.Option(help="as de or pt-BR")]
+RefText = Annotated[str | None, typer.Option(help="what is said in the clip")]
+ExpiresAt = Annotated[
+    str | None, typer.Option(help="ISO 8601, or Unix seconds; deleted then")
+]
+Search = Annotated[
+    str | None,
+    typer.Option(help="part of a name, a description or a label's value"),
+]
 
 
 class _App(typer.Typer):
@@ -149,8 +208,8 @@ def complain(error: Exception | str, status: int) -> int:
     return status
 
 
-def unwritable(error: UnicodeError) -> str:
-    """Say of a character that cannot be written what helps."""
+def reason_of(error: Exception) -> str:
+    """Return an error's text; of a character that cannot be written also what helps."""
     if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
         return f"{error}; set PYTHONUTF8=1, so that it is written in UTF-8"
     return str(error)
@@ -174,3 +233,42 @@ def pairs(labels: list[str] | None) -> dict[str, str]:
     if not all(key.strip() and separator for key, separator, _ in found):
         raise ConfigError("--label: write it as KEY:VALUE")
     return {key.strip(): value.strip() for key, _, value in found}
+
+
+@contextmanager
+def voices_of(
+    url: str,
+    api_key: str | None,
+    directory: Path | None,
+    tenant: str | None,
+    *,
+    writes: bool = False,
+) -> Iterator["VoicesClient | VoicesDirectory"]:
+    """Open the directory if there is one, else be a client of the URL.
+
+    Raises: ConfigError, StorageError.
+    """
+    if directory is not None:
+        # SQLAlchemy and numpy take longer to import than a client takes for its answer.
+        from vllm_tts_cache.entrypoints.cli.voices.library import open_directory
+
+        with open_directory(directory, tenant, writes=writes) as voices:
+            yield voices
+    elif tenant is not None:
+        raise ConfigError(
+            "--tenant goes with --directory; a server takes the tenant from the key "
+            "(--api-key)"
+        )
+    else:
+        with client_of(url, api_key) as client:
+            yield client
+
+
+def client_of(url: str, api_key: str | None) -> "VoicesClient":
+    """Return a client; nothing is sent yet.
+
+    Raises: ConfigError.
+    """
+    from vllm_tts_cache.client import VoicesClient
+
+    return VoicesClient(url, api_key)

@@ -1,0 +1,419 @@
+"""``voices ls``, ``show``, ``warm``, ``edit``, ``rm``, ``try``: registered voices."""
+
+import itertools
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.errors import (
+    ConfigError,
+    RouteMissingError,
+    ServerAnswerError,
+    SpeakerNotFoundError,
+)
+from vllm_tts_cache.files import storage_errors
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.client import VoicesClient
+    from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
+    from vllm_tts_cache.entrypoints.cli.voices.library import VoicesDirectory
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="or ids")]
+All = Annotated[
+    bool, typer.Option("--all", help="all voices, or all that --search finds")
+]
+
+DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
+
+_TIMES = ("created_at", "updated_at", "expires_at")
+_HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
+_NOT_FOUND = 404
+# Of `voices edit --clear`, and what the routes call them.
+_FIELDS = {
+    "description": "speaker_description",
+    "language": "language",
+    "ref-text": "ref_text",
+    "labels": "labels",
+    "expires-at": "expires_at",
+}
+_STANDARD = Path("-")
+_SIZE_AT_END = 8  # of the header's "RIFF", its size, and "WAVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A voice that a command is about.
+
+    Attributes:
+        name: What it is called in reports.
+        ref: What it is asked for by: its id, if it was listed, as it may be renamed
+            before its turn comes; else what was given.
+    """
+
+    name: str
+    ref: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def chosen_of(
+    source: "VoicesClient | VoicesDirectory",
+    names: list[str] | None,
+    all_: bool,
+    query: dict[str, Any],
+) -> list[Chosen]:
+    """Return the voices that a command is about.
+
+    Raises: ConfigError, RemoteError.
+    """
+    asks = all_ or any(query.values())
+    if bool(names) == asks:
+        raise ConfigError("give names, or --all, --search or --label")
+    if names:
+        return [Chosen(name, name) for name in dict.fromkeys(names)]
+    # Stock's server lists no ids.
+    listed = source.voices(**query)
+    return [Chosen(each["name"], each.get("id") or each["name"]) for each in listed]
+
+
+def ls(
+    search: common.Search = None,
+    label: common.Labels = None,
+    sort: Annotated[common.Sort, typer.Option(help="the order")] = "name",
+    limit: Annotated[int | None, typer.Option(min=1, help="voices at most")] = None,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    directory: common.Directory = None,
+    tenant: common.TenantName = None,
+    as_json: common.Json = False,
+) -> None:
+    """List the registered voices.
+
+    JSON: {"voices": [...]}, each as `GET /v1/audio/voices` shows it.
+    """
+    with common.voices_of(url, api_key, directory, tenant) as source:
+        found = list(source.voices(limit, search=search, label=label, sort=sort))
+    if as_json:
+        common.print_json({"voices": found})
+    elif found:
+        common.print_columns(_HEADINGS, map(_row, found))
+    else:
+        common.note("no voices")
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="or id")],
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    directory: common.Directory = None,
+    tenant: common.TenantName = None,
+    as_json: common.Json = False,
+) -> None:
+    """Show a voice and the state of its encodings.
+
+    JSON: what `GET /v1/audio/voices/NAME` answers; of a directory, which knows no
+    model, "encoded_by" has the fingerprints of encoders in place of "cache_status".
+    """
+    with common.voices_of(url, api_key, directory, tenant) as source:
+        _print_voice(source.get(name), as_json)
+
+
+def _print_voice(answer: dict[str, Any], as_json: bool) -> None:
+    """Print an answer: names and values, a line each, but for what is not said."""
+    if as_json:
+        common.print_json(answer)
+        return
+    fields = {**answer.pop("voice", {}), **answer}
+    width = max(map(len, fields), default=0)
+    for field, value in fields.items():
+        if value not in (None, {}, []):
+            shown = _time_of(value) if field in _TIMES else _plain(value)
+            common.say(f"{field:{width}}  {shown}")
+
+
+def _time_of(seconds: Any) -> str:
+    if seconds is None:
+        return ""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (TypeError, ValueError, OverflowError, OSError):
+        return str(seconds)  # of a server that says something else
+
+
+def _row(voice: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = voice.get("duration_seconds")
+    return (
+        str(voice.get("name", "")),
+        str(voice.get("id", "")),
+        f"{seconds:.1f}" if isinstance(seconds, float | int) else "",
+        str(voice.get("language") or ""),
+        _time_of(voice.get("expires_at")),
+        _plain(voice.get("labels") or {}),
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}:{each}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, itertools.islice(value, 100)))
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def warm(
+    names: Names = None,
+    all_: All = False,
+    search: common.Search = None,
+    label: common.Labels = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="encode anew, and replace what is there")
+    ] = False,
+    jobs: common.Jobs = 4,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    as_json: common.Json = False,
+) -> None:
+    """Make the encodings of voices exist, and wait until they do.
+
+    Several give way to running streams; a single one is made at once.
+
+    JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
+    "ready|failed|not_tried", "error"}]}.
+    """
+    from vllm_tts_cache.entrypoints.cli.voices import bulk
+
+    def one(voice: Chosen, stop: "Stop") -> "Outcome":
+        if len(chosen) == 1:
+            bulk.patiently(lambda: client.precompute(voice.ref, force=force), stop)
+        else:
+            bulk.made_in_turn(client, voice.ref, stop, force=force)
+        return bulk.Outcome(name=voice.name, outcome="ready")
+
+    with common.client_of(url, api_key) as client:
+        chosen = chosen_of(client, names, all_, {"search": search, "label": label})
+        many = bulk.in_parallel(chosen, one, title="encoding", num_jobs=jobs)
+    many.report("voices", as_json=as_json, hint="Run it again to go on.")
+
+
+def _clearable(fields: list[str] | None) -> list[str] | None:
+    for field in fields or ():
+        if field not in _FIELDS:
+            raise typer.BadParameter(f"{field!r} is none of {', '.join(_FIELDS)}")
+    return fields
+
+
+def edit(
+    name: Annotated[str, typer.Argument(help="or id")],
+    new_name: Annotated[str | None, typer.Option("--name", help="rename it")] = None,
+    description: common.Description = None,
+    language: common.Language = None,
+    ref_text: common.RefText = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY:VALUE", help="add or change; repeatable"),
+    ] = None,
+    unlabel: Annotated[
+        list[str] | None,
+        typer.Option("--unlabel", metavar="KEY", help="take away; repeatable"),
+    ] = None,
+    expires_at: common.ExpiresAt = None,
+    clear: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(_FIELDS),
+            callback=_clearable,
+            autocompletion=lambda: list(_FIELDS),
+            help="take away; repeatable",
+        ),
+    ] = None,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    as_json: common.Json = False,
+) -> None:
+    """Change what is written beside a voice; its audio and its id stay.
+
+    JSON: what `PATCH /v1/audio/voices/NAME` answers.
+    """
+    given: dict[str, Any] = {
+        "name": new_name,
+        "speaker_description": description,
+        "language": language,
+        "ref_text": ref_text,
+        "expires_at": expires_at,
+    }
+    changes = {field: value for field, value in given.items() if value is not None}
+    for field in clear or ():
+        changes[_FIELDS[field]] = {} if field == "labels" else None
+    if not changes and not label and not unlabel:
+        raise ConfigError("say what to change: see --help")
+    added = common.pairs(label)
+    with common.client_of(url, api_key) as client:
+        if added or unlabel:
+            before = {} if "labels" in changes else client.get(name)["voice"]["labels"]
+            changes["labels"] = _relabelled(before, added, unlabel or [])
+        answer = client.change(name, changes)
+    _print_voice(answer, as_json)
+
+
+def _relabelled(
+    before: dict[str, str], added: dict[str, str], removed: list[str]
+) -> dict[str, str]:
+    # Keys are compared folded: the new spelling of one takes the place of the old.
+    gone = {key.casefold() for key in (*removed, *added)}
+    kept = {key: each for key, each in before.items() if key.casefold() not in gone}
+    return {**kept, **added}
+
+
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="or ids")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    missing_ok: Annotated[
+        bool, typer.Option("--missing-ok", help="a voice that is not there is no error")
+    ] = False,
+    jobs: common.Jobs = 2,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    directory: common.Directory = None,
+    tenant: common.TenantName = None,
+    as_json: common.Json = False,
+) -> None:
+    """Delete voices, with all that was made of them; waits until nothing is left.
+
+    On a terminal it asks first. Status 4 if one is not there, unless --missing-ok is
+    given.
+
+    JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
+    "deleted|missing|failed|not_tried", "error"}]}.
+    """
+    from vllm_tts_cache.entrypoints.cli.voices import bulk
+
+    chosen = list(dict.fromkeys(names))
+    if not yes and sys.stdin.isatty():
+        what = repr(chosen[0]) if len(chosen) == 1 else f"{len(chosen)} voices"
+        typer.confirm(f"Delete {what} for good?", abort=True, err=True)
+
+    def one(name: str, stop: "Stop") -> "Outcome":
+        try:
+            bulk.patiently(lambda: source.delete(name), stop)
+        except RouteMissingError:
+            raise
+        except (SpeakerNotFoundError, ServerAnswerError) as exc:
+            if isinstance(exc, ServerAnswerError) and exc.status != _NOT_FOUND:
+                raise
+            return bulk.Outcome(name=name, outcome="missing")
+        return bulk.Outcome(name=name, outcome="deleted")
+
+    with common.voices_of(url, api_key, directory, tenant, writes=True) as source:
+        many = bulk.in_parallel(chosen, one, title="deleting", num_jobs=jobs)
+    num_missing = many.counts.get("missing")
+    if not as_json:
+        for each in many.outcomes:
+            if each.outcome == "missing":
+                common.note(f"{each.name}: there is no such voice")
+    many.report("voices", as_json=as_json)
+    common.leave(common.NOT_FOUND if num_missing and not missing_ok else 0)
+
+
+def try_(
+    name: Annotated[str, typer.Argument(help="or id")],
+    text: Annotated[str, typer.Argument(help="what to say")] = DEFAULT_TEXT,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.wav",
+            help="where to; - is the standard output",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="(default: the one that is served)")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="for the same audio again")] = None,
+    url: common.Url = common.DEFAULT_URL,
+    api_key: common.ApiKey = None,
+    as_json: common.Json = False,
+) -> None:
+    """Speak with a voice, and say how long the first audio took.
+
+    The cache says hit (nothing had to be encoded), miss (this request waited for an
+    encode) or none.
+
+    JSON: {"voice", "cache", "bytes", "seconds_to_first_audio", "seconds", "file"}.
+    """
+    is_audio_out = out == _STANDARD
+    if is_audio_out and as_json:
+        raise ConfigError("--json: the standard output is the audio's")
+    with common.client_of(url, api_key) as client:
+        body = {
+            "model": model or client.model(),
+            "input": text,
+            "voice": name,
+            "response_format": "wav",
+            "stream": True,
+            "stream_format": "audio",
+            **({} if seed is None else {"seed": seed}),
+        }
+        if out is None or is_audio_out:
+            found = _speak(client, body, sys.stdout.buffer if is_audio_out else None)
+        else:
+            with storage_errors(out), out.open("w+b") as file:
+                found = _speak(client, body, file)
+                _complete_header(file, found["bytes"])
+            found["file"] = str(out)
+    found["voice"] = name
+    if as_json:
+        common.print_json(found)
+        return
+    tell = common.note if is_audio_out else common.say
+    tell(
+        f"{name}: first audio after {1000 * found['seconds_to_first_audio']:.0f} ms, "
+        f"all ({found['bytes']} bytes) after {found['seconds']:.2f} s; cache: "
+        f"{found['cache'] or 'nothing said'}"
+    )
+    if out is None:
+        common.note("not saved; --out FILE.wav saves it")
+
+
+def _speak(
+    client: "VoicesClient", body: dict[str, Any], file: BinaryIO | None
+) -> dict[str, Any]:
+    began = time.monotonic()
+    first, num_bytes = None, 0
+    with client.speech(body) as (cache, chunks):
+        for chunk in chunks:
+            first = time.monotonic() - began if first is None else first
+            num_bytes += len(chunk)
+            if file is not None:
+                file.write(chunk)
+    seconds = time.monotonic() - began
+    return {
+        "cache": cache,
+        "bytes": num_bytes,
+        "seconds_to_first_audio": round(seconds if first is None else first, 4),
+        "seconds": round(seconds, 4),
+    }
+
+
+def _complete_header(file: BinaryIO, num_bytes: int) -> None:
+    """Write the length, which was not known when the stream began, into a WAV file."""
+    file.seek(0)
+    head = file.read(4096)
+    data = head.find(b"data")
+    if not head.startswith(b"RIFF") or data < 0:
+        return
+    with suppress(OverflowError):  # beyond 4 GiB players go by the file's end
+        size = (num_bytes - _SIZE_AT_END).to_bytes(4, "little")
+        data_size = (num_bytes - data - _SIZE_AT_END).to_bytes(4, "little")
+        file.seek(4)
+        file.write(size)
+        file.seek(data + 4)
+        file.write(data_size)
