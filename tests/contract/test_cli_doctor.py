@@ -9,8 +9,9 @@ from tests.cli_runs import run
 from tests.speech_server import Server, listening, running
 from vllm_tts_cache import files
 from vllm_tts_cache.config import Settings
+from vllm_tts_cache.entrypoints.cli import doctor as server
+from vllm_tts_cache.entrypoints.cli import doctor_checks as checks
 from vllm_tts_cache.entrypoints.cli import main
-from vllm_tts_cache.entrypoints.cli.doctor import checks, server
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.testing.clips import SPEECH
 

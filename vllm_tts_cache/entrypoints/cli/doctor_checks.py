@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,8 @@ _MIN_FREE_BYTES = _GIB
 _SLOW_SYNC_MS = 50.0
 # Every request with a voice takes one on the event loop.
 _SLOW_LOOK_MS = 2.0
-_NO_VOICE = "no voice of this name, says the doctor"
+_ALL_ACCESS = os.R_OK | os.W_OK | os.X_OK
+NO_VOICE = "no voice of this name, says the doctor"
 
 # group -> the name of our entry point in it
 _ENTRY_POINTS = {
@@ -91,19 +92,15 @@ class Finding:
     text: str
     hint: str = ""
 
-    def plain(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
 
 def ok(name: str, text: str) -> Finding:
     """Nothing is to be done."""
     return Finding(name, "ok", text)
 
 
-def warn(name: str, text: str, hint: str) -> Finding:
-    """It may surprise somebody."""
-    return Finding(name, "warn", text, hint)
+def warn(name: str, text: str, hint: str, *, unless: bool = False) -> Finding:
+    """It may surprise somebody; ``unless`` it is in order."""
+    return ok(name, text) if unless else Finding(name, "warn", text, hint)
 
 
 def fail(name: str, text: str, hint: str) -> Finding:
@@ -125,74 +122,64 @@ def median_ms(call: Callable[[], object], times: int) -> float:
 def storage(settings: Settings) -> Iterator[Finding]:
     """Say what is wrong or slow with ``SPEAKER_SAMPLES_DIR``."""
     directory = settings.samples_dir
-    there = _first_there(directory)
-    if there != directory:
-        text = f"{directory} is not there yet; a server makes it"
-        if os.access(there, os.W_OK | os.X_OK) and there.is_dir():
-            yield ok("directory", text)
-        else:
-            yield fail("directory", text, f"nobody may write in {there}: chown it")
-    else:
-        yield from _permissions(directory)
-    yield from _room(there, settings)
+    there = next(each for each in (directory, *directory.parents) if each.exists())
+    yield _directory(directory, there)
+    yield _room(there, settings)
     kind = shared_file_system(there)
-    if kind is None:
-        yield ok("file system", "local")
-    elif settings.catalogue_url:
+    if settings.catalogue_url:
         hint = (
             "it may refuse the locks that storing needs: a local disk for each "
             "machine, and a bucket that all share (SPEAKER_STORE_URL)"
         )
-        yield warn("file system", kind, hint)
     else:
         hint = (
             "one host only may use it: a local disk is faster (SPEAKER_SAMPLES_DIR), "
             "several hosts need the catalogue on PostgreSQL (SPEAKER_CATALOGUE_URL) "
             "and a bucket (SPEAKER_STORE_URL)"
         )
-        yield warn("file system", kind, hint)
-    is_usable = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
-    if there == directory and is_usable:
-        yield from _sync(directory)
-    if settings.catalogue_url or (there == directory and is_usable):
+    yield warn("file system", kind or "local", hint, unless=kind is None)
+    is_usable = there == directory and os.access(directory, _ALL_ACCESS)
+    if is_usable:
+        yield _sync(directory)
+    if settings.catalogue_url or is_usable:
         yield from _catalogue(settings)
 
 
-def _permissions(directory: Path) -> Iterator[Finding]:
+def _directory(directory: Path, there: Path) -> Finding:
+    """Say whether a server can use it, or make it in what is there."""
+    if there != directory:
+        text = f"{directory} is not there yet; a server makes it"
+        if os.access(there, os.W_OK | os.X_OK) and there.is_dir():
+            return ok("directory", text)
+        return fail("directory", text, f"nobody may write in {there}: chown it")
     if not directory.is_dir():
         hint = "point SPEAKER_SAMPLES_DIR to a directory"
-        yield fail("directory", f"{directory} is none", hint)
-        return
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        return fail("directory", f"{directory} is none", hint)
+    if not os.access(directory, _ALL_ACCESS):
         hint = "run as its owner, or chown it"
-        yield fail("directory", f"{directory} cannot be read and written", hint)
-        return
+        return fail("directory", f"{directory} cannot be read and written", hint)
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         hint = f"others may look at voices: chmod 700 {directory}"
-        yield warn("directory", f"{directory} (mode {mode:o})", hint)
-    else:
-        yield ok("directory", str(directory))
+        return warn("directory", f"{directory} (mode {mode:o})", hint)
+    return ok("directory", str(directory))
 
 
-def _room(there: Path, settings: Settings) -> Iterator[Finding]:
+def _room(there: Path, settings: Settings) -> Finding:
     free = shutil.disk_usage(there).free
     budgets = (
-        settings.audio_max_bytes,
-        settings.inline_audio_max_bytes,
-        settings.disk_max_bytes,
+        settings.audio_max_bytes
+        + settings.inline_audio_max_bytes
+        + settings.disk_max_bytes
     )
-    text = f"{free / _GIB:.1f} GiB free, budgets of {sum(budgets) / _GIB:.1f} GiB"
+    text = f"{free / _GIB:.1f} GiB free, budgets of {budgets / _GIB:.1f} GiB"
     if free < _MIN_FREE_BYTES:
-        yield fail("space", text, "free some, or point SPEAKER_SAMPLES_DIR elsewhere")
-    elif free < sum(budgets):
-        hint = "the disk may be full before the budgets are (SPEAKER_CACHE_*_MAX_BYTES)"
-        yield warn("space", text, hint)
-    else:
-        yield ok("space", text)
+        return fail("space", text, "free some, or point SPEAKER_SAMPLES_DIR elsewhere")
+    hint = "the disk may be full before the budgets are (SPEAKER_CACHE_*_MAX_BYTES)"
+    return warn("space", text, hint, unless=free >= budgets)
 
 
-def _sync(directory: Path) -> Iterator[Finding]:
+def _sync(directory: Path) -> Finding:
     def write() -> None:
         write_private(directory, b"doctor", PARTIAL_PREFIX).unlink()
 
@@ -200,13 +187,10 @@ def _sync(directory: Path) -> Iterator[Finding]:
         took = median_ms(write, 5)
     except OSError as exc:
         hint = "a server could not store voices: mend the disk"
-        yield fail("fsync", f"{exc.strerror or exc}", hint)
-        return
+        return fail("fsync", f"{exc.strerror or exc}", hint)
     text = f"{took:.1f} ms to write a file durably"
-    if took > _SLOW_SYNC_MS:
-        yield warn("fsync", text, "registering is slow here; another disk helps")
-    else:
-        yield ok("fsync", text)
+    hint = "registering is slow here; another disk helps"
+    return warn("fsync", text, hint, unless=took <= _SLOW_SYNC_MS)
 
 
 def _catalogue(settings: Settings) -> Iterator[Finding]:
@@ -224,7 +208,7 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
         yield _broken(exc)
         return
     try:
-        took = median_ms(lambda: store.find(_NO_VOICE), 50)
+        took = median_ms(lambda: store.find(NO_VOICE), 50)
         text = (
             f"{store.database.where}: {store.num_speakers()} voices, "
             f"{store.participants.num_alive()} API servers at work, "
@@ -232,11 +216,8 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
         )
         if settings.catalogue_url and not settings.store_url:
             text += "; servers on it share one directory"
-        if took > _SLOW_LOOK_MS:
-            hint = "each request takes one: a local disk, or a less busy machine, helps"
-            yield warn("catalogue", text, hint)
-        else:
-            yield ok("catalogue", text)
+        hint = "each request takes one: a local disk, or a less busy machine, helps"
+        yield warn("catalogue", text, hint, unless=took <= _SLOW_LOOK_MS)
         if num := len(store.unfinished_deletions()):
             hint = "a running server goes on with them; else vllm-tts-cache gc"
             yield warn("deletions", f"{num} are not finished", hint)
@@ -253,10 +234,6 @@ def _broken(error: StorageError) -> Finding:
     return fail("catalogue", str(error), "vllm-tts-cache verify says more")
 
 
-def _first_there(path: Path) -> Path:
-    return next((each for each in (path, *path.parents) if each.exists()), path)
-
-
 def tenants(settings: Settings) -> Iterator[Finding]:
     """Say what is wrong with ``SPEAKER_TENANTS_FILE``, if there is one."""
     from vllm_tts_cache.tenants import TenantKeys, is_open_to_others
@@ -270,10 +247,8 @@ def tenants(settings: Settings) -> Iterator[Finding]:
         yield fail("tenants", str(exc), hint)
         return
     text = f"{path}: {len(keys.tenants)} tenants with keys"
-    if is_open_to_others(path):
-        yield warn("tenants", text, f"everybody here may read it: chmod 600 {path}")
-    else:
-        yield ok("tenants", text)
+    hint = f"everybody here may read it: chmod 600 {path}"
+    yield warn("tenants", text, hint, unless=not is_open_to_others(path))
 
 
 def versions() -> Iterator[Finding]:
@@ -379,11 +354,9 @@ def _isa(capability: str) -> Iterator[Finding]:
     text = f"{capability} ({', '.join(f for f in _SHOWN_FLAGS if f in flags)})"
     if capability in ("DEFAULT", "NO AVX"):
         yield fail("CPU", text, "vLLM for CPUs needs AVX2 at least")
-    elif flags and not flags & set(_FAST_BF16):
-        hint = "speaking in bfloat16 is slow without AVX512_BF16 or AMX"
-        yield warn("CPU", text, hint)
     else:
-        yield ok("CPU", text)
+        hint = "speaking in bfloat16 is slow without AVX512_BF16 or AMX"
+        yield warn("CPU", text, hint, unless=not flags or bool(flags & set(_FAST_BF16)))
 
 
 def _cpu_flags() -> set[str]:

@@ -1,13 +1,22 @@
-"""The server at a URL: whether it is one of ours, and how it is."""
+"""``vllm-tts-cache doctor``: what is wrong or slow, and what to do about it.
 
+The server at a URL is looked at here: whether it is one of ours, and how it is.
+"""
+
+import os
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
+from dataclasses import asdict
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+import typer
+
 from vllm_tts_cache.client import VoicesClient, is_this_machine
-from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.cli.common import DEFAULT_URL, client_of
-from vllm_tts_cache.entrypoints.cli.doctor.checks import (
+from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli import doctor_checks as checks
+from vllm_tts_cache.entrypoints.cli.doctor_checks import (
     Finding,
     fail,
     median_ms,
@@ -24,16 +33,93 @@ from vllm_tts_cache.errors import (
     ServerUnreachableError,
     StorageError,
 )
+from vllm_tts_cache.logs import printable
 
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_NAME_WIDTH = 15
 # Over HTTP, on the same machine or in the same rack.
 _SLOW_LOOK_MS = 50.0
-_NO_VOICE = "no voice of this name, says the doctor"
 # Counters of a worker that are 0 on a healthy server, and what they say.
 _SIGNS = {
     "failed_prompts": "requests lost their voice in the engine",
     "corrupt": "stored encodings did not match: vllm-tts-cache verify",
     "tier_errors": "the disk could not answer: see the server's log",
 }
+
+doctor_app = common.new_app()
+
+
+@doctor_app.command(
+    epilog=common.examples(
+        "vllm-tts-cache doctor",
+        "vllm-tts-cache doctor --url http://gpu-7:8091 --quick",
+        "vllm-tts-cache doctor --json | jq '.checks[] | select(.status != \"ok\")'",
+    )
+)
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="SPEAKER_URL",
+            help="a server to look at; without, the one at the default URL",
+        ),
+    ] = None,
+    api_key: common.ApiKey = None,
+    directory: common.Directory = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="without importing torch and vLLM")
+    ] = False,
+    as_json: common.Json = False,
+) -> None:
+    """Look for what is wrong or slow on this machine, and say what to do.
+
+    Versions, whether vLLM will load the plugin, whether the wheels fit together, GPU
+    and CPU, the directory of voices, the tenants, and the server. Status 1 if a line
+    says fail.
+
+    JSON: {"ok": true, "checks": [{"name", "status": "ok|warn|fail", "text", "hint"}]}.
+    """
+    found: list[Finding] = []
+    for each in _findings(url, api_key, directory, quick=quick):
+        found.append(each)
+        if not as_json:
+            _print(each)
+    is_ok = all(each.status != "fail" for each in found)
+    if as_json:
+        common.print_json({"ok": is_ok, "checks": [asdict(each) for each in found]})
+    common.leave(0 if is_ok else common.FAILED)
+
+
+def _findings(
+    url: str | None, api_key: str | None, directory: common.Directory, *, quick: bool
+) -> Iterator[Finding]:
+    from vllm_tts_cache.entrypoints.cli.voices.library import settings_of
+
+    yield from checks.versions()
+    yield from checks.plugins()
+    if not quick:
+        yield from checks.processors()
+    settings = None
+    try:
+        load_settings()
+        settings = settings_of(directory)
+    except ConfigError:
+        pass  # it was said above
+    else:
+        yield from checks.storage(settings)
+        yield from checks.tenants(settings)
+    yield from server(url, api_key, settings)
+
+
+def _print(finding: Finding) -> None:
+    # None: as the output is a terminal or not.
+    colour = False if "NO_COLOR" in os.environ else None
+    status = typer.style(f"{finding.status:4}", fg=_COLOURS[finding.status])
+    name = f"{finding.name:{_NAME_WIDTH}}"
+    typer.echo(f"{status}  {name}  {printable(finding.text)}", color=colour)
+    if finding.hint:
+        typer.echo(f"{'':4}  {'':{_NAME_WIDTH}}  -> {printable(finding.hint)}")
 
 
 def server(
@@ -47,17 +133,19 @@ def server(
         settings: Of the directory that was looked at; None if they are wrong.
     """
     try:
-        client = client_of(url or DEFAULT_URL, api_key)
+        client = common.client_of(url or common.DEFAULT_URL, api_key)
     except ConnectionSettingError as exc:
         yield fail("server", str(exc), "correct the variable, or unset it")
         return
     with client:
         try:
             stats = client.request("GET", "/v1/audio/speaker_cache")
-            took = median_ms(lambda: client.find(_NO_VOICE), 5)
+            took = median_ms(lambda: client.find(checks.NO_VOICE), 5)
         except ServerUnreachableError as exc:
             if url is None:
-                yield ok("server", f"none at {DEFAULT_URL} (--url names another one)")
+                yield ok(
+                    "server", f"none at {common.DEFAULT_URL} (--url names another one)"
+                )
             else:
                 yield fail("server", str(exc), "start it, or correct the URL")
             return
@@ -73,10 +161,8 @@ def server(
             return
         compared = list(_whose_voices(client, settings)) if settings else []
     text = f"{client.url}: {_sum_up(stats)}, {took:.1f} ms for a look-up"
-    if took > _SLOW_LOOK_MS:
-        yield warn("server", text, "it is busy, far away, or its disk is slow")
-    else:
-        yield ok("server", text)
+    hint = "it is busy, far away, or its disk is slow"
+    yield warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
     yield from compared
     yield from _signs(stats)
 
@@ -110,18 +196,16 @@ def _is_kept(voice: dict[str, Any] | None, settings: Settings) -> bool:
     from vllm_tts_cache.store.opening import open_existing
 
     try:
-        store = open_existing(settings)
+        opened = closing(open_existing(settings))
     except NoCatalogueError:
         return False
-    try:
+    with opened as store:
         if not store.participants.num_alive():
             return False
         tenants = store.usage_of_tenants()
         if voice is None:  # with tenants, this key has none
             return settings.tenants_file is not None or not store.num_speakers()
         return any(store.find(voice["id"], tenant) for tenant in tenants)
-    finally:
-        store.close()
 
 
 def _sum_up(stats: dict[str, Any]) -> str:
