@@ -64,7 +64,7 @@ def cpu_platform() -> str | None:
         return None
     from vllm_tts_cache import platforms
 
-    if platforms.has_accelerator() or not platforms.vllm_is_for_cpus():
+    if not platforms.is_for_this_machine():
         return None
     return "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
 

@@ -158,15 +158,8 @@ def _update_request_with_output(
     has_speaker = voice_blocks.audio_of(request) is not None
     request.stop_reason = REASON if has_speaker else REASON_WITHOUT_SPEAKER
     request.resumable = False
-    _delete_prefix(self.kv_cache_manager, request.request_id)
+    # The blocks are in the prefix cache under the voice's ids and salt and hold no
+    # voice: the next request of the voice would speak with them, and not fail.
+    manager = self.kv_cache_manager
+    manager.evict_blocks(voice_blocks.blocks_of(manager, request.request_id))
     return [], True
-
-
-def _delete_prefix(kv_cache_manager: Any, request_id: str) -> None:
-    """Evict the request's blocks from the prefix cache.
-
-    They are there under the voice's ids and salt and hold no voice: the next request of
-    the voice would speak with them, and not fail.
-    """
-    groups = kv_cache_manager.get_block_ids(request_id)
-    kv_cache_manager.evict_blocks({block for group in groups for block in group})

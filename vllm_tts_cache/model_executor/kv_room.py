@@ -45,6 +45,7 @@ from vllm_omni.core.sched.omni_cfg_ar_scheduler import OmniCFGARScheduler
 
 from vllm_tts_cache import patch_once
 from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.model_executor.voice_blocks import information_of
 from vllm_tts_cache.speaker.family import family_of_model
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -153,22 +154,16 @@ class ReservingAllocator:
 
     def num_tokens_reserved(self, request: Request) -> int:
         """The positions of the KV cache that are reserved for a request."""
-        worst = self._max_tokens_held(request)
-        text = None if self._plausible_tokens is None else _text_of(request)
-        if self._plausible_tokens is None or not text or request.resumable:
-            return worst
-        ends_at = request.num_prompt_tokens + self._plausible_tokens(text)
-        plausible = ends_at + self._max_overrun_tokens
-        return worst if request.num_tokens > plausible else min(plausible, worst)
-
-    def _max_tokens_held(self, request: Request) -> int:
-        """The positions that a request can take in the KV cache, at worst."""
         max_model_len = self._scheduler.max_model_len
         # A session's next input brings its own prompt and max_tokens.
         if request.resumable:
             return max_model_len
-        ends_at = request.num_prompt_tokens + request.max_tokens
-        return min(ends_at + self._max_overrun_tokens, max_model_len)
+        unspoken = request.num_prompt_tokens + self._max_overrun_tokens
+        worst = min(unspoken + request.max_tokens, max_model_len)
+        if self._plausible_tokens is None or not (text := _text_of(request)):
+            return worst
+        plausible = unspoken + self._plausible_tokens(text)
+        return worst if request.num_tokens > plausible else min(plausible, worst)
 
     def _may_start(
         self, request: Request, hit_blocks: KVCacheBlocks | None, num_hit_tokens: int
@@ -218,9 +213,7 @@ class ReservingAllocator:
 
 def _text_of(request: Any) -> str | None:
     """Return the text of a request, where the host's adapters put it."""
-    info = getattr(request, "additional_information", None)
-    text = (getattr(info, "entries", None) or info or {}).get("text")
-    text = getattr(text, "list_data", None) or getattr(text, "scalar_data", text)
+    text = information_of(request, "text")
     if isinstance(text, list):
         text = next(iter(text), None)
     return text if isinstance(text, str) else None

@@ -19,6 +19,8 @@ from vllm_tts_cache.store.encoding import Array
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
+_SPOILT_PREFIX = "the KV of its prefix is that of a failed request"
+
 # A span's ids, its rows, and what the runner stores for the request.
 Built = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 
@@ -132,15 +134,14 @@ class CachedTalker(SpeakerSide):
         Raises: TTSCacheError.
         """
         if not self._suspect_prefixes.rely_on(prefix, request_id_of(info)):
-            raise _spoilt_prefix()
+            raise TTSCacheError(_SPOILT_PREFIX)
 
     def _suspect(self, prefix: str) -> None:
         """Fail the requests that rely on the KV of a failing request, too."""
         for request_id in self._suspect_prefixes.add(prefix):
             if request_id not in self._failed_requests:
-                self._failed_requests.add(
-                    request_id, _spoilt_prefix(), self.tts_cache_speakers
-                )
+                spoilt = TTSCacheError(_SPOILT_PREFIX)
+                self._failed_requests.add(request_id, spoilt, self.tts_cache_speakers)
 
 
 def on_device(
@@ -155,10 +156,6 @@ def on_device(
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _spoilt_prefix() -> TTSCacheError:
-    return TTSCacheError("what another request of it failed with was in the KV")
 
 
 class SamplingTalker(CachedTalker):

@@ -37,7 +37,7 @@ class VoiceBlocks:
         """Note the blocks that a request frees; evict them if its voice was deleted."""
         if (sha := audio_of(request)) is None or not self._manager.enable_caching:
             return
-        blocks = self._blocks_of(request)
+        blocks = blocks_of(self._manager, request.request_id)
         if request.request_id in self._gone:
             self._manager.evict_blocks(blocks)
             if request.is_finished():
@@ -71,20 +71,27 @@ class VoiceBlocks:
             sha = audio_of(request)
             if sha in audios or (call.everything and sha is not None):
                 self._gone.add(request.request_id)
-                blocks |= self._blocks_of(request)
+                blocks |= blocks_of(self._manager, request.request_id)
         self._manager.evict_blocks(blocks)
-
-    def _blocks_of(self, request: Any) -> set[int]:
-        groups = self._manager.get_block_ids(request.request_id)
-        return {block for group in groups for block in group}
 
 
 def audio_of(request: Any) -> str | None:
     """Return the address of the audio that a request speaks with, if it has one."""
-    info = getattr(request, "additional_information", None)
-    entry = (getattr(info, "entries", None) or info or {}).get(FIELD)
-    named = getattr(entry, "list_data", entry)
+    named = information_of(request, FIELD)
     return named[0] if named else None
+
+
+def information_of(request: Any, field: str) -> Any:
+    """Return a field of a request's additional information, serialized or not."""
+    info = getattr(request, "additional_information", None)
+    entry = (getattr(info, "entries", None) or info or {}).get(field)
+    return getattr(entry, "list_data", None) or getattr(entry, "scalar_data", entry)
+
+
+def blocks_of(kv_cache_manager: Any, request_id: str) -> set[int]:
+    """Return the blocks of a request, of all groups of the KV cache."""
+    groups = kv_cache_manager.get_block_ids(request_id)
+    return {block for group in groups for block in group}
 
 
 # The host's, called by the functions that replace them.

@@ -9,27 +9,20 @@ from vllm_tts_cache import patch_once
 MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_MATRICES = "AVX512_CORE_BF16"
 # oneDNN's names of instruction sets without bfloat16.
-_WITHOUT_BFLOAT16 = [
-    "SSE41",
-    "AVX",
-    "AVX2",
-    "AVX2_VNNI",
-    "AVX512_CORE",
-    "AVX512_CORE_VNNI",
-]
+_WITHOUT_BFLOAT16 = (
+    *("SSE41", "AVX", "AVX2", "AVX2_VNNI"),
+    *("AVX512_CORE", "AVX512_CORE_VNNI"),
+)
 
 
-def has_accelerator() -> bool:
-    """Tell whether torch sees an accelerator of any kind."""
-    return torch.accelerator.is_available()
-
-
-def vllm_is_for_cpus() -> bool:
-    """Tell whether vLLM is its build for CPUs.
+def is_for_this_machine() -> bool:
+    """Tell whether torch sees no accelerator, and vLLM is its build for CPUs.
 
     Another build that finds no accelerator (``CUDA_VISIBLE_DEVICES=""``, a broken
     driver) raises an error of its own, which a CPU platform would hide.
     """
+    if torch.accelerator.is_available():
+        return False
     from vllm.platforms import current_platform
 
     return current_platform.is_cpu()

@@ -25,10 +25,6 @@ from vllm_tts_cache.platforms.cpu import (
 )
 from vllm_tts_cache.platforms.cpu_kernels import separate_rows
 
-INVARIANT_ATTENTION = (
-    "vllm_tts_cache.platforms.cpu_kernels.InvariantCPUAttentionBackend"
-)
-
 
 def use_invariant_attention() -> None:
     """Have this process compute attention that does not depend on the batch.
@@ -38,7 +34,8 @@ def use_invariant_attention() -> None:
     """
     ask_for_tiles()
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"  # noqa: TID251  vLLM reads it there
-    register_backend(AttentionBackendEnum.CPU_ATTN, INVARIANT_ATTENTION)
+    backend = "vllm_tts_cache.platforms.cpu_kernels.InvariantCPUAttentionBackend"
+    register_backend(AttentionBackendEnum.CPU_ATTN, backend)
 
 
 class _CPURunner(CPUModelRunner):
