@@ -238,13 +238,6 @@ def participants(db: Connection) -> list[str]:
     return list(db.execute(select(participant.c.id)).scalars())
 
 
-def waited_for(db: Connection, deletion_id: int) -> list[str]:
-    """The participants that have not confirmed it, and are waited for."""
-    query = _awaited(db, select(confirmation.c.participant_id))
-    where = confirmation.c.deletion_id == deletion_id
-    return list(db.execute(query.where(where)).scalars())
-
-
 def _finish(db: Connection, deletion_id: int) -> None:
     """If nothing is left to do, keep no more than the hash of the name."""
     # Those that are waited for no longer are asked when they come back.

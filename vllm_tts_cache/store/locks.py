@@ -12,7 +12,6 @@ import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakSet
 
 from vllm_tts_cache.catalogue import leases
@@ -69,11 +68,22 @@ class Presence:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
         else:
             path.mkdir(mode=DIRECTORY_MODE)
-        handle = _locked(path)
+        handle = claim(path)
         if handle is None:  # swept before it was locked
             return False
         self.path, self._handle, self.is_here = path, handle, True
         return True
+
+
+def is_alive(path: Path) -> bool:
+    """Whether somebody holds the path.
+
+    Raises: OSError.
+    """
+    if (handle := claim(path)) is not None:
+        os.close(handle)
+        return False
+    return path.exists()
 
 
 def claim(path: Path) -> int | None:
@@ -83,21 +93,6 @@ def claim(path: Path) -> int | None:
 
     Raises: OSError.
     """
-    return _locked(path)
-
-
-def is_alive(path: Path) -> bool:
-    """Whether somebody holds the path.
-
-    Raises: OSError.
-    """
-    if (handle := _locked(path)) is not None:
-        os.close(handle)
-        return False
-    return path.exists()
-
-
-def _locked(path: Path) -> int | None:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -128,21 +123,6 @@ def _end_in_child() -> None:
 os.register_at_fork(after_in_child=_end_in_child)
 
 
-class Turns(Protocol):
-    """Keep two processes from encoding one key at a time.
-
-    Attributes:
-        look_again_seconds: After which another's turn is asked for again.
-    """
-
-    @property
-    def look_again_seconds(self) -> float: ...  # noqa: D102  see the class
-
-    def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
-        """The key's turn, until the context ends; None if another has it now."""
-        ...
-
-
 class KeyTurns:
     """Turns by key among processes, each a locked byte of one file.
 
@@ -151,6 +131,9 @@ class KeyTurns:
 
     Args:
         path: The lock file; made if missing, and never grows.
+
+    Attributes:
+        look_again_seconds: After which another's turn is asked for again.
     """
 
     look_again_seconds = 0.1
@@ -209,13 +192,6 @@ class KeyTurns:
         return True
 
 
-def open_turns(settings: Settings, database: Database) -> Turns:
-    """The turns of all processes that share a catalogue."""
-    if database.backend.has_leases:
-        return LeasedTurns(database)
-    return KeyTurns(settings.samples_dir / _FILE_NAME)
-
-
 _turns: "WeakSet[KeyTurns]" = WeakSet()
 
 
@@ -272,3 +248,13 @@ class LeasedTurns:
                     leases.renew_turns(db, self._holder)
             except StorageError as exc:
                 self._log.warn_of("a turn", "A turn to encode: %s", exc.log_text)
+
+
+Turns = KeyTurns | LeasedTurns
+
+
+def open_turns(settings: Settings, database: Database) -> Turns:
+    """The turns of all processes that share a catalogue."""
+    if database.backend.has_leases:
+        return LeasedTurns(database)
+    return KeyTurns(settings.samples_dir / _FILE_NAME)

@@ -1,4 +1,4 @@
-"""An API process's part in deletions: who still remembers what.
+"""The API processes that confirm deletions, and this one's part among them.
 
 Locks of files tell who lives where all are on one machine, else leases do.
 """
@@ -8,9 +8,9 @@ import os
 import secrets
 import threading
 import time
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from vllm_tts_cache.catalogue import deletions, leases
 from vllm_tts_cache.catalogue.database import Database
@@ -29,41 +29,55 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 DELETE_LOST_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Participant:
-    """A process that is asked about every deletion until it leaves or dies."""
+class Participants(ABC):
+    """All processes that confirm deletions; this one from `join` to `leave`.
 
-    id: str
+    A forked child is none of them.
+    """
 
+    def __init__(self, database: Database):
+        self._database = database
+        self._num_returns = 0  # after absences in which deletions were missed
+        self._num_deleted = 0  # of them, those after which all was deleted
 
-class Participants(Protocol):
-    """This process among the participants; a forked child is none."""
+    @property
+    @abstractmethod
+    def id(self) -> str | None:
+        """This process's id; None unless it takes part."""
 
-    def join(self) -> Participant:
-        """Take part from now on: each deletion waits for `confirm`, while we live."""
-        ...
+    @abstractmethod
+    def join(self) -> str:
+        """Have each deletion wait for `confirm`, while we live; return our id."""
 
+    @abstractmethod
     def leave(self) -> None:
-        """Take part no longer; nothing waits for us any more."""
-        ...
+        """End what `join` began; deletions do not wait for us any more."""
+
+    @abstractmethod
+    def delete_dead(self) -> None:
+        """Delete participants that died, so that deletions wait for them no longer."""
+
+    @abstractmethod
+    def num_alive(self) -> int:
+        """How many other processes take part."""
 
     def deletions_to_confirm(self) -> list[Deletion]:
         """Deletions whose files are gone and that wait for us, oldest first.
 
         Only then: what is deleted before could be read from the files again.
         """
-        ...
+        if (mine := self.id) is None:
+            return []
+        with self._database.read() as db:
+            return deletions.to_confirm(db, mine)
 
     def confirm(self, deletion_id: int) -> None:
-        """Neither this process nor its workers remember anything of it."""
-        ...
-
-    def is_asked(self) -> bool:
-        """Whether no deletion was missed of which something may be remembered.
-
-        Else none is finished, whatever the catalogue says.
-        """
-        ...
+        """Write down that this process and its workers remember nothing of it."""
+        if (mine := self.id) is None:
+            return
+        with self._database.write() as db:
+            deletions.confirm(db, deletion_id, mine)
+        self._database.wipe_log()
 
     def missed(self) -> int | None:
         """A number, if all that is remembered is to be deleted: `has_deleted_all`.
@@ -71,58 +85,56 @@ class Participants(Protocol):
         We were away for so long that what was deleted meanwhile is not known any more,
         and are asked about deletions again.
         """
-        ...
+        num = self._num_returns
+        return None if num == self._num_deleted else num
 
     def has_deleted_all(self, number: int) -> None:
         """All was deleted, here and by workers, since `missed` answered this number."""
-        ...
+        self._num_deleted = number
 
-    def delete_dead(self, deletion_id: int) -> None:
-        """Wait no longer for those a deletion waits for that have died."""
-        ...
+    def is_asked(self) -> bool:
+        """Whether no deletion was missed of which something may be remembered.
 
-    def delete_all_dead(self) -> None:
-        """Delete all participants that have died."""
-        ...
-
-    def delete_lost(self) -> None:
-        """Delete who was away for too long, and what nobody needs any more."""
-        ...
-
-    def num_alive(self) -> int:
-        """How many other processes take part."""
-        ...
+        Else none is finished, whatever the catalogue says.
+        """
+        return self.missed() is None
 
     def standing(self) -> Standing:
-        """How long deletions wait for us, and what there is to be done of them.
+        """For how long deletions wait for us, and what there is to be done of them.
 
-        Raises: StorageError.
+        Without a lease that is not known: 0 seconds. Raises: StorageError.
         """
-        ...
+        return Standing(seconds=0.0)
 
 
-class LockedParticipants:
-    """A process of the one machine, which holds the lock of a file while it lives."""
+class LockedParticipants(Participants):
+    """Processes of one machine, each of which holds a file's lock while it lives."""
 
     def __init__(self, root: Path, database: Database):
+        super().__init__(database)
         self._directory = root / _FOLDER
-        self._database = database
         self._presence: Presence | None = None
 
-    def join(self) -> Participant:
-        """Take part from now on."""
-        if (mine := self._mine()) is not None:
-            return Participant(mine)
+    @property
+    def id(self) -> str | None:
+        """This process's id; None unless it takes part."""
+        present = self._presence
+        return present.path.stem if present is not None and present.is_here else None
+
+    def join(self) -> str:
+        """Have each deletion wait for `confirm`, while we live; return our id."""
+        if (mine := self.id) is not None:
+            return mine
         # Locked before it is known, or somebody would take it for dead.
         present = Presence(self._directory, _SUFFIX)
         with self._database.write() as db:
             deletions.join(db, present.path.stem)
         self._presence = present
-        return Participant(present.path.stem)
+        return present.path.stem
 
     def leave(self) -> None:
-        """Take part no longer; nothing waits for us any more."""
-        if (mine := self._mine()) is None or self._presence is None:
+        """End what `join` began; deletions do not wait for us any more."""
+        if (mine := self.id) is None or self._presence is None:
             return
         with self._database.write() as db:
             deletions.leave(db, mine)
@@ -131,100 +143,38 @@ class LockedParticipants:
         self._presence.end()
         self._presence = None
 
-    def deletions_to_confirm(self) -> list[Deletion]:
-        """Deletions that wait for us, oldest first."""
-        if (mine := self._mine()) is None:
-            return []
-        with self._database.read() as db:
-            return deletions.to_confirm(db, mine)
-
-    def confirm(self, deletion_id: int) -> None:
-        """Neither this process nor its workers remember anything of it."""
-        if (mine := self._mine()) is None:
-            return
-        with self._database.write() as db:
-            deletions.confirm(db, deletion_id, mine)
-        self._database.wipe_log()
-
-    def is_asked(self) -> bool:
-        """Always: it is waited for while it lives, however slow it is."""
-        return True
-
-    def missed(self) -> int | None:
-        """Nothing, for the same reason."""
-        return None
-
-    def has_deleted_all(self, number: int) -> None:
-        """Nothing."""
-
-    def delete_dead(self, deletion_id: int) -> None:
-        """Wait no longer for those a deletion waits for that have died."""
-        with self._database.read() as db:
-            waited_for = deletions.waited_for(db, deletion_id)
-        self._delete_dead_among(waited_for)
-
-    def delete_all_dead(self) -> None:
-        """Delete all participants that have died."""
+    def delete_dead(self) -> None:
+        """Delete participants whose lock is free, and locks of those that are gone."""
         with self._database.read() as db:
             all_ = deletions.participants(db)
-        self._delete_dead_among(all_)
+        with storage_errors(self._directory):
+            dead = [id_ for id_ in all_ if not self._is_alive(id_)]
+        if dead:
+            with self._database.write() as db:
+                for id_ in dead:
+                    deletions.leave(db, id_)
+            self._database.wipe_log()
         with storage_errors(self._directory):
             for path in self._directory.glob(f"*{_SUFFIX}"):
                 if (claimed := locks.claim(path)) is not None:
                     path.unlink(missing_ok=True)
                     os.close(claimed)
 
-    def delete_lost(self) -> None:
-        """Delete who has died, and what the catalogue's log says of deleted voices.
-
-        Nobody may ask about a deletion again whose server was killed. And whoever ended
-        one could not empty the log beside somebody who reads, or died before that.
-        """
-        with self._database.read() as db:
-            all_ = deletions.participants(db)
-        self._delete_dead_among(all_)
-        self._database.wipe_log()
-
     def num_alive(self) -> int:
         """How many other processes take part."""
         with self._database.read() as db:
-            all_ = deletions.participants(db)
-        mine = self._mine()
+            others = set(deletions.participants(db)) - {self.id}
         with storage_errors(self._directory):
-            return sum(
-                locks.is_alive(self._directory / f"{id_}{_SUFFIX}")
-                for id_ in all_
-                if id_ != mine
-            )
+            return sum(map(self._is_alive, others))
 
-    def standing(self) -> Standing:
-        """There is no lease: this process is waited for while it lives."""
-        return Standing(seconds=0.0)
-
-    def _delete_dead_among(self, ids: list[str]) -> None:
-        with storage_errors(self._directory):
-            dead = [
-                id_
-                for id_ in ids
-                if not locks.is_alive(self._directory / f"{id_}{_SUFFIX}")
-            ]
-        if dead:
-            with self._database.write() as db:
-                for id_ in dead:
-                    deletions.leave(db, id_)
-            self._database.wipe_log()
-
-    def _mine(self) -> str | None:
-        present = self._presence
-        if present is None or not present.is_here:
-            return None
-        return present.path.stem
+    def _is_alive(self, id_: str) -> bool:
+        return locks.is_alive(self._directory / f"{id_}{_SUFFIX}")
 
 
-class LeasedParticipants:
-    """A process of any machine, which is waited for while it renews its lease.
+class LeasedParticipants(Participants):
+    """Processes of any machine, which are waited for while they renew their leases.
 
-    On a thread of its own: a process that is busy, and confirms late, is alive.
+    Each on a thread of its own: a process that is busy, and confirms late, is alive.
 
     One that was away for so long that it was deleted joins anew by itself, and then
     has everything deleted that it remembers: what it missed, nobody knows. Until then
@@ -232,25 +182,28 @@ class LeasedParticipants:
     deleted voice. What it may not do is to say that a deletion is finished.
 
     Args:
-        seconds: For how long it is waited for without a word of it.
+        seconds: For how long a process that does not renew is waited for.
     """
 
     def __init__(self, database: Database, seconds: float):
-        self._database = database
+        super().__init__(database)
         self._seconds = seconds
         self._mine: str | None = None
         self._process = 0
         self._left = threading.Event()
         self._is_lost = False
-        self._num_returns = 0
-        self._num_deleted = 0  # of returns, those after which all was deleted
-        self._next_delete_lost = 0.0
+        self._next_delete_dead = 0.0
         self._log = ThrottledLog(logger)
 
-    def join(self) -> Participant:
-        """Take part from now on."""
-        if self._is_here():
-            return Participant(str(self._mine))
+    @property
+    def id(self) -> str | None:
+        """This process's id; None unless it takes part."""
+        return self._mine if self._process == os.getpid() else None
+
+    def join(self) -> str:
+        """Have each deletion wait for `confirm`, while we live; return our id."""
+        if (known := self.id) is not None:
+            return known
         mine = secrets.token_hex(8)
         with self._database.write() as db:
             deletions.join(db, mine)
@@ -263,58 +216,35 @@ class LeasedParticipants:
             name="tts-cache-lease",
             daemon=True,
         ).start()
-        return Participant(mine)
+        return mine
 
     def leave(self) -> None:
-        """Take part no longer; nothing waits for us any more."""
-        if not self._is_here():
+        """End what `join` began; deletions do not wait for us any more."""
+        if (mine := self.id) is None:
             return
-        mine, self._mine = str(self._mine), None
+        self._mine = None
         self._left.set()
         with self._database.write() as db:
             leases.end(db, mine)
             deletions.leave(db, mine)
 
-    def deletions_to_confirm(self) -> list[Deletion]:
-        """Deletions that wait for us, oldest first."""
-        if not self._is_here():
-            return []
-        with self._database.read() as db:
-            return deletions.to_confirm(db, str(self._mine))
-
-    def confirm(self, deletion_id: int) -> None:
-        """Neither this process nor its workers remember anything of it."""
-        if not self._is_here():
-            return
-        with self._database.write() as db:
-            deletions.confirm(db, deletion_id, str(self._mine))
-
     def is_asked(self) -> bool:
         """Whether no deletion was missed of which something may be remembered."""
-        if not self._is_here():
+        if (mine := self.id) is None:
             return True
         # In this order: if it is known because it has joined anew, that shows below.
         with self._database.read() as db:
-            is_known = leases.is_known(db, str(self._mine))
-        return is_known and not self._is_lost and self.missed() is None
+            is_known = leases.is_known(db, mine)
+        return is_known and not self._is_lost and super().is_asked()
 
-    def missed(self) -> int | None:
-        """A number, if all that is remembered is to be deleted."""
-        num = self._num_returns
-        return None if num == self._num_deleted else num
+    def delete_dead(self) -> None:
+        """Delete participants that were away for too long, and turns; now and then.
 
-    def has_deleted_all(self, number: int) -> None:
-        """All was deleted since `missed` answered this number."""
-        self._num_deleted = number
-
-    def delete_dead(self, deletion_id: int) -> None:
-        """Nothing: those whose lease is over are not counted."""
-
-    def delete_lost(self) -> None:
-        """Delete who was away for too long, and what nobody needs, now and then."""
-        if (now := time.monotonic()) < self._next_delete_lost:
+        Before that those whose lease is over are not waited for.
+        """
+        if (now := time.monotonic()) < self._next_delete_dead:
             return
-        self._next_delete_lost = now + DELETE_LOST_SECONDS
+        self._next_delete_dead = now + DELETE_LOST_SECONDS
         with self._database.alone() as db:
             leases.delete_dead_turns(db)
             if not leases.lost(db):
@@ -323,19 +253,16 @@ class LeasedParticipants:
             for participant_id in leases.end_lost(db):
                 deletions.leave(db, participant_id)
 
-    def delete_all_dead(self) -> None:
-        """Nothing: who was away for too long is deleted in time."""
-
     def num_alive(self) -> int:
         """How many other processes take part."""
         with self._database.read() as db:
             return len(leases.alive(db) - {self._mine})
 
     def standing(self) -> Standing:
-        """How long deletions wait for us, and what there is to be done of them."""
-        if not self._is_here():
+        """For how long deletions wait for us, and what there is to be done of them."""
+        if (mine := self.id) is None:
             return Standing(seconds=0.0)
-        found = leases.standing(self._database, str(self._mine))
+        found = leases.standing(self._database, mine)
         if found is None:  # lost: we join anew, and delete all
             return Standing(seconds=0.0)
         is_away = self._is_lost or self.missed() is not None
@@ -367,6 +294,3 @@ class LeasedParticipants:
             "This API server was away for too long to know what was deleted meanwhile. "
             "It deletes all that it and its workers have in memory, and goes on."
         )
-
-    def _is_here(self) -> bool:
-        return self._mine is not None and self._process == os.getpid()

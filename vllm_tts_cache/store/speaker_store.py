@@ -99,8 +99,6 @@ class SpeakerStore:
         participants: The processes that confirm deletions; this one may be among them.
     """
 
-    participants: Participants
-
     def __init__(
         self,
         settings: Settings,
@@ -117,10 +115,10 @@ class SpeakerStore:
         self.consents = Consents(
             database, self.writer, max_recordings=settings.max_uploaded
         )
-        # Locks tell who lives where all are on one machine, else leases do.
         if database.backend.has_leases:
-            lease_seconds = settings.catalogue_grace_seconds
-            self.participants = LeasedParticipants(database, lease_seconds)
+            self.participants: Participants = LeasedParticipants(
+                database, settings.catalogue_grace_seconds
+            )
         else:
             self.participants = LockedParticipants(files.root, database)
         # When this process last wrote down a use.
@@ -235,7 +233,7 @@ class SpeakerStore:
         with self.database.read() as db:
             found = deletions.of_name(db, tenant, name)
         if found is not None and found.waiting_for:
-            self.participants.delete_dead(found.deletion.id)
+            self.participants.delete_dead()
             with self.database.read() as db:
                 found = deletions.of_name(db, tenant, name)
         if found is not None and not self.participants.is_asked():
@@ -414,7 +412,7 @@ class SpeakerStore:
                 catalogue's (any more), as where it is not mounted: then nothing is.
         """
         self.blobs.check_still()
-        self.participants.delete_all_dead()
+        self.participants.delete_dead()
         return recovery.recover(self.files, self.blobs, self.database)
 
     def remove_strays(self) -> list[str]:
@@ -428,13 +426,16 @@ class SpeakerStore:
         return self.blobs.remove_strays()
 
     def sweep(self) -> int:
-        """Remove objects that nobody has, and what is too much of what was set aside.
+        """Remove what nobody has of objects, of the quarantine and of the log.
 
         Returns how many objects there were. It is quick where there is nothing to be
         done, for whoever calls it now and then.
 
         Raises: StorageError.
         """
+        # Whoever ended a deletion could not empty the log beside somebody who reads,
+        # or died before that.
+        self.database.wipe_log()
         num_objects = self.blobs.sweep()
         # A disk that fails does so while servers run: they cannot wait for a recovery.
         recovery.trim_quarantine(self.files, self.database)

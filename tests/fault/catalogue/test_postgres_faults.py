@@ -194,7 +194,7 @@ def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
     store, turn, postgres, tmp_path
 ):
     """With nine of them all connections were theirs, for ten seconds."""
-    mine = store.participants.join().id
+    mine = store.participants.join()
     waiting = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     )
@@ -217,7 +217,7 @@ def test_writers_that_wait_for_the_turn_keep_neither_readers_nor_leases_waiting(
 
 
 def test_readers_leave_a_connection_to_the_lease(store, monkeypatch):
-    mine = store.participants.join().id
+    mine = store.participants.join()
     database = store.database
     with ExitStack() as readers:
         for _ in range(2 * backend._NUM_CONNECTIONS):

@@ -181,7 +181,8 @@ def finish(other, deleted):
     confirm_all(other)
     if deleted.is_there(other):
         carry_out(other, deleted.delete(other))
-    other.participants.delete_lost()
+    other.participants.delete_dead()
+    other.sweep()
 
 
 def nothing_is_left(directory, deleted):

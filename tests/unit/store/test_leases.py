@@ -114,7 +114,7 @@ def test_a_clock_that_is_set_ends_no_lease_and_deletes_nobody(
     monkeypatch.setattr("vllm_tts_cache.store.participants.DELETE_LOST_SECONDS", 0.0)
     first, second = open_here(), open_here()
     register(store, "Ann")
-    mine = first.participants.join().id
+    mine = first.participants.join()
     second.participants.join()
     with store.database.write() as db:
         silent_for(db, 4 * leases.LOST_SECONDS)  # they have been at work for long
@@ -126,7 +126,7 @@ def test_a_clock_that_is_set_ends_no_lease_and_deletes_nobody(
     for _ in range(2):
         assert pending(store) == 2
         for one in (first, second):
-            one.participants.delete_lost()
+            one.participants.delete_dead()
             assert one.participants.deletions_to_confirm() == [deletion]
         with store.database.write() as db:
             assert leases.renew(db, mine)  # and the other one is a moment later
@@ -291,14 +291,14 @@ def test_whoever_never_comes_back_is_deleted_in_time(store, open_here, monkeypat
         until = leases.NOW - 2 * leases.LOST_SECONDS
         gone = {"participant_id": "gone", "until": until, "seconds": 60}
         db.execute(schema.lease.insert().values(**gone))
-    here.participants.delete_lost()
+    here.participants.delete_dead()
     assert "gone" in participants(store)  # renewals have not gone on for so long
     with store.database.write() as db:
         began_at = leases.NOW - 2 * leases.LOST_SECONDS
         db.execute(schema.renewals.update().values(began_at=began_at))
     until = time.monotonic() + 20
     while "gone" in participants(store):
-        here.participants.delete_lost()
+        here.participants.delete_dead()
         assert time.monotonic() < until
         time.sleep(0.05)
 

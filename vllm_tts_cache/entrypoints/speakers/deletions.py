@@ -395,7 +395,7 @@ class Deletions:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
-            await self._removals.run(self._store.participants.delete_lost)
+            await self._removals.run(self._store.participants.delete_dead)
             # Last, as it fails for as long as the disk does.
             await self._removals.run(self._store.sweep)
 
