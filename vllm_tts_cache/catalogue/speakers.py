@@ -159,6 +159,13 @@ def expired(db: Connection, now: float, limit: int) -> list[SpeakerRecord]:
     return [of_row(row) for row in rows]
 
 
+def expired_names(db: Connection, now: float, limit: int) -> list[str]:
+    """The names of such speakers; reads no more of them."""
+    query = select(speaker.c.name).where(speaker.c.expires_at <= now)
+    names = db.execute(query.order_by(speaker.c.expires_at).limit(limit)).scalars()
+    return list(names)
+
+
 def have_expired(db: Connection, now: float) -> bool:
     """Whether there is such a speaker; asked every second, by an index."""
     return db.execute(_EXPIRED, {"now": now}).first() is not None

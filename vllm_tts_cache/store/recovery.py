@@ -5,8 +5,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
@@ -59,13 +58,46 @@ def _log(lines: list[str]) -> None:
         logger.info("Recovered: %s.", "; ".join(counted))
 
 
+class _Steps:
+    """Steps of which each is done, whichever fail; `finish` raises the first error."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._errors: list[StorageError] = []
+
+    def do(self, step: Callable[..., list[str] | None], *args: object) -> None:
+        try:
+            self._lines += step(*args) or []
+        except StorageError as exc:
+            self._errors.append(exc)
+        time.sleep(_PAUSE_SECONDS)
+
+    def finish(self) -> list[str]:
+        if self._errors:
+            raise self._errors[0]
+        return self._lines
+
+
 def recover(directory: StoreDirectory, blobs: Blobs, database: Database) -> list[str]:
     """Bring directory and catalogue together; returns what was done, a line each.
 
     Raises:
         StorageError: Something could not be finished; what could be, is.
     """
-    lines = _done(_steps(directory, blobs, database))
+    with database.read() as db:
+        unfinished = deletions.unfinished(db)
+        prefixes = {*directory.prefixes(), *stored_files.prefixes(db)}
+    steps = _Steps()
+    for deletion in unfinished:
+        steps.do(_finish, directory, blobs, database, deletion)
+    steps.do(_sweep, blobs)
+    steps.do(_sweep_partials, directory)
+    for prefix in sorted(prefixes):
+        steps.do(_reconcile, directory, blobs, database, prefix)
+    steps.do(directory.empty_trash)
+    steps.do(trim_quarantine, directory, database)
+    steps.do(_put_rows_right, database)
+    lines = steps.finish()
     database.wipe_log()
     return lines
 
@@ -79,48 +111,13 @@ def recover_copies(directory: StoreDirectory, database: Database) -> list[str]:
     Raises:
         StorageError: Something could not be finished; what could be, is.
     """
-    return _done(_steps_of_copies(directory, database))
-
-
-def _done(steps: Iterable[Callable[[], list[str]]]) -> list[str]:
-    lines: list[str] = []
-    errors: list[StorageError] = []
-    for step in steps:
-        try:
-            lines += step()
-        except StorageError as exc:  # it must not keep the others from being done
-            errors.append(exc)
-        time.sleep(_PAUSE_SECONDS)
-    if errors:
-        raise errors[0]
-    return lines
-
-
-def _steps(
-    directory: StoreDirectory, blobs: Blobs, database: Database
-) -> Iterator[Callable[[], list[str]]]:
-    with database.read() as db:
-        unfinished = deletions.unfinished(db)
-        prefixes = {*directory.prefixes(), *stored_files.prefixes(db)}
-    for deletion in unfinished:
-        yield partial(_finish, directory, blobs, database, deletion)
-    yield partial(_sweep, blobs)
-    yield partial(_sweep_partials, directory)
-    for prefix in sorted(prefixes):
-        yield partial(_reconcile, directory, blobs, database, prefix)
-    yield partial(_empty_trash, directory)
-    yield partial(trim_quarantine, directory, database)
-    yield partial(_put_rows_right, database)
-
-
-def _steps_of_copies(
-    directory: StoreDirectory, database: Database
-) -> Iterator[Callable[[], list[str]]]:
-    yield partial(_sweep_partials, directory)
+    steps = _Steps()
+    steps.do(_sweep_partials, directory)
     for prefix in sorted(directory.prefixes()):
-        yield partial(_delete_strays, directory, database, prefix)
-    yield partial(_empty_trash, directory)
-    yield partial(trim_quarantine, directory, database)
+        steps.do(_delete_strays, directory, database, prefix)
+    steps.do(directory.empty_trash)
+    steps.do(trim_quarantine, directory, database)
+    return steps.finish()
 
 
 def _finish(
@@ -130,19 +127,13 @@ def _finish(
     return [f"finished deletion {deletion.id}"]
 
 
-def _sweep(blobs: Blobs) -> list[str]:
+def _sweep(blobs: Blobs) -> None:
     blobs.sweep()
-    return []
 
 
 def _sweep_partials(directory: StoreDirectory) -> list[str]:
     num_files = directory.sweep_partials()
     return [f"removed {num_files} half-written files"] if num_files else []
-
-
-def _empty_trash(directory: StoreDirectory) -> list[str]:
-    directory.empty_trash()
-    return []
 
 
 def _put_rows_right(database: Database) -> list[str]:

@@ -248,8 +248,7 @@ class SpeakerStore:
     def expired_names(self) -> list[str]:
         """The names of speakers whose end has come and that are still there."""
         with self.database.read() as db:
-            over = speakers.expired(db, schema.now(db), _MAX_NAMED)
-        return [record.name for record in over]
+            return speakers.expired_names(db, schema.now(db), _MAX_NAMED)
 
     def unfinished_deletions(self) -> list[Deletion]:
         """Deletions whose files are not all removed: somebody was interrupted."""

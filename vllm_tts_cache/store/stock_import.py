@@ -65,91 +65,91 @@ def import_stock_directory(
         StorageError: The directory, the catalogue or the store failed. What
             was imported so far stays; the next import goes on from there.
     """
-    report = ImportReport()
     with storage_errors(directory), opening_lock(directory / FILE_NAME):
-        files = _new_files(directory, database, report)
-        for generations in _by_voice(directory, files, database, report):
-            *older, newest = generations
-            _import(directory, newest, database, register, report)
-            _skip_older(older, newest, database, report)
-    return report
+        return _Import(directory, database, register).run()
 
 
-def _new_files(
-    directory: Path, database: Database, report: ImportReport
-) -> list[ImportedFile]:
-    with database.read() as db:
-        known = stock_files.known(db)
-    files: list[ImportedFile] = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if not entry.name.endswith(".safetensors"):
-                continue
-            with _reported(entry.name, report):
-                file = described(entry)
-                if known.get(file.file_name) != (file.mtime_ns, file.size):
-                    files.append(file)
-    return files
+class _Import:
+    def __init__(self, directory: Path, database: Database, register: Register):
+        self._directory = directory
+        self._database = database
+        self._register = register
+        self._report = ImportReport()
 
+    def run(self) -> ImportReport:
+        for *older, newest in self._by_voice(self._new_files()):
+            self._import(newest)
+            if older:
+                reason = f"{newest.file.file_name} is a newer file of this voice"
+                self._remember([voice.file for voice in older])
+                skipped = ((voice.file.file_name, reason) for voice in older)
+                self._report.skipped.extend(skipped)
+        return self._report
 
-def _by_voice(
-    directory: Path,
-    files: list[ImportedFile],
-    database: Database,
-    report: ImportReport,
-) -> list[list[StockVoice]]:
-    """The new files of each voice, the newest last; voices in the order of time."""
-    voices: dict[str, list[StockVoice]] = {}
-    for file in sorted(files, key=attrgetter("file_name")):
-        with _reported(file.file_name, report, database, file):
-            voice = read_header(directory / file.file_name, file)
-            voices.setdefault(voice.file.name_key, []).append(voice)
-    # Sorts are stable, so the file name decides between files of one second.
-    age = attrgetter("file.created_at")
-    ordered = [sorted(generations, key=age) for generations in voices.values()]
-    return sorted(ordered, key=lambda generations: age(generations[-1]))
+    def _new_files(self) -> list[ImportedFile]:
+        with self._database.read() as db:
+            known = stock_files.known(db)
+        files: list[ImportedFile] = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if not entry.name.endswith(".safetensors"):
+                    continue
+                with self._reported(entry.name):
+                    file = described(entry)
+                    if known.get(file.file_name) != (file.mtime_ns, file.size):
+                        files.append(file)
+        return files
 
+    def _by_voice(self, files: list[ImportedFile]) -> list[list[StockVoice]]:
+        """The new files of each voice, the newest last; voices in order of time."""
+        voices: dict[str, list[StockVoice]] = {}
+        for file in sorted(files, key=attrgetter("file_name")):
+            with self._reported(file.file_name, file):
+                voice = read_header(self._directory / file.file_name, file)
+                voices.setdefault(voice.file.name_key, []).append(voice)
+        # Sorts are stable, so the file name decides between files of one second.
+        age = attrgetter("file.created_at")
+        ordered = [sorted(generations, key=age) for generations in voices.values()]
+        return sorted(ordered, key=lambda generations: age(generations[-1]))
 
-def _import(
-    directory: Path,
-    voice: StockVoice,
-    database: Database,
-    register: Register,
-    report: ImportReport,
-) -> None:
-    file = voice.file
-    with _reported(file.file_name, report, database, file):
-        # Asked before the audio is read; asked again where the row is written.
-        with database.read() as db:
-            refusal = stock_files.refusal(
-                db, fold(voice.name), file.created_at, "overwrite"
-            )
-        if refusal is None:
-            new, audio = _read(directory / file.file_name, voice)
-            refusal = register(new, audio, file)
-        if refusal is not None:
-            raise StockFileError(refusal)
-        report.imported.append(voice.name)
+    def _import(self, voice: StockVoice) -> None:
+        file = voice.file
+        with self._reported(file.file_name, file):
+            # Asked before the audio is read; asked again where the row is written.
+            with self._database.read() as db:
+                refusal = stock_files.refusal(
+                    db, fold(voice.name), file.created_at, "overwrite"
+                )
+            if refusal is None:
+                new, audio = _read(self._directory / file.file_name, voice)
+                refusal = self._register(new, audio, file)
+            if refusal is not None:
+                raise StockFileError(refusal)
+            self._report.imported.append(voice.name)
 
+    def _remember(self, files: list[ImportedFile]) -> None:
+        """Do not look at these files again, unless they change."""
+        with self._database.write() as db:
+            for file in files:
+                stock_files.remember(db, file)
 
-def _skip_older(
-    older: list[StockVoice],
-    newest: StockVoice,
-    database: Database,
-    report: ImportReport,
-) -> None:
-    if not older:
-        return
-    reason = f"{newest.file.file_name} is a newer file of this voice"
-    _remember(database, [voice.file for voice in older])
-    report.skipped.extend((voice.file.file_name, reason) for voice in older)
+    @contextmanager
+    def _reported(
+        self, file_name: str, file: ImportedFile | None = None
+    ) -> Generator[None, None, None]:
+        """Skip and report a file that cannot be used, instead of ending the import.
 
-
-def _remember(database: Database, files: list[ImportedFile]) -> None:
-    """Do not look at these files again, unless they change."""
-    with database.write() as db:
-        for file in files:
-            stock_files.remember(db, file)
+        One whose content is to blame is remembered; one that could not be read this
+        time is tried again next time.
+        """
+        try:
+            yield
+        except (StockFileError, SpeakerRequestError) as exc:
+            self._report.skipped.append((file_name, str(exc)))
+            if file is not None:
+                self._remember([file])
+        except OSError as exc:
+            self._report.skipped.append((file_name, exc.strerror or str(exc)))
 
 
 def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | None]:
@@ -176,25 +176,3 @@ def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | N
         taken_over=True,
     )
     return new, audio
-
-
-@contextmanager
-def _reported(
-    file_name: str,
-    report: ImportReport,
-    database: Database | None = None,
-    file: ImportedFile | None = None,
-) -> Generator[None, None, None]:
-    """Skip and report a file that cannot be used, instead of ending the import.
-
-    One whose content is to blame is remembered; one that could not be read this
-    time is tried again next time.
-    """
-    try:
-        yield
-    except (StockFileError, SpeakerRequestError) as exc:
-        report.skipped.append((file_name, str(exc)))
-        if database is not None and file is not None:
-            _remember(database, [file])
-    except OSError as exc:
-        report.skipped.append((file_name, exc.strerror or str(exc)))

@@ -62,64 +62,6 @@ def disk_budgets(settings: Settings) -> DiskBudgets:
     )
 
 
-def evict(
-    database: Database,
-    blobs: Blobs,
-    segment: Segment,
-    *,
-    max_bytes: int,
-    keep: tuple[str, str],
-) -> int:
-    """Remove the least recently used files of a segment that are too much.
-
-    Args:
-        database: The catalogue's.
-        blobs: Where the bytes are.
-        segment: Which to look at.
-        max_bytes: What its files of the kind of ``keep`` may have.
-        keep: Address and kind of the file that was just stored: it stays, even where
-            it alone is larger. It says whether audio is evicted, or encodings.
-
-    Raises:
-        StorageError: Some were not removed.
-    """
-    with database.read() as db:
-        used = stored_files.used(db, segment, is_audio=keep[1] == AUDIO_KIND)
-    num_evicted = 0
-    if used.num_bytes > max_bytes:
-        while some := _evict_slice(database, blobs, segment, max_bytes, keep):
-            num_evicted += some
-    return num_evicted
-
-
-def _evict_slice(
-    database: Database,
-    blobs: Blobs,
-    segment: Segment,
-    max_bytes: int,
-    keep: tuple[str, str],
-) -> int:
-    is_audio = keep[1] == AUDIO_KIND
-    num_evicted = 0
-    with database.write() as db:
-        used = stored_files.used(db, segment, is_audio=is_audio)
-        excess = used.num_bytes - max_bytes
-        for file in stored_files.oldest(
-            db, segment, is_audio=is_audio, limit=_SLICE + 1
-        ):
-            if excess <= 0:
-                break
-            if (file.audio_sha256, file.kind) == keep:
-                continue
-            # The file first: a row without one is a miss, a file without a row would
-            # stay until somebody looks for it.
-            blobs.remove(db, file.audio_sha256, [file.kind])
-            stored_files.remove(db, file.audio_sha256, [file.kind])
-            excess -= file.num_bytes
-            num_evicted += 1
-    return num_evicted
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """Whose a registered audio becomes.
@@ -201,11 +143,12 @@ class Writer:
                 attempts=attempts - 1,
             )
         finally:
-            self._unstage(staged)
+            if staged is not None:
+                self._blobs.unstage(staged)
         if staged is not None:
             self._blobs.cache(staged, sha, AUDIO_KIND)
         if segment is Segment.INLINE:
-            self._evict(segment, sha, AUDIO_KIND)
+            self._make_room(segment, sha, AUDIO_KIND)
         return result
 
     def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
@@ -225,9 +168,9 @@ class Writer:
                     return False
                 self._place(db, staged, sha, kind, audio.segment)
         finally:
-            self._unstage(staged)
+            self._blobs.unstage(staged)
         self._blobs.cache(staged, sha, kind)
-        self._evict(audio.segment, sha, kind)
+        self._make_room(audio.segment, sha, kind)
         return True
 
     def excess(self) -> dict[tuple[Segment, bool], int]:
@@ -250,18 +193,11 @@ class Writer:
         Raises:
             StorageError: Some were not removed.
         """
-        num_evicted = 0
-        for segment, is_audio in self.excess():
-            kind = AUDIO_KIND if is_audio else ""
-            budgets = self.budgets.audio if is_audio else self.budgets.encodings
-            num_evicted += evict(
-                self._database,
-                self._blobs,
-                segment,
-                max_bytes=budgets[segment],
-                keep=("", kind),  # nothing was just stored
-            )
-        return num_evicted
+        # No file has just been stored that would have to stay.
+        return sum(
+            self._evict(segment, "", AUDIO_KIND if is_audio else "")
+            for segment, is_audio in self.excess()
+        )
 
     @contextmanager
     def _placing(self, sha: str, kind: str) -> Generator[Connection, None, None]:
@@ -328,23 +264,56 @@ class Writer:
         )
         stored_files.put(db, file)
 
-    def _unstage(self, staged: Staged | None) -> None:
-        if staged is not None:
-            self._blobs.unstage(staged)
-
-    def _evict(self, segment: Segment, sha: str, kind: str) -> None:
-        """Make room after the fact; what was stored stays stored if that fails."""
-        sizes = self.budgets.audio if kind == AUDIO_KIND else self.budgets.encodings
-        limit, new = sizes[segment], (sha, kind)
+    def _make_room(self, segment: Segment, sha: str, kind: str) -> None:
+        """Evict after the fact; what was stored stays stored if that fails."""
         try:
-            num_evicted = evict(
-                self._database, self._blobs, segment, max_bytes=limit, keep=new
-            )
+            self.evictions.add(segment.value, self._evict(segment, sha, kind))
         except StorageError as exc:
             cause = "more is stored than may be"
             self._log.warn_of(cause, "Cannot remove what is over its budget: %s", exc)
-        else:
-            self.evictions.add(segment.value, num_evicted)
+
+    def _evict(self, segment: Segment, sha: str, kind: str) -> int:
+        """Remove a segment's least recently used files that are too much.
+
+        The file that was just stored stays, even where it alone is larger. Its kind
+        says whether audio is evicted, or encodings.
+
+        Raises:
+            StorageError: Some were not removed.
+        """
+        is_audio = kind == AUDIO_KIND
+        sizes = self.budgets.audio if is_audio else self.budgets.encodings
+        with self._database.read() as db:
+            used = stored_files.used(db, segment, is_audio=is_audio)
+        num_evicted = 0
+        if used.num_bytes > sizes[segment]:
+            while some := self._evict_slice(segment, sizes[segment], sha, kind):
+                num_evicted += some
+        return num_evicted
+
+    def _evict_slice(
+        self, segment: Segment, max_bytes: int, sha: str, kind: str
+    ) -> int:
+        is_audio = kind == AUDIO_KIND
+        num_evicted = 0
+        with self._database.write() as db:
+            used = stored_files.used(db, segment, is_audio=is_audio)
+            excess = used.num_bytes - max_bytes
+            limit = _SLICE + 1
+            for file in stored_files.oldest(
+                db, segment, is_audio=is_audio, limit=limit
+            ):
+                if excess <= 0:
+                    break
+                if (file.audio_sha256, file.kind) == (sha, kind):
+                    continue
+                # The file first: a row without one is a miss, a file without a row
+                # would stay until somebody looks for it.
+                self._blobs.remove(db, file.audio_sha256, [file.kind])
+                stored_files.remove(db, file.audio_sha256, [file.kind])
+                excess -= file.num_bytes
+                num_evicted += 1
+        return num_evicted
 
 
 def _own(db: Connection, owner: Owner, sha: str, num_bytes: int) -> None:

@@ -1,6 +1,7 @@
 """Ids, and what a PATCH changes."""
 
 import time
+import tracemalloc
 
 import pytest
 
@@ -152,6 +153,22 @@ def end(store, name):
     with store.database.write() as db:
         past = time.time() - 3600
         db.execute(schema.speaker.update().where(its).values(expires_at=past))
+
+
+@pytest.mark.sqlite
+def test_of_voices_whose_end_has_come_the_names_alone_are_read(store):
+    """A hundred thousand whole records were a gigabyte."""
+    for number in range(20):
+        store.registrations.register(voice(str(number), None), None)
+    values = {"consent": "x" * 1_000_000, "expires_at": time.time() - 1}
+    with store.database.write() as db:
+        db.execute(schema.speaker.update().values(**values))
+    tracemalloc.start()
+    names = store.expired_names()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sorted(map(int, names)) == list(range(20))
+    assert peak < 5_000_000
 
 
 @pytest.mark.every_backend

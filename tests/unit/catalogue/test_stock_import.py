@@ -390,7 +390,7 @@ def test_imports_at_once_take_each_voice_once(write, open_here):
         reports = list(pool.map(import_stock_voices, stores))
     imported = [name for report in reports for name in report.imported]
     assert sorted(imported) == [f"v{n}" for n in range(10)]
-    assert stores[0].catalogue.usage()[Segment.REGISTERED]["audio"].num_files == 10
+    assert stores[0].usage()[Segment.REGISTERED]["audio"].num_files == 10
 
 
 def test_deleting_another_name_of_the_clip_during_an_import_loses_nothing(

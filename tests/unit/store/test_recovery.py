@@ -157,7 +157,7 @@ def test_of_what_was_recovered_each_kind_is_counted_in_one_line(
     """Where a disk had lost the catalogue there was a line for each of its files."""
     monkeypatch.setattr(recovery.logger, "handlers", [caplog.handler])
     monkeypatch.setattr(recovery.logger, "propagate", False)
-    monkeypatch.setattr(recovery.logger, "level", logging.DEBUG)
+    caplog.set_level(logging.DEBUG, recovery.logger.name)
     register(store, "Ann", 9)
     store.registrations.delete("Ann")
     for number in range(3):
