@@ -11,6 +11,7 @@ Which group runs where (vLLM-Omni 0.30):
 
 import logging
 import sys
+from functools import cache
 from importlib import metadata
 
 from vllm_tts_cache import SUPPORTED_HOST
@@ -28,7 +29,7 @@ def register() -> None:
     Raises:
         ConfigError: A setting is wrong; the message names the variable.
     """
-    if not _host_is_supported() or not _is_enabled():
+    if not _is_wanted():
         return
     from vllm_tts_cache.model_executor import failed_requests, rpc_methods
 
@@ -49,7 +50,7 @@ def register_engine_core() -> None:
     """Attach the scheduler hook, in vLLM-Omni's engine cores only."""
     if _ENGINE_CORE not in sys.modules:
         return
-    if not _host_is_supported() or not _is_enabled():
+    if not _is_wanted():
         return
     from vllm_tts_cache.model_executor import failed_requests
 
@@ -69,7 +70,9 @@ def cpu_platform() -> str | None:
     return "vllm_tts_cache.platforms.cpu.CPUOmniPlatform"
 
 
-def _is_enabled() -> bool:
+def _is_wanted() -> bool:
+    if not _host_is_supported():
+        return False
     from vllm_tts_cache.config import load_settings
 
     return load_settings().enabled
@@ -89,10 +92,6 @@ def _host_is_supported() -> bool:
     return False
 
 
-_said: set[str] = set()
-
-
+@cache
 def _warn_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        logger.warning(message)
+    logger.warning(message)

@@ -96,7 +96,10 @@ class BoundedBody:
         headers = request.headers
         self._form = _Form.of(headers.get("content-type")) if is_form else None
         self.error: SpeakerRequestError | None = None
-        self._bound(_announced(headers.get("content-length")))
+        announced = headers.get("content-length", "")
+        if announced.isascii() and announced.isdigit():
+            # Python refuses to read a number of more than 4,300 digits.
+            self._bound(int(announced[:_MAX_DIGITS]))
 
     def check(self) -> None:
         """Raise the error, if there is one."""
@@ -157,14 +160,6 @@ class _Form:
 
     def _end(self) -> None:
         self.has_ended = True
-
-
-def _announced(content_length: str | None) -> int:
-    """How many bytes the sender says that there are, if it does."""
-    if content_length and content_length.isascii() and content_length.isdigit():
-        # Python refuses to read a number of more than 4,300 digits.
-        return int(content_length[:_MAX_DIGITS])
-    return 0
 
 
 class GuardedRoute(APIRoute):

@@ -145,21 +145,16 @@ def _check_prompt(prompt: Any) -> None:
     information = prompt.get(INFORMATION) if isinstance(prompt, dict) else None
     if not isinstance(information, Mapping):
         return
-    foreign = [
-        str(name)
-        for name, value in information.items()
-        if name not in _CHATS_OWN or not _is_text(value)
-    ]
+    foreign = []
+    for name, value in information.items():
+        texts = value if isinstance(value, list) else [value]
+        if name not in _CHATS_OWN or not all(isinstance(text, str) for text in texts):
+            foreign.append(str(name))
     if foreign:
         raise ForeignRequestError(
             f"{INFORMATION}: {', '.join(sorted(foreign))[:200]} cannot be set by a "
             "request. Send the text and the voice to POST /v1/audio/speech."
         )
-
-
-def _is_text(value: object) -> bool:
-    texts = value if isinstance(value, list) else [value]
-    return all(isinstance(text, str) for text in texts)
 
 
 @router.get("/health", include_in_schema=False)

@@ -58,10 +58,7 @@ _TEXT = "The keeper counts the ships at dusk."
 
 
 async def after_first_chunk(response: StreamingResponse) -> Response:
-    """Wait for the first chunk; what fails before it is an error with a status.
-
-    Raises: Whatever the stream raises before its first chunk.
-    """
+    """Wait for the first chunk; raises what the stream raises before it."""
     chunks: Any = response.body_iterator
     try:
         first = await anext(chunks, None)
@@ -71,7 +68,8 @@ async def after_first_chunk(response: StreamingResponse) -> Response:
         raise
     if isinstance(first, str) and first.startswith(_SSE_ERROR):
         await chunks.aclose()
-        return _error_of_event(first)
+        error = json.loads(first.split("data: ", 1)[1])["error"]
+        return JSONResponse({"error": error}, status_code=int(error["code"]))
     response.body_iterator = _resumed(first, chunks)
     return response
 
@@ -82,12 +80,6 @@ async def _resumed(first: Any, chunks: Any) -> AsyncIterator[Any]:
             yield first
         async for chunk in chunks:
             yield chunk
-
-
-def _error_of_event(event: str) -> JSONResponse:
-    data = event.split("data: ", 1)[1]
-    error = json.loads(data)["error"]
-    return JSONResponse({"error": error}, status_code=int(error["code"]))
 
 
 def _body(example: dict[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,8 @@ class Deletions:
             await asyncio.sleep(MIN_ROUND_SECONDS)
 
     def _note(self, error: Exception) -> None:
-        self._was_down |= _is_outage(error)
+        is_outage = isinstance(error, StorageUnavailableError) and error.was_cut_off
+        self._was_down |= is_outage
         self._is_asked = True
         reason = log_text_of(error)
         throttled.warn_of("deleting", "A deletion is not finished: %s", reason)
@@ -410,8 +411,3 @@ class Deletions:
         for deletion in unfinished:
             if now - self._orphans[deletion.id] > ORPHANED_SECONDS:
                 self.carry_out(deletion)
-
-
-def _is_outage(error: Exception) -> bool:
-    """Whether the catalogue was out of reach, and not merely busy."""
-    return isinstance(error, StorageUnavailableError) and error.was_cut_off

@@ -158,19 +158,16 @@ class InlineClips:
 
     def _keep(self, decoded: DecodedAudio) -> Clip:
         audio = decoded.audio
-        if self._is_full() and not self._is_known(audio.audio_sha256):
+        sha = audio.audio_sha256
+        if self._is_full() and not self._store.stored_kinds([sha])[sha]:
             # Stored and then refused, it would push out the audio of those that wait.
             raise too_many_inline()
         self._store.keep_inline(decoded)
-        ref = SpeakerRef(audio_sha256=audio.audio_sha256, segment=Segment.INLINE)
         return Clip(
-            ref=ref,
+            ref=SpeakerRef(audio_sha256=sha, segment=Segment.INLINE),
             num_samples=audio.num_samples,
             sample_rate_hz=audio.sample_rate_hz,
         )
-
-    def _is_known(self, audio_sha256: str) -> bool:
-        return bool(self._store.stored_kinds([audio_sha256])[audio_sha256])
 
 
 class SharedTasks(Generic[T]):

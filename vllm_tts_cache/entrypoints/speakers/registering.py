@@ -150,8 +150,12 @@ class Uploads:
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
         """
-        keep = self._keep_consent
-        return await self._threads.run(keep, tenant, name, language, data)
+
+        def keep() -> ConsentRecord:
+            whose = tenant.name, tenant.limits
+            return self._store.consents.add(name, language, decode(data), *whose)
+
+        return await self._threads.run(keep)
 
     def check_number(self, num_clips: int) -> None:
         """Refuse more clips than the model takes for one voice.
@@ -184,12 +188,6 @@ class Uploads:
         """Stop the threads."""
         self._threads.shutdown()
         self.changes.shutdown()
-
-    def _keep_consent(
-        self, tenant: Tenant, name: str, language: str, data: bytes
-    ) -> ConsentRecord:
-        whose = tenant.name, tenant.limits
-        return self._store.consents.add(name, language, decode(data), *whose)
 
     def _register_clips(
         self, tenant: Tenant, upload: Upload, files: Sequence[bytes], check: bool
