@@ -143,13 +143,6 @@ def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
     assert answer["message"] == str(error)
 
 
-def test_details_stand_beside_the_error():
-    response = routing.json_response(errors.EncodeError("no"), voice="ann")
-    body = json.loads(bytes(response.body))
-    assert body["voice"] == "ann"
-    assert body["error"]["message"] == "no"
-
-
 def test_a_full_disk_says_so_and_what_to_do():
     message = str(errors.StorageFullError("/secret/path"))
     assert "no space left" in message

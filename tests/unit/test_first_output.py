@@ -67,13 +67,6 @@ async def test_the_answer_waits_for_the_first_chunk():
     assert await body_of(await task) == b"one"
 
 
-async def test_a_failure_before_the_first_chunk_is_raised_and_the_stream_closed():
-    stream = Stream(EncodeError("no"))
-    with pytest.raises(EncodeError, match="no"):
-        await after_first_chunk(stream.response)
-    assert stream.is_closed
-
-
 class Chunks:
     """Chunks that are no generator, so that nothing but `aclose` ends them."""
 
@@ -97,16 +90,6 @@ async def test_chunks_of_any_kind_are_closed_when_the_first_does_not_come(error)
     with pytest.raises(type(error)):
         await after_first_chunk(StreamingResponse(chunks))
     assert chunks.is_closed
-
-
-async def test_a_client_that_leaves_before_the_first_chunk_closes_the_stream():
-    stream = Stream(asyncio.Event())
-    task = asyncio.create_task(after_first_chunk(stream.response))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert stream.is_closed
 
 
 async def test_a_client_that_leaves_later_closes_the_stream():
