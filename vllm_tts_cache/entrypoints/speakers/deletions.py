@@ -109,7 +109,7 @@ class Deletions:
         self._orphans: dict[int, float] = {}
         self._next_expiry = self._next_sweep = 0.0
         self._has_expired = self._is_asked = False
-        self._news = asyncio.Event()
+        self._news: list[asyncio.Event] = []  # of each loop
         self._tasks: list[asyncio.Task[None]] = []
         self._is_shut_down = False
         self._recovering: threading.Thread | None = None
@@ -209,7 +209,7 @@ class Deletions:
         if deletion.id not in self._in_removal:
             queue = self._replaced if deletion.public_id is None else self._deleted
             queue[deletion.id] = deletion
-            self._news.set()
+            self._wake()
 
     async def _finished_or_late(
         self, name: str, tenant: str
@@ -227,12 +227,14 @@ class Deletions:
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         """Call ``work`` now and then, when there is news, and again after an error."""
-        pause_seconds = ROUND_SECONDS
+        pause_seconds, news = ROUND_SECONDS, asyncio.Event()
+        self._news.append(news)
+        news.set()
         # Before Python 3.12 `wait_for` may swallow a cancellation.
         while not self._is_shut_down:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), pause_seconds)
-            self._news.clear()
+                await asyncio.wait_for(news.wait(), pause_seconds)
+            news.clear()
             try:
                 await work()
                 pause_seconds = ROUND_SECONDS
@@ -240,6 +242,10 @@ class Deletions:
                 self._note(exc)
                 pause_seconds = AFTER_ERROR_SECONDS
             await asyncio.sleep(MIN_ROUND_SECONDS)
+
+    def _wake(self) -> None:
+        for news in self._news:
+            news.set()
 
     def _note(self, error: Exception) -> None:
         is_outage = isinstance(error, StorageUnavailableError) and error.was_cut_off
@@ -305,7 +311,7 @@ class Deletions:
             else:
                 self._in_removal.discard(deletion.id)
                 self._is_asked = True
-                self._news.set()
+                self._wake()
 
     def _remove_again(self, deletion: Deletion) -> None:
         self._in_removal.discard(deletion.id)
@@ -342,7 +348,7 @@ class Deletions:
             except StorageError as exc:
                 error = exc
         if not num_left:
-            self._news.set()
+            self._wake()
         if error is not None:
             raise error
 
