@@ -67,14 +67,9 @@ class OtherSiteError(SpeakerRequestError):
 
 
 def refuse_other_sites(connection: HTTPConnection) -> None:
-    """Refuse what a page of another site would do, unless the host wants a key for it.
+    """Refuse what a page of another site would change, unless the host wants a key.
 
-    Reading is left to the host's setting, which browsers keep.
-
-    Args:
-        connection: A request, or the opening of a WebSocket, that has shown no key.
-
-    Raises: OtherSiteError.
+    Reading is left to the host's setting, which browsers keep. Raises: OtherSiteError.
     """
     if not _is_other_site(connection) or connection.scope.get("method") in _READING:
         return

@@ -84,14 +84,7 @@ class RangeNotSatisfiableError(SpeakerRequestError):
 
 
 class PlacedFile(StreamingResponse):
-    """A file in memory; gives its place back however it ends, begun or not.
-
-    Args:
-        data: What is sent; the answer says how long it is.
-        leave: Gives the place back.
-        media_type: What it is.
-        headers: Sent with it.
-    """
+    """A file in memory; calls ``leave`` at its end, however it ends, begun or not."""
 
     def __init__(
         self,

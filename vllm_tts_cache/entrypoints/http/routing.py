@@ -77,15 +77,8 @@ class TooManyPartsError(SpeakerRequestError):
 class BoundedBody:
     """Counts a body while it arrives, and ends one that is too large or is cut off.
 
-    FastAPI sees a client that has left then, and closes the files of the form.
-
-    Args:
-        request: Whose body it is.
-        max_bytes: What the route takes.
-        is_form: Whether the route takes a form.
-
-    Attributes:
-        error: What is wrong with the body, as far as it is known.
+    FastAPI sees a client that has left then, and closes the files of the form. What is
+    wrong is the ``error``.
     """
 
     def __init__(self, request: Request, max_bytes: int, *, is_form: bool):

@@ -45,11 +45,8 @@ class Turn:
     """The right of one API process to show what the workers and the catalogue say.
 
     With ``--api-server-count`` above 1 the host adds up what all API processes have
-    written into one directory, so the lock is a file there. The process that has it
+    written into one ``directory``, so the lock is a file there. The process that has it
     keeps it until it ends.
-
-    Args:
-        directory: That directory; None where there is one process.
 
     Attributes:
         is_first: Whether no process had the turn before: else what was counted so far

@@ -200,12 +200,7 @@ def _quiet(record: logging.LogRecord) -> bool:
 
 
 def stopping_well(serve_http: Method, drain_seconds: float) -> Method:
-    """The host's ``serve_http``, of a server that ends so.
-
-    Args:
-        serve_http: Serves an application until a signal, or until its engine has died.
-        drain_seconds: For what is under way when the signal comes.
-    """
+    """Have the host's ``serve_http`` drain requests for so long at a signal."""
 
     async def serve(app: Any, *args: Any, **options: Any) -> Any:
         Stop(app.state, asyncio.get_running_loop(), drain_seconds).expect()
@@ -226,13 +221,7 @@ async def _shut_down_after(last_part: Coroutine[Any, Any, None], speech: Any) ->
 
 
 class Stop:
-    """The end of one API process.
-
-    Args:
-        state: Of its application, in which the host keeps its engine and its server.
-        loop: That it runs on.
-        drain_seconds: For what is under way.
-    """
+    """The end of one API process, whose ``state`` has the host's engine and server."""
 
     def __init__(
         self, state: Any, loop: asyncio.AbstractEventLoop, drain_seconds: float

@@ -82,7 +82,7 @@ class InvalidRequestError(SpeakerRequestError):
 def invalid_request(
     errors: Iterable[Any], *, is_form: bool, files: Container[str]
 ) -> InvalidRequestError:
-    """Return what is to be answered.
+    """Return the error that says in sentences which fields are wrong.
 
     Args:
         errors: As FastAPI's exception has them: pydantic's, or texts.

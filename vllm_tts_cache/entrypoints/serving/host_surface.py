@@ -60,12 +60,7 @@ class ForeignRequestError(ValueError):
 
 
 def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
-    """The host's ``serve_http``, of an application whose host's routes are harmless.
-
-    Args:
-        serve_http: Serves an application until it ends.
-        has_tenants: Whether routes that know no tenants are taken off.
-    """
+    """Have the host's ``serve_http`` serve no route of the host that can do harm."""
 
     async def serve(app: Any, *args: Any, **options: Any) -> Any:
         if has_tenants:
@@ -79,11 +74,7 @@ def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
 
 
 def close_host_routes(router: Any) -> None:
-    """Leave our routes and `OPEN_PATHS`; what else the host has, or will have, is 404.
-
-    Args:
-        router: Of the whole application.
-    """
+    """Leave an application our routes and `OPEN_PATHS`; others of the host are 404."""
     left = [route for route in router.routes if _is_open(route)]
     num_closed = len(router.routes) - len(left)
     router.routes[:] = left

@@ -93,11 +93,7 @@ class InlineClips:
         )
 
     async def resolve(self, url: str, fetch: Fetch) -> Clip:
-        """Return the clip behind a data, http(s) or file URL; its audio is stored.
-
-        Args:
-            url: Of a clip.
-            fetch: Returns the bytes of a file, or raises InvalidAudioError.
+        """Return the clip behind a URL, which ``fetch`` fetches; its audio is stored.
 
         Raises: InvalidAudioError, ServerBusyError, StorageError.
         """
