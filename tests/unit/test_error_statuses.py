@@ -136,7 +136,7 @@ def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
     error, status, kind
 ):
     response = routing.speech_response(error)
-    answer = json.loads(response.body)["error"]
+    answer = json.loads(bytes(response.body))["error"]
     expected = (400, "BadRequestError") if status == 404 else (status, kind)
     assert (answer["code"], answer["type"]) == expected
     assert response.status_code == expected[0]
