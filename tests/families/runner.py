@@ -15,6 +15,7 @@ from tests.in_process_workers import prepare, ref_of, store_clip
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import load_settings
+from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.families.networks.rows import ReferenceRows
 from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
@@ -36,6 +37,7 @@ class StoredVoice:
     def __init__(self, speakers, samples, rate_hz, encoders):
         samples = np.ascontiguousarray(samples, np.float32)
         self.audio = ReferenceAudio.of(samples, rate_hz)
+        self.num_samples, self.sample_rate_hz = len(samples), rate_hz
         self.ref, self.speakers = ref_of(self.audio), speakers
         store = open_store(load_settings())
         store_clip(store, self.audio)
@@ -52,16 +54,22 @@ class PromptedVoice(StoredVoice):
     """A clip that one codec encodes, and the prompt of a clone of it.
 
     Args:
-        prompted: Makes the prompt of a reference and its number of samples.
+        prompted: Makes the prompt of it.
     """
 
     def __init__(self, talker, samples, rate_hz, codec, prompted):
         super().__init__(talker.tts_cache_speakers, samples, rate_hz, (codec,))
         self.codes = self.encodings[codec]["codes"]
-        made = prompted(self.ref, len(samples))
+        made = prompted(self)
         self.ids = torch.tensor(made["prompt_token_ids"])
         self.info = {**made["additional_information"], "generated_len": 0}
         self.where = ReferenceRows.from_info(self.info)
+
+
+def clip_of(audio):
+    """What a prompt is built for of a clip."""
+    num_samples, rate_hz = audio.num_samples, audio.sample_rate_hz
+    return Clip(ref=ref_of(audio), num_samples=num_samples, sample_rate_hz=rate_hz)
 
 
 def remember(speakers, ref, **arrays):

@@ -21,6 +21,7 @@ from tests.two_tenants import two_tenants
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.families.breeze_tts_2.family import IN_CONTEXT
 from vllm_tts_cache.families.breeze_tts_2.offline import BreezePrompts
+from vllm_tts_cache.families.breeze_tts_2.prompt import PromptBuilder
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
@@ -129,8 +130,8 @@ async def test_a_server_of_tenants_warms_up(own_checkpoint, tmp_path, monkeypatc
 
 
 def test_an_offline_prompt_is_the_hosts_too(monkeypatch):
-    prompts = BreezePrompts("nowhere", {}, None)
-    monkeypatch.setitem(prompts.__dict__, "_tokenizer", Tokenizer())
+    prompts = BreezePrompts("nowhere", {}, lambda *_: pytest.fail("needs none"))
+    monkeypatch.setitem(prompts.__dict__, "_builder", PromptBuilder(Tokenizer()))
     speaker = PreparedSpeaker(
         clip=Path("clip.wav"),
         ref=SpeakerRef(audio_sha256="0" * 64, segment=Segment.REGISTERED),

@@ -21,11 +21,11 @@ from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
 )
 
 from tests.families.breeze_tts_2.case import Tokenizer, host_encoder
-from tests.families.runner import UNKNOWN, StoredVoice, remember
+from tests.families.runner import UNKNOWN, StoredVoice, clip_of, remember
 from tests.in_process_workers import worker_speakers
 from vllm_tts_cache.families.breeze_tts_2.encoders import load_reference_encoders
-from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
-from vllm_tts_cache.families.breeze_tts_2.prompt import by_address, silence
+from vllm_tts_cache.families.breeze_tts_2.family import FAMILY, IN_CONTEXT
+from vllm_tts_cache.families.breeze_tts_2.prompt import PromptBuilder
 from vllm_tts_cache.families.breeze_tts_2.worker import CachedBreezeTalker
 from vllm_tts_cache.model_executor.failed_requests import (
     FailedRequests,
@@ -112,13 +112,9 @@ def hosts_info(tokenizer, request_id, audio, **options):
 
 
 def our_info(tokenizer, request_id, audio, ref, **changed):
-    made = build_breeze_prompt(
-        tokenizer,
-        TEXT,
-        ref_audio=silence(audio.num_samples, audio.sample_rate_hz),
-        ref_text=SPOKEN,
-    )
-    told = by_address(made, ref)["additional_information"]  # pyright: ignore
+    builder = PromptBuilder(tokenizer)
+    made = builder.clone(TEXT, SPOKEN, mode=IN_CONTEXT, clip=clip_of(audio))
+    told = {**made["additional_information"], FIELD: ref.to_wire()}
     return {**told, "global_request_id": [request_id], **changed}
 
 

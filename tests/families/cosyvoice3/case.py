@@ -1,12 +1,14 @@
 """CosyVoice3 in the shared tests."""
 
+from functools import partial
+
 import numpy as np
 
 from tests.families.cases import Case
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, MEL, SPEAKER, TOKENS
 from vllm_tts_cache.families.cosyvoice3.positions import num_mel_frames, num_tokens
-from vllm_tts_cache.families.cosyvoice3.prompt import mode_of_request
 from vllm_tts_cache.families.cosyvoice3.tiny.configs import host_overrides
+from vllm_tts_cache.families.networks.prompts import mode_of_request
 
 
 def hf_config(_checkpoint):
@@ -42,7 +44,7 @@ CASE = Case(
     family=FAMILY,
     stage=TALKER_STAGE,
     hf_config=hf_config,
-    mode_of=mode_of_request,
+    mode_of=partial(mode_of_request, FAMILY),
     loading={"enable_prefix_caching": False},
     weights=("speech_tokenizer_v3.onnx", "campplus.onnx"),
     arrays={

@@ -59,14 +59,9 @@ class Prompts:
         self.tokenizer = tokenizer
         self._builder = PromptBuilder(tokenizer)
 
-    def __call__(self, voice, mode, text=TEXT, *, num_tokens=None):
+    def __call__(self, voice, mode, text=TEXT):
         texts = texts_of(mode, text, transcript=TRANSCRIPT, instructions=INSTRUCTIONS)
-        return self._builder.clone(
-            texts,
-            mode=mode,
-            ref=voice.ref,
-            num_tokens=voice.num_tokens if num_tokens is None else num_tokens,
-        )
+        return self._builder.clone(texts, mode=mode, clip=voice)
 
 
 class Request:

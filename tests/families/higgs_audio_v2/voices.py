@@ -17,11 +17,8 @@ from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer imp
 from tests.audio_clips import voiced
 from tests.families.runner import PromptedVoice, forced_ids
 from vllm_tts_cache.families.higgs_audio_v2 import worker
-from vllm_tts_cache.families.higgs_audio_v2.family import CODEC, FAMILY
-from vllm_tts_cache.families.higgs_audio_v2.prompt import (
-    PromptBuilder,
-    num_reference_rows,
-)
+from vllm_tts_cache.families.higgs_audio_v2.family import CODEC, FAMILY, IN_CONTEXT
+from vllm_tts_cache.families.higgs_audio_v2.prompt import PromptBuilder
 
 RATE_HZ = 24_000
 TEXT, SPOKEN = "The keeper counts the ships.", "What is said in the reference."
@@ -77,9 +74,8 @@ class Bench:
         self._builder = PromptBuilder(AutoTokenizer.from_pretrained(checkpoint))
 
     def voice(self, number=0, spoken=SPOKEN):
-        def prompted(ref, num_samples):
-            num_rows = num_reference_rows(num_samples, RATE_HZ)
-            return self._builder.clone(TEXT, spoken, ref=ref, num_rows=num_rows)
+        def prompted(clip):
+            return self._builder.clone(TEXT, spoken, mode=IN_CONTEXT, clip=clip)
 
         samples = voiced(RATE_HZ, 3.3, pitch_hz=220.0 + 110 * number)[:, 0]
         return PromptedVoice(self.talker, samples, RATE_HZ, CODEC, prompted)

@@ -4,9 +4,10 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.families.higgs_audio_v3.voices import SPOKEN, TEXT, begin_step
-from tests.in_process_workers import clip, ref_of
+from tests.families.runner import clip_of
+from tests.in_process_workers import clip
 from tests.sampling import drawing, greedy
-from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY
+from vllm_tts_cache.families.higgs_audio_v3.family import FAMILY, IN_CONTEXT
 from vllm_tts_cache.families.higgs_audio_v3.prompt import PromptBuilder
 
 AUDIO = 151_670
@@ -17,7 +18,7 @@ def test_a_checkpoint_that_takes_no_transcript_is_told_none(own_checkpoint):
     mute = PromptBuilder(AutoTokenizer.from_pretrained(own_checkpoint))
     mute.hosts.ref_text_id = None
     told, plain = (
-        mute.clone(TEXT, spoken, ref=ref_of(clip()), num_rows=90)
+        mute.clone(TEXT, spoken, mode=IN_CONTEXT, clip=clip_of(clip()))
         for spoken in (SPOKEN, None)
     )
     assert told == plain

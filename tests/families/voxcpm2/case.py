@@ -1,11 +1,13 @@
 """VoxCPM2 in the shared tests."""
 
+from functools import partial
+
 import numpy as np
 
 from tests.families.cases import Case, read_by, talker
+from vllm_tts_cache.families.networks.prompts import mode_of_request
 from vllm_tts_cache.families.voxcpm2.family import FAMILY
 from vllm_tts_cache.families.voxcpm2.positions import num_positions
-from vllm_tts_cache.families.voxcpm2.prompt import mode_of_request
 
 
 def features_like(audio):
@@ -19,7 +21,7 @@ CASE = Case(
     family=FAMILY,
     stage=talker("latent_generator", "VoxCPM2TalkerForConditionalGeneration"),
     hf_config=read_by("vllm_omni.transformers_utils.configs.voxcpm2:VoxCPM2Config"),
-    mode_of=mode_of_request,
+    mode_of=partial(mode_of_request, FAMILY),
     loading={"async_chunk": False, "enable_prefix_caching": False},
     weights=("audiovae.pth",),
     arrays=dict.fromkeys(FAMILY.encoders, features_like),

@@ -76,14 +76,8 @@ def ours(tokenizer, split_map):
     """Builds what the API process sends to speak with a voice."""
     builder = PromptBuilder(tokenizer, split_map)
 
-    def build(voice, mode, text=TEXT, transcript=TRANSCRIPT, num_positions=None):
-        return builder.clone(
-            text,
-            transcript,
-            mode=mode,
-            ref=voice.ref,
-            num_positions=num_positions or voice.num_positions,
-        )
+    def build(voice, mode, text=TEXT, transcript=TRANSCRIPT):
+        return builder.clone(text, transcript, mode=mode, clip=voice)
 
     return build
 

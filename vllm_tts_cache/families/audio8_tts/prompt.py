@@ -4,7 +4,6 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.inputs import tokens_input
 from vllm_omni.model_executor.models.audio8_tts.prompt_utils import (
     build_voice_clone_prompt_ids,
     normalize_text,
@@ -12,9 +11,9 @@ from vllm_omni.model_executor.models.audio8_tts.prompt_utils import (
 
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.networks import rows
+from vllm_tts_cache.families.networks.prompts import engine_prompt
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker import reference as speaker_ref
-from vllm_tts_cache.speaker.reference import SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array, EncodingKey
 
 # More than the model has positions for; and the host's expression for a control token
@@ -76,29 +75,24 @@ class PromptBuilder:
             self.tokenizer, text, ref_text, semantic_ids
         )
         reference = ReferenceRows.behind(token_ids[:start], len(semantic_ids))
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=token_ids)}
-        prompt["additional_information"] = {
-            speaker_ref.FIELD: ref.to_wire(),
-            rows.FIELD: reference.to_wire(),
-        }
+        information = {FIELD: ref.to_wire(), rows.FIELD: reference.to_wire()}
         # The residual codes are in no id.
         key = semantic.key
-        prompt["cache_salt"] = f"{key.audio_sha256} {key.encoder_fingerprint}"
-        return prompt
+        salt = f"{key.audio_sha256} {key.encoder_fingerprint}"
+        return engine_prompt(token_ids, information, salt)
 
+    def check_text(self, field: str, text: str) -> None:
+        """Refuse what the host refuses in a prompt, and what takes it long to read.
 
-def check_text(field: str, text: str) -> None:
-    """Refuse what the host refuses in a prompt, and what takes it long to read.
-
-    Raises: InvalidSpeakerError.
-    """
-    if len(text) > MAX_CHARS:
-        reason = f"it has {len(text)} characters, at most {MAX_CHARS} are allowed"
-        raise InvalidSpeakerError(field, reason)
-    if (number := text.count(_OPENING)) > MAX_OPENINGS:
-        reason = f"it has {_OPENING!r} {number} times, at most {MAX_OPENINGS} times"
-        raise InvalidSpeakerError(field, reason)
-    try:
-        normalize_text(text)
-    except ValueError as exc:
-        raise InvalidSpeakerError(field, str(exc)) from exc
+        Raises: InvalidSpeakerError.
+        """
+        if len(text) > MAX_CHARS:
+            reason = f"it has {len(text)} characters, at most {MAX_CHARS} are allowed"
+            raise InvalidSpeakerError(field, reason)
+        if (number := text.count(_OPENING)) > MAX_OPENINGS:
+            reason = f"it has {_OPENING!r} {number} times, at most {MAX_OPENINGS} times"
+            raise InvalidSpeakerError(field, reason)
+        try:
+            normalize_text(text)
+        except ValueError as exc:
+            raise InvalidSpeakerError(field, str(exc)) from exc

@@ -1,6 +1,5 @@
 """A clone request on Breeze-TTS-2 becomes text and a content address."""
 
-import asyncio
 from functools import cached_property
 from typing import Any
 
@@ -8,21 +7,20 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.breeze_tts_2 import BreezeTTS2Adapter
 
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.entrypoints.serving.adapter import Speaker, TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import Speaker
 from vllm_tts_cache.families.breeze_tts_2.family import FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import (
+    PromptBuilder,
     by_address,
-    check_text,
-    control_tokens,
     silence,
 )
-from vllm_tts_cache.speaker.reference import FIELD
+from vllm_tts_cache.families.networks.adapter import PromptAdapter
 
 # What the host takes a voice for: who speaks, in the words of the prompt.
 _LABELS = tuple(f"s{number}" for number in range(10))
 
 
-class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
+class CachedBreezeTTS2Adapter(PromptAdapter, BreezeTTS2Adapter):
     """The host's adapter; a clone's prompt names its codes.
 
     The host reads no registered voice: to it a voice is a label. Here ``S0`` to ``S9``
@@ -31,13 +29,6 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
 
     tts_cache_family = FAMILY
     _is_warming_up = False
-
-    def tts_cache_check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
-        check_text(self._control_tokens, field, text)
 
     def validate(self, request: Any) -> str | None:
         """As the host, which looks at no instructions.
@@ -53,7 +44,6 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
 
     async def warmup(self) -> None:
         """Load the tokenizer before the first request, then as the host."""
-        await asyncio.to_thread(lambda: self._control_tokens)
         self._is_warming_up = True  # no client is served before it is over
         try:
             await super().warmup()
@@ -80,14 +70,8 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
         host: Any = self  # its registering decorator hides the class from checkers
         clip = speaker.clip
         sampling = host.ctx.engine_client.default_sampling_params_list[0]
-        prompt = await host._build_async(
-            speaker.request, sampling, silence(clip.num_samples, clip.sample_rate_hz)
-        )
-        return PreparedRequest(
-            prompt=by_address(prompt, clip.ref),
-            tts_params={FIELD: clip.ref.to_wire()},
-            model_type=FAMILY.name,
-        )
+        prompt = await host._build_async(speaker.request, sampling, silence(clip))
+        return self._prepared(speaker, by_address(prompt, clip.ref))
 
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
@@ -104,7 +88,7 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
         return list(_LABELS)
 
     @cached_property
-    def _control_tokens(self) -> list[str]:
+    def _builder(self) -> PromptBuilder:
         from transformers import AutoTokenizer
 
         host: Any = self
@@ -113,4 +97,4 @@ class CachedBreezeTTS2Adapter(TextCheckingAdapter, BreezeTTS2Adapter):
             host.tokenizer = AutoTokenizer.from_pretrained(
                 config.model, config=config.hf_config
             )
-        return control_tokens(host.tokenizer)
+        return PromptBuilder(host.tokenizer)

@@ -4,17 +4,18 @@ It is of placeholders: what stands at them are a transcript, the reference's cod
 text, and the worker has all three.
 """
 
-from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from vllm_tts_cache.errors import InvalidSpeakerError
+from vllm_tts_cache.families.networks.prompts import Reference, refuse_tokens
 from vllm_tts_cache.families.networks.qwen3_codec.frames import (
     CODEC_RATE_HZ,
     SAMPLES_PER_FRAME,
     num_codec_frames,
 )
+from vllm_tts_cache.speaker.family import Mode
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 
 # Where the host's conditioning is, in its additional information.
@@ -24,9 +25,9 @@ WAVEFORM = "reference_waveform"
 _INSTRUCTION_TOKENS = frozenset({"<ins_bos>", "<ins_eos>"})
 
 
-def silence(num_samples: int, sample_rate_hz: int) -> tuple[np.ndarray, int]:
+def silence(clip: Reference) -> tuple[np.ndarray, int]:
     """Return what the host takes for a clip: as many frames, and no sound in them."""
-    num_frames = num_codec_frames(num_samples, sample_rate_hz)
+    num_frames = num_codec_frames(clip.num_samples, clip.sample_rate_hz)
     return np.zeros(num_frames * SAMPLES_PER_FRAME, np.float32), CODEC_RATE_HZ
 
 
@@ -38,20 +39,46 @@ def by_address(prompt: dict[str, Any], ref: SpeakerRef) -> dict[str, Any]:
     return prompt
 
 
-def control_tokens(tokenizer: Any) -> list[str]:
-    """Return what no text may hold; its tokenizer takes milliseconds to tell."""
-    # Its vocabulary has added tokens that are none, for newlines say.
-    added = tokenizer.added_tokens_decoder.values()
-    special = {token.content for token in added if token.special}
-    return sorted(_INSTRUCTION_TOKENS | special)
+class PromptBuilder:
+    """Builds the prompts of batch jobs, and checks all texts.
 
-
-def check_text(refused: Iterable[str], field: str, text: str) -> None:
-    """Refuse a control token in a text.
-
-    Raises: InvalidSpeakerError.
+    Args:
+        tokenizer: The checkpoint's.
     """
-    for token in refused:
-        if token in text:
-            reason = f"{token!r} is a control token of the model; leave it out"
-            raise InvalidSpeakerError(field, reason)
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+
+    def clone(
+        self,
+        text: str,
+        transcript: str | None,
+        *,
+        mode: Mode,  # noqa: ARG002  there is one
+        clip: Reference,
+    ) -> dict[str, Any]:
+        """As `BuildsClones`."""
+        from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
+            build_breeze_prompt,
+        )
+
+        assert transcript is not None  # the mode needs one
+        prompt: Any = build_breeze_prompt(
+            self._tokenizer, text, ref_audio=silence(clip), ref_text=transcript
+        )
+        return by_address(prompt, clip.ref)
+
+    def check_text(self, field: str, text: str) -> None:
+        """Refuse a control token in a text.
+
+        Raises: InvalidSpeakerError.
+        """
+        refuse_tokens(self._control_tokens, field, text)
+
+    @cached_property
+    def _control_tokens(self) -> list[str]:
+        """What no text may hold; its tokenizer takes milliseconds to tell."""
+        # Its vocabulary has added tokens that are none, for newlines say.
+        added = self._tokenizer.added_tokens_decoder.values()
+        special = {token.content for token in added if token.special}
+        return sorted(_INSTRUCTION_TOKENS | special)

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
@@ -15,7 +15,6 @@ from vllm_tts_cache.entrypoints.serving.adapter import (
 )
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, INSTRUCT
-from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
 from vllm_tts_cache.families.cosyvoice3.prompt import (
     TEXT_IDS,
     PromptBuilder,
@@ -65,25 +64,19 @@ class CachedCosyVoice3Adapter(CachedAdapter, CosyVoice3Adapter):
 
         Raises: InvalidSpeakerError.
         """
-        request, clip = speaker.request, speaker.clip
+        request = speaker.request
         texts = texts_of(
             speaker.mode,
             request.input,
             transcript=request.ref_text,
             instructions=request.instructions,
         )
-
-        def build() -> dict[str, Any]:
-            return self._builder.clone(
-                texts,
-                mode=speaker.mode,
-                ref=clip.ref,
-                num_tokens=num_used_tokens(clip.num_samples, clip.sample_rate_hz),
-            )
-
+        build = partial(
+            self._builder.clone, texts, mode=speaker.mode, clip=speaker.clip
+        )
         is_short = len(texts.prompt) + len(texts.spoken) <= SHORT_CHARS
         prompt = build() if is_short else await self._service.texts.run(build)
-        params = {FIELD: clip.ref.to_wire()}
+        params = {FIELD: speaker.ref.to_wire()}
         return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
 
     def apply_sampling_overrides(

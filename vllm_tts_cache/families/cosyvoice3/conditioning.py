@@ -17,7 +17,8 @@ from vllm_tts_cache.families.cosyvoice3.positions import (
     MEL_FRAMES_PER_TOKEN,
     used_tokens,
 )
-from vllm_tts_cache.families.cosyvoice3.prompt import MODE, TEXT_IDS
+from vllm_tts_cache.families.cosyvoice3.prompt import TEXT_IDS
+from vllm_tts_cache.families.networks.prompts import MODE
 from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Array
 

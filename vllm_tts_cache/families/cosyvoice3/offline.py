@@ -3,25 +3,18 @@
 from functools import cached_property
 from typing import Any
 
-from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
 from vllm_tts_cache.families.cosyvoice3.prompt import PromptBuilder, texts_of
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
+from vllm_tts_cache.families.networks.offline import OfflinePrompts
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
 
 
-class CosyVoice3Prompts:
+class CosyVoice3Prompts(OfflinePrompts):
     """Builds the prompts of one checkpoint.
 
     How long a speech may be is not in them: give ``max_tokens`` and ``min_tokens`` in
     the sampling parameters, 20 and 2 a token of text in the official code.
-
-    Args:
-        model: Its folder, or Hugging Face id.
     """
-
-    def __init__(self, model: str, _config: object, _encoding: object):
-        # A prompt holds no more of a reference than its length.
-        self._model = model
 
     def prompt(
         self, speaker: PreparedSpeaker, text: str, _language: str
@@ -30,12 +23,7 @@ class CosyVoice3Prompts:
         texts = texts_of(
             speaker.mode, text, transcript=speaker.ref_text, instructions=None
         )
-        return self._builder.clone(
-            texts,
-            mode=speaker.mode,
-            ref=speaker.ref,
-            num_tokens=num_used_tokens(speaker.num_samples, speaker.sample_rate_hz),
-        )
+        return self._builder.clone(texts, mode=speaker.mode, clip=speaker)
 
     @cached_property
     def _builder(self) -> PromptBuilder:

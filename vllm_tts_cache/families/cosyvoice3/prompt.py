@@ -11,19 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vllm.inputs import tokens_input
-
 from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
-from vllm_tts_cache.families.cosyvoice3.family import (
-    CROSS_LINGUAL,
-    FAMILY,
-    ZERO_SHOT,
-)
+from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, ZERO_SHOT
+from vllm_tts_cache.families.cosyvoice3.positions import num_used_tokens
+from vllm_tts_cache.families.networks.prompts import MODE, Reference, engine_prompt
 from vllm_tts_cache.speaker.family import Mode
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD
 
 TEXT_IDS = "tts_cache_text_ids"
-MODE = "tts_cache_clone_mode"
 
 # The model was trained on prompts that hold this mark, once: what stands before it is
 # no transcript. The official code ends a request without it.
@@ -91,29 +86,14 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
-    def clone(
-        self, texts: Texts, *, mode: Mode, ref: SpeakerRef, num_tokens: int
-    ) -> dict[str, Any]:
-        """Return the prompt that speaks as the reference does.
-
-        Args:
-            texts: Both.
-            mode: How it is cloned.
-            ref: Whose voice.
-            num_tokens: Of the reference that are used, see `positions`.
-        """
+    def clone(self, texts: Texts, *, mode: Mode, clip: Reference) -> dict[str, Any]:
+        """Return the prompt that speaks as the clip does."""
         ids = self._ids(texts.prompt), self._ids(texts.spoken)
         num_ids = sum(map(len, ids))
+        num_tokens = num_used_tokens(clip.num_samples, clip.sample_rate_hz)
         length = count_positions(mode, num_ids=num_ids, num_tokens=num_tokens)
-        prompt: dict[str, Any] = {
-            **tokens_input(prompt_token_ids=[_PLACEHOLDER] * length)
-        }
-        prompt["additional_information"] = {
-            FIELD: ref.to_wire(),
-            MODE: mode.name,
-            TEXT_IDS: [*ids],
-        }
-        return prompt
+        information = {FIELD: clip.ref.to_wire(), MODE: mode.name, TEXT_IDS: [*ids]}
+        return engine_prompt([_PLACEHOLDER] * length, information)
 
     def _ids(self, text: str) -> list[int]:
         # The tokenizer makes nothing of nothing, in a type of its own.
@@ -134,17 +114,6 @@ def count_positions(mode: Mode, *, num_ids: int, num_tokens: int) -> int:
 def tells_codes(mode: Mode) -> bool:
     """Whether the talker reads the reference's speech tokens."""
     return mode is ZERO_SHOT
-
-
-def mode_of_request(info: Mapping[str, Any]) -> Mode:
-    """Read the mode out of a request's additional information.
-
-    Raises: TTSCacheError if there is none of that name.
-    """
-    for mode in FAMILY.modes:
-        if mode.name == info.get(MODE):
-            return mode
-    raise TTSCacheError(f"{FAMILY.title} has no mode {info.get(MODE)!r:.60}")
 
 
 def ids_of_request(info: Mapping[str, Any], vocab_size: int) -> Sequence[int]:

@@ -30,9 +30,9 @@ from vllm_tts_cache.families.cosyvoice3.noise import fix_noise
 from vllm_tts_cache.families.cosyvoice3.prompt import (
     count_positions,
     ids_of_request,
-    mode_of_request,
     tells_codes,
 )
+from vllm_tts_cache.families.networks.prompts import mode_of_request
 from vllm_tts_cache.model_executor.talker import (
     CachedTalker,
     failing_alone,
@@ -156,7 +156,7 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
             raise TTSCacheError(
                 "it names nobody, and this model has no voice of its own"
             )
-        found = self._encodings(ref, mode_of_request(info).encoders)
+        found = self._encodings(ref, mode_of_request(FAMILY, info).encoders)
         return conditioning_of(
             found[TOKENS][TOKENS],
             found[MEL][MEL],
@@ -175,7 +175,7 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
 
         Raises: TTSCacheError if it would have another length.
         """
-        mode = mode_of_request(info)
+        mode = mode_of_request(FAMILY, info)
         texts: Any = self.talker.llm.model
         ids = ids_of_request(info, texts.vocab_size)
         made = count_positions(mode, num_ids=len(ids), num_tokens=len(codes))

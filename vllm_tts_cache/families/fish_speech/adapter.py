@@ -1,6 +1,5 @@
 """A clone request on Fish Speech becomes real token ids and a content address."""
 
-import asyncio
 import hashlib
 from functools import cached_property
 from typing import Any
@@ -8,32 +7,21 @@ from typing import Any
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 from vllm_omni.entrypoints.openai.tts_adapters.fish_speech import FishSpeechAdapter
 
-from vllm_tts_cache.entrypoints.serving.adapter import Speaker, TextCheckingAdapter
+from vllm_tts_cache.entrypoints.serving.adapter import Speaker
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
-from vllm_tts_cache.families.fish_speech import prompt as fish_prompt
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
-from vllm_tts_cache.speaker import reference as speaker_ref
+from vllm_tts_cache.families.fish_speech.prompt import PromptBuilder, VoicePart
+from vllm_tts_cache.families.networks.adapter import PromptAdapter
 from vllm_tts_cache.speaker.reference import EncodingNeed
 
 # All texts without a voice share the KV of the system turn that they begin with.
 _NO_VOICE = "fish_speech without a voice"
 
 
-class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
+class CachedFishSpeechAdapter(PromptAdapter, FishSpeechAdapter):
     """The host's adapter; a clone's prompt holds the semantic codes."""
 
     tts_cache_family = FAMILY
-
-    def tts_cache_check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
-        fish_prompt.checked_text(field, text)
-
-    async def warmup(self) -> None:
-        """Load the tokenizer, so that the first request does not."""
-        await asyncio.to_thread(lambda: self._builder)
 
     async def speak(
         self, request: Any, sampling_params_list: list[Any], has_inline_ref_audio: bool
@@ -56,18 +44,14 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
         text = speaker.request.input
         voice = await self._voice(speaker.clip, speaker.request.ref_text)
         built = await self._service.texts.run(self._builder.speak, voice, text)
-        prompt = built.to_engine(speaker.ref)
-        params = {speaker_ref.FIELD: speaker.ref.to_wire()}
-        return PreparedRequest(
-            prompt=prompt, tts_params=params, model_type="fish_speech"
-        )
+        return self._prepared(speaker, built.to_engine(speaker.ref))
 
-    async def _voice(self, clip: Clip, ref_text: str) -> fish_prompt.VoicePart:
+    async def _voice(self, clip: Clip, ref_text: str) -> VoicePart:
         ref, num_clips = clip.ref, clip.num_clips
         need = EncodingNeed(ref=ref, encoder_names=(CODEC,))
         (key,) = await self._service.encodings.ensurer.keys(need)
 
-        async def build() -> fish_prompt.VoicePart:
+        async def build() -> VoicePart:
             encoding = await self._service.encodings.ensurer.encoding(key, CODEC)
             codes = encoding["codes"]
             return await self._service.texts.run(
@@ -80,11 +64,11 @@ class CachedFishSpeechAdapter(TextCheckingAdapter, FishSpeechAdapter):
         )
 
     @cached_property
-    def _builder(self) -> fish_prompt.PromptBuilder:
+    def _builder(self) -> PromptBuilder:
         host: Any = self
         engine_client: Any = self.ctx.engine_client
         config = engine_client.model_config.hf_config
-        return fish_prompt.PromptBuilder(
+        return PromptBuilder(
             tokenizer=host._get_tokenizer(),
             first_semantic_id=int(config.semantic_start_token_id),
         )

@@ -12,7 +12,6 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vllm.inputs import tokens_input
 from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
 )
@@ -23,19 +22,10 @@ from vllm_tts_cache.families.fish_speech.text import (
     transcript,
 )
 from vllm_tts_cache.families.networks import rows
+from vllm_tts_cache.families.networks.prompts import engine_prompt
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker import reference as speaker_ref
-from vllm_tts_cache.speaker.reference import SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
 from vllm_tts_cache.store.encoding import Array, EncodingKey
-
-__all__ = [
-    "ClonePrompt",
-    "PromptBuilder",
-    "VoiceKey",
-    "VoicePart",
-    "checked_text",
-    "salt_of",
-]
 
 _AUDIO_START = "<|audio_start|>"
 _ANY_TEXT = "a"
@@ -60,13 +50,8 @@ class ClonePrompt:
 
     def to_engine(self, ref: SpeakerRef) -> dict[str, Any]:
         """Return the host's prompt; ``ref`` says whose codes stand in it."""
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=self.token_ids)}
-        prompt["additional_information"] = {
-            speaker_ref.FIELD: ref.to_wire(),
-            rows.FIELD: self.reference.to_wire(),
-        }
-        prompt["cache_salt"] = self.salt
-        return prompt
+        information = {FIELD: ref.to_wire(), rows.FIELD: self.reference.to_wire()}
+        return engine_prompt(self.token_ids, information, self.salt)
 
 
 class VoiceKey(NamedTuple):
@@ -190,6 +175,13 @@ class PromptBuilder:
             reference=voice.reference,
             salt=voice.salt,
         )
+
+    def check_text(self, field: str, text: str) -> None:
+        """Refuse text that the model would read as something else.
+
+        Raises: InvalidSpeakerError.
+        """
+        checked_text(field, text)
 
     def _host_ids(self, text: str, ref_text: str, semantic: list[int]) -> list[int]:
         return build_fish_voice_clone_prompt_ids(

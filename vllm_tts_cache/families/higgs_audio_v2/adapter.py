@@ -1,68 +1,25 @@
 """A clone request on Higgs Audio v2 becomes token ids and a content address."""
 
-import asyncio
 from functools import cached_property
 from typing import Any
 
-from vllm_omni.entrypoints.openai.tts_adapters.base import (
-    PreparedRequest,
-    resolve_stage_model_path,
-)
+from vllm_omni.entrypoints.openai.tts_adapters.base import resolve_stage_model_path
 from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v2 import (
     HiggsAudioV2Adapter,
 )
 
-from vllm_tts_cache.entrypoints.serving.adapter import (
-    SHORT_CHARS,
-    Speaker,
-    TextCheckingAdapter,
-)
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
-from vllm_tts_cache.families.higgs_audio_v2.prompt import (
-    PromptBuilder,
-    num_reference_rows,
-)
-from vllm_tts_cache.speaker.reference import FIELD
+from vllm_tts_cache.families.higgs_audio_v2.prompt import PromptBuilder
+from vllm_tts_cache.families.networks.adapter import PromptAdapter
 
 
-class CachedHiggsAudioV2Adapter(TextCheckingAdapter, HiggsAudioV2Adapter):
+class CachedHiggsAudioV2Adapter(PromptAdapter, HiggsAudioV2Adapter):
     """The host's adapter; a clone's prompt names its codes."""
 
     tts_cache_family = FAMILY
 
-    def tts_cache_check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
-        self._builder.check_text(field, text)
-
-    async def warmup(self) -> None:
-        """Load the tokenizer, so that the first request does not."""
-        await asyncio.to_thread(lambda: self._builder)
-
-    async def clone(self, speaker: Speaker) -> PreparedRequest:
-        """Build a prompt with as many placeholders as the reference has rows."""
-        request, clip = speaker.request, speaker.clip
-
-        def build() -> dict[str, Any]:
-            return self._builder.clone(
-                request.input,
-                request.ref_text,
-                ref=clip.ref,
-                num_rows=num_reference_rows(clip.num_samples, clip.sample_rate_hz),
-            )
-
-        is_short = len(request.input) + len(request.ref_text) <= SHORT_CHARS
-        prompt = build() if is_short else await self._service.texts.run(build)
-        params = {FIELD: clip.ref.to_wire()}
-        return PreparedRequest(prompt=prompt, tts_params=params, model_type=FAMILY.name)
-
     @cached_property
     def _builder(self) -> PromptBuilder:
-        from transformers import AutoTokenizer
-
         engine_client: Any = self.ctx.engine_client
         # Not the host's processor, which loads the audio tokenizer too.
-        model = resolve_stage_model_path(engine_client)
-        return PromptBuilder(AutoTokenizer.from_pretrained(model))
+        return PromptBuilder.of(resolve_stage_model_path(engine_client))

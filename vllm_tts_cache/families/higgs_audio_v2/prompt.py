@@ -6,7 +6,6 @@ The host's chat, with the audio of the assistant's turn as so many placeholders.
 from functools import cached_property
 from typing import Any
 
-from vllm.inputs import tokens_input
 from vllm_omni.model_executor.models.higgs_audio_v2 import (
     higgs_audio_v2_tokenizer as host,
 )
@@ -18,19 +17,20 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     NUM_CODEBOOKS,
     num_clip_frames,
 )
+from vllm_tts_cache.families.networks.prompts import (
+    Reference,
+    engine_prompt,
+    refuse_tokens,
+)
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.family import Mode
+from vllm_tts_cache.speaker.reference import FIELD
 
 # Each codebook's codes begin one row later than those of the one before; the host has
 # other placeholders in the last of these rows.
 _NUM_DELAYED = NUM_CODEBOOKS - 1
 # A row that begins the audio and one that ends it.
 NUM_ADDED_ROWS = 2 + _NUM_DELAYED
-
-
-def num_reference_rows(num_samples: int, sample_rate_hz: int) -> int:
-    """Return how many positions a clip takes."""
-    return num_clip_frames(num_samples, sample_rate_hz) + NUM_ADDED_ROWS
 
 
 class PromptBuilder:
@@ -43,17 +43,25 @@ class PromptBuilder:
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
 
-    def clone(
-        self, text: str, transcript: str, *, ref: SpeakerRef, num_rows: int
-    ) -> dict[str, Any]:
-        """Return the prompt that speaks ``text`` as the reference does.
+    @classmethod
+    def of(cls, model: str | None) -> "PromptBuilder":
+        """Return one with the tokenizer of a checkpoint."""
+        from transformers import AutoTokenizer
 
-        Args:
-            text: What to say; `check_text` has let it pass.
-            transcript: What the reference says; likewise.
-            ref: Whose voice.
-            num_rows: Of the reference, see `num_reference_rows`.
-        """
+        return cls(AutoTokenizer.from_pretrained(model))
+
+    def clone(
+        self,
+        text: str,
+        transcript: str | None,
+        *,
+        mode: Mode,  # noqa: ARG002  there is one
+        clip: Reference,
+    ) -> dict[str, Any]:
+        """As `BuildsClones`."""
+        assert transcript is not None  # the mode needs one
+        num_rows = num_clip_frames(clip.num_samples, clip.sample_rate_hz)
+        num_rows += NUM_ADDED_ROWS
         chat = self._tokenizer.apply_chat_template(
             host.build_voice_clone_conversation(text, transcript),
             add_generation_prompt=True,
@@ -67,25 +75,18 @@ class PromptBuilder:
         places += [self._id(host._AUDIO_DELAY_TOKEN)] * _NUM_DELAYED
         after_ids = self._ids(host._AUDIO_EOS_TOKEN + after)
         reference = ReferenceRows.behind(before_ids, num_rows)
-        prompt: dict[str, Any] = {
-            **tokens_input(prompt_token_ids=[*before_ids, *places, *after_ids])
-        }
-        prompt["additional_information"] = {
-            FIELD: ref.to_wire(),
-            rows.FIELD: reference.to_wire(),
-        }
-        prompt["cache_salt"] = f"{CODEC} {ref.audio_sha256}"
-        return prompt
+        return engine_prompt(
+            [*before_ids, *places, *after_ids],
+            {FIELD: clip.ref.to_wire(), rows.FIELD: reference.to_wire()},
+            f"{CODEC} {clip.ref.audio_sha256}",
+        )
 
     def check_text(self, field: str, text: str) -> None:
         """Refuse a control token in a text, and the tag of a second speaker.
 
         Raises: InvalidSpeakerError.
         """
-        for token in self._control_tokens:
-            if token in text:
-                reason = f"{token!r} is a control token of the model; leave it out"
-                raise InvalidSpeakerError(field, reason)
+        refuse_tokens(self._control_tokens, field, text)
         if found := host.MULTI_SPEAKER_TAG_PATTERN.search(text):
             reason = f"{found[0]} names one of several speakers; here there is one"
             raise InvalidSpeakerError(field, reason)

@@ -8,32 +8,31 @@ the salt tells whose they are.
 from functools import cached_property
 from typing import Any
 
-from vllm.inputs import tokens_input
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
     AUDIO_PLACEHOLDER_ID,
     HiggsAudioV3TokenizerAdapter,
 )
 
-from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.families.higgs_audio_v3.family import CODEC
 from vllm_tts_cache.families.networks import rows
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     NUM_CODEBOOKS,
     num_clip_frames,
 )
+from vllm_tts_cache.families.networks.prompts import (
+    Reference,
+    engine_prompt,
+    refuse_tokens,
+)
 from vllm_tts_cache.families.networks.rows import ReferenceRows
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.family import Mode
+from vllm_tts_cache.speaker.reference import FIELD
 
 # Each codebook's codes begin one row later than those of the one before.
 NUM_ADDED_ROWS = NUM_CODEBOOKS - 1
 # Any text id will do, as no row is made of it. The host takes <|tts|>, which is five
 # bytes of the message and not one.
 FILLER_ID = 0
-
-
-def num_reference_rows(num_samples: int, sample_rate_hz: int) -> int:
-    """Return how many positions a clip takes."""
-    return num_clip_frames(num_samples, sample_rate_hz) + NUM_ADDED_ROWS
 
 
 class PromptBuilder:
@@ -49,43 +48,41 @@ class PromptBuilder:
     def __init__(self, tokenizer: Any):
         self.hosts = HiggsAudioV3TokenizerAdapter(tokenizer)
 
-    def clone(
-        self, text: str, transcript: str | None, *, ref: SpeakerRef, num_rows: int
-    ) -> dict[str, Any]:
-        """Return the prompt that speaks ``text`` as the reference does.
+    @classmethod
+    def of(cls, model: str | None) -> "PromptBuilder":
+        """Return one with the tokenizer of a checkpoint, loaded as the host does."""
+        from transformers import AutoTokenizer
 
-        Args:
-            text: What to say; `check_text` has let it pass.
-            transcript: What the reference says, if that is known; likewise. A
-                checkpoint without ``<|ref_text|>`` is not told.
-            ref: Whose voice.
-            num_rows: Of the reference, see `num_reference_rows`.
-        """
+        return cls(AutoTokenizer.from_pretrained(model, trust_remote_code=True))
+
+    def clone(
+        self,
+        text: str,
+        transcript: str | None,
+        *,
+        mode: Mode,  # noqa: ARG002  there is one
+        clip: Reference,
+    ) -> dict[str, Any]:
+        """As `BuildsClones`; without ``<|ref_text|>`` the transcript is left out."""
+        num_rows = num_clip_frames(clip.num_samples, clip.sample_rate_hz)
+        num_rows += NUM_ADDED_ROWS
         ids = self.hosts.build_prompt(
             text, num_ref_tokens=num_rows, reference_text=transcript
         )
         start = ids.index(AUDIO_PLACEHOLDER_ID)
         ids[start : start + num_rows] = [FILLER_ID] * num_rows
         reference = ReferenceRows.behind(ids[:start], num_rows)
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=ids)}
-        prompt["additional_information"] = {
-            FIELD: ref.to_wire(),
-            rows.FIELD: reference.to_wire(),
-        }
+        information = {FIELD: clip.ref.to_wire(), rows.FIELD: reference.to_wire()}
         # The ids before the text are those of the transcript, and this one is of the
         # audio: nothing else shapes the voice's part of the KV.
-        prompt["cache_salt"] = f"{CODEC} {ref.audio_sha256}"
-        return prompt
+        return engine_prompt(ids, information, f"{CODEC} {clip.ref.audio_sha256}")
 
     def check_text(self, field: str, text: str) -> None:
         """Refuse a control token in a text.
 
         Raises: InvalidSpeakerError.
         """
-        for token in self._control_tokens:
-            if token in text:
-                reason = f"{token!r} is a control token of the model; leave it out"
-                raise InvalidSpeakerError(field, reason)
+        refuse_tokens(self._control_tokens, field, text)
 
     @cached_property
     def _control_tokens(self) -> list[str]:

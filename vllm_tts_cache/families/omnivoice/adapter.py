@@ -4,9 +4,10 @@ from typing import Any
 
 from vllm_tts_cache.entrypoints.serving.adapter import TextCheckingAdapter
 from vllm_tts_cache.entrypoints.serving.diffusion import DiffusionAdapter
+from vllm_tts_cache.families.networks.prompts import refuse_tokens
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.limits import check_request
-from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
+from vllm_tts_cache.families.omnivoice.texts import CONTROL_TOKENS, with_full_stop
 
 
 class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
@@ -23,7 +24,7 @@ class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
         """
         check_request(request)
         for field in ("language", "instructions", "ref_text"):
-            check_text(field, getattr(request, field) or "")
+            refuse_tokens(CONTROL_TOKENS, field, getattr(request, field) or "")
         return super().validate(request)
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
@@ -31,7 +32,7 @@ class CachedOmniVoiceAdapter(TextCheckingAdapter, DiffusionAdapter):
 
         Raises: InvalidSpeakerError.
         """
-        check_text(field, text)
+        refuse_tokens(CONTROL_TOKENS, field, text)
 
     def tts_cache_transcript(self, ref_text: str) -> str:
         """End it as the official package does."""

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from vllm_tts_cache.families.omnivoice.texts import check_text, with_full_stop
+from vllm_tts_cache.families.networks.prompts import refuse_tokens
+from vllm_tts_cache.families.omnivoice.texts import CONTROL_TOKENS, with_full_stop
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
 from vllm_tts_cache.speaker.reference import FIELD
 
@@ -21,10 +22,10 @@ class OmniVoicePrompts:
 
         Raises: InvalidSpeakerError.
         """
-        check_text("text", text)
+        refuse_tokens(CONTROL_TOKENS, "text", text)
         prompt: dict[str, Any] = {"input": text, FIELD: speaker.ref.to_wire()}
         if speaker.ref_text is not None:
-            check_text("ref_text", speaker.ref_text)
+            refuse_tokens(CONTROL_TOKENS, "ref_text", speaker.ref_text)
             prompt["ref_text"] = with_full_stop(speaker.ref_text)
         if language != "Auto":
             prompt["lang"] = language

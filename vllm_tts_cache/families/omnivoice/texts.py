@@ -1,7 +1,5 @@
 """The texts of a clone's prompt: control tokens, and how a transcript ends."""
 
-from vllm_tts_cache.errors import InvalidSpeakerError
-
 # What the model takes for the parts of a prompt, wherever it stands.
 CONTROL_TOKENS = (
     "<|denoise|>",
@@ -14,17 +12,6 @@ CONTROL_TOKENS = (
 )
 # With one of these at its end a transcript needs no full stop.
 _ENDS = frozenset(";:,.!?…)]}\"'“”‘’；：，。！？、）】")  # noqa: RUF001
-
-
-def check_text(field: str, text: str) -> None:
-    """Refuse a control token.
-
-    Raises: InvalidSpeakerError.
-    """
-    for token in CONTROL_TOKENS:
-        if token in text:
-            reason = f"{token!r} is a control token of the model; leave it out"
-            raise InvalidSpeakerError(field, reason)
 
 
 def with_full_stop(transcript: str) -> str:

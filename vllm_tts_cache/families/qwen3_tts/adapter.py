@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.inputs import tokens_input
 from vllm_omni.entrypoints.openai.tts_adapters.base import (
     PreparedRequest,
     conditioning_cache_salt,
@@ -12,6 +11,7 @@ from vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts import Qwen3TTSAdapter
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter, Speaker
+from vllm_tts_cache.families.networks.prompts import engine_prompt
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import FAMILY, HANDED_ON, IN_CONTEXT
 from vllm_tts_cache.speaker.reference import FIELD
@@ -28,11 +28,8 @@ class CachedQwen3TTSAdapter(CachedAdapter, Qwen3TTSAdapter):
         params = self._params(speaker)
         host: Any = self  # its registering decorator hides the class from checkers
         num_tokens = await host._estimate_prompt_len_async(params)
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=[1] * num_tokens)}
-        prompt["additional_information"] = params
-        prompt["cache_salt"] = _salt_of(
-            conditioning_cache_salt(speaker.request, params), params
-        )
+        salt = _salt_of(conditioning_cache_salt(speaker.request, params), params)
+        prompt = engine_prompt([1] * num_tokens, params, salt)
         return PreparedRequest(prompt=prompt, tts_params=params, model_type="Base")
 
     async def speak(

@@ -5,8 +5,7 @@ import json
 from functools import cached_property
 from typing import Any
 
-from vllm.inputs import tokens_input
-
+from vllm_tts_cache.families.networks.prompts import engine_prompt
 from vllm_tts_cache.families.networks.qwen3_codec.frames import num_codec_frames
 from vllm_tts_cache.families.qwen3_tts.family import HANDED_ON, IN_CONTEXT
 from vllm_tts_cache.offline.speakers import PreparedSpeaker
@@ -31,12 +30,10 @@ class Qwen3TTSPrompts:
         """Return the prompt that speaks ``text``."""
         information = _information(speaker, text, language)
         num_tokens = self._num_tokens(information)
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=[1] * num_tokens)}
-        prompt["additional_information"] = information
         # The ids are placeholders: without a salt all prompts would share a prefix.
         canonical = json.dumps(information, sort_keys=True)
-        prompt["cache_salt"] = hashlib.sha256(canonical.encode()).hexdigest()
-        return prompt
+        salt = hashlib.sha256(canonical.encode()).hexdigest()
+        return engine_prompt([1] * num_tokens, information, salt)
 
     def _num_tokens(self, information: dict[str, list[Any]]) -> int:
         from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import (

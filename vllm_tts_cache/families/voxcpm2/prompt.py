@@ -9,15 +9,19 @@ the mode ``reference`` these stand before the text, between two marks; in
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.inputs import tokens_input
-
-from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
-from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
+from vllm_tts_cache.errors import TTSCacheError
+from vllm_tts_cache.families.networks.prompts import (
+    MODE,
+    Reference,
+    engine_prompt,
+    refuse_tokens,
+)
+from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, REFERENCE
+from vllm_tts_cache.families.voxcpm2.positions import num_positions
 from vllm_tts_cache.speaker.family import Mode
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD
 
 TEXT_IDS = "text_token_ids"  # as the host's talker reads them
-MODE = "tts_cache_clone_mode"
 
 _NUM_MARKS = {REFERENCE: 2, CONTINUATION: 0}
 _NUM_STARTS = 1  # where the audio begins that is to be made
@@ -41,34 +45,16 @@ class PromptBuilder:
         )
 
     def clone(
-        self,
-        text: str,
-        transcript: str | None,
-        *,
-        mode: Mode,
-        ref: SpeakerRef,
-        num_positions: int,
+        self, text: str, transcript: str | None, *, mode: Mode, clip: Reference
     ) -> dict[str, Any]:
-        """Return the prompt that speaks ``text`` as the reference does.
-
-        Args:
-            text: What to say; `check_text` has let it pass.
-            transcript: What the reference says, for continuation; likewise.
-            mode: How it is cloned.
-            ref: Whose voice.
-            num_positions: Of the reference, as its encoder makes them.
-        """
+        """As `BuildsClones`."""
         ids = self._ids(text)
         if mode is CONTINUATION:
             ids = [*self._ids(transcript or ""), *ids]
-        total = count_positions(mode, num_ids=len(ids), num_positions=num_positions)
-        prompt: dict[str, Any] = {**tokens_input(prompt_token_ids=[1] * total)}
-        prompt["additional_information"] = {
-            FIELD: ref.to_wire(),
-            MODE: mode.name,
-            TEXT_IDS: [ids],
-        }
-        return prompt
+        made = num_positions(clip.num_samples, clip.sample_rate_hz)
+        total = count_positions(mode, num_ids=len(ids), num_positions=made)
+        information = {FIELD: clip.ref.to_wire(), MODE: mode.name, TEXT_IDS: [ids]}
+        return engine_prompt([1] * total, information)
 
     def check_text(self, field: str, text: str) -> None:
         """Refuse a control token in a text.
@@ -78,10 +64,7 @@ class PromptBuilder:
 
         Raises: InvalidSpeakerError.
         """
-        for token in self._control_tokens:
-            if token in text:
-                reason = f"{token!r} is a control token of the model; leave it out"
-                raise InvalidSpeakerError(field, reason)
+        refuse_tokens(self._control_tokens, field, text)
 
     def _ids(self, text: str) -> list[int]:
         from vllm_omni.model_executor.models.voxcpm2.voxcpm2_talker import (
@@ -102,17 +85,6 @@ def count_positions(mode: Mode, *, num_ids: int, num_positions: int) -> int:
         num_positions: Of the reference.
     """
     return num_ids + _NUM_STARTS + num_positions + _NUM_MARKS[mode]
-
-
-def mode_of_request(info: Mapping[str, Any]) -> Mode:
-    """Read the mode out of a request's additional information.
-
-    Raises: TTSCacheError if there is none of that name.
-    """
-    for mode in FAMILY.modes:
-        if mode.name == info.get(MODE):
-            return mode
-    raise TTSCacheError(f"{FAMILY.title} has no mode {info.get(MODE)!r:.60}")
 
 
 def ids_of_request(info: Mapping[str, Any]) -> Sequence[int]:

@@ -12,12 +12,9 @@ from vllm_omni.model_executor.models.voxcpm2.voxcpm2_import_utils import (
 )
 
 from vllm_tts_cache.errors import ConfigError, TTSCacheError
+from vllm_tts_cache.families.networks.prompts import mode_of_request
 from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
-from vllm_tts_cache.families.voxcpm2.prompt import (
-    count_positions,
-    ids_of_request,
-    mode_of_request,
-)
+from vllm_tts_cache.families.voxcpm2.prompt import count_positions, ids_of_request
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
 from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone
 from vllm_tts_cache.speaker.family import Mode
@@ -103,7 +100,7 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
         """Raises: TTSCacheError, ValueError: it cannot be had, or is not such."""
         if (ref := SpeakerRef.from_info(info)) is None:
             raise TTSCacheError("it names nobody")
-        mode = mode_of_request(info)
+        mode = mode_of_request(FAMILY, info)
         features = self._features(ref, mode)
         num_ids = len(ids_of_request(info))
         made = count_positions(mode, num_ids=num_ids, num_positions=len(features))

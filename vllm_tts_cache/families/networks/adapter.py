@@ -1,0 +1,68 @@
+"""What the adapters of several families share: they build prompts by a tokenizer."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
+
+from vllm_tts_cache.entrypoints.serving.adapter import (
+    SHORT_CHARS,
+    Speaker,
+    TextCheckingAdapter,
+)
+from vllm_tts_cache.speaker.reference import FIELD
+
+
+class PromptAdapter(TextCheckingAdapter):
+    """Builds clones' prompts with the family's prompt builder."""
+
+    @cached_property
+    @abstractmethod
+    def _builder(self) -> Any:
+        """The family's prompt builder, a `BuildsClones`; it loads the tokenizer."""
+
+    def tts_cache_check_text(self, field: str, text: str) -> None:
+        """Refuse text that the model would read as something else.
+
+        Raises: InvalidSpeakerError.
+        """
+        self._builder.check_text(field, text)
+
+    async def warmup(self) -> None:
+        """Load the tokenizer before the first request, then as the host."""
+        await asyncio.to_thread(lambda: self._builder)
+        host: Any = super()
+        await host.warmup()
+
+    async def clone(self, speaker: Speaker) -> PreparedRequest:
+        """Build a prompt that holds no more of a reference than its length.
+
+        Raises: InvalidSpeakerError.
+        """
+        request = speaker.request
+        build = partial(
+            self._builder.clone,
+            request.input,
+            request.ref_text,
+            mode=speaker.mode,
+            clip=speaker.clip,
+        )
+        return await self._built(speaker, build, request.input, request.ref_text)
+
+    async def _built(
+        self, speaker: Speaker, build: Callable[[], dict[str, Any]], *texts: str | None
+    ) -> PreparedRequest:
+        """Build the prompt, in a thread if its texts are long."""
+        is_short = sum(len(text or "") for text in texts) <= SHORT_CHARS
+        prompt = build() if is_short else await self._service.texts.run(build)
+        return self._prepared(speaker, prompt)
+
+    def _prepared(self, speaker: Speaker, prompt: dict[str, Any]) -> PreparedRequest:
+        return PreparedRequest(
+            prompt=prompt,
+            tts_params={FIELD: speaker.ref.to_wire()},
+            model_type=self.tts_cache_family.name,
+        )
