@@ -171,7 +171,9 @@ class Family:
             outputs where the host would poll for them.
         adapter: Our class in place of the host's adapter of the same name; the host has
             none for a diffusion model.
-        encoders_part: ``load(model_dir, device) -> {name: ReferenceEncoder}``.
+        encoders_part: ``load(model_dir, device) -> {name: ReferenceEncoder}``: all
+            encoders of a checkpoint in its released layout, in float32 and in memory
+            of their own, or a `CheckpointError`.
         encodes_on_cpu: Whether its encoders compute on the CPU on every machine.
         offline_part: Builds prompts for an ``Omni`` engine, see `offline.speakers`.
         tiny_part: Its `testing.tiny_checkpoint.TinyWriter`.

@@ -1,7 +1,7 @@
 """What the encodings of Fish Speech depend on."""
 
 from tests.families.cases import Identity, Section
-from vllm_tts_cache.families.fish_speech import codec_encoder
+from vllm_tts_cache.families.fish_speech import encoders
 from vllm_tts_cache.families.fish_speech.codec import RELEASED
 
 IDENTITIES = {
@@ -9,7 +9,7 @@ IDENTITIES = {
         network="fish s2 dac",
         config=(Section(file="codec.json", values=RELEASED.to_json()),),
         constants={
-            codec_encoder: (
+            encoders: (
                 "REVISION",
                 "RESAMPLER",
                 "SAMPLE_RATE_HZ",

@@ -21,9 +21,9 @@ from vllm_tts_cache.families.fish_speech.codec import (
     build_sized_codec,
     read_sizes,
 )
-from vllm_tts_cache.families.fish_speech.codec_encoder import CodecEncoder
 from vllm_tts_cache.families.fish_speech.encoders import load_reference_encoders
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
+from vllm_tts_cache.families.networks.dac.encoder import DACEncoder
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 CPU = torch.device("cpu")
@@ -33,9 +33,9 @@ def audio(num_samples, rate_hz=44_100, seed=0):
     return noisy_tone(num_samples, rate_hz, seed)
 
 
-def load(directory) -> CodecEncoder:
+def load(directory) -> DACEncoder:
     encoder = load_reference_encoders(directory, CPU)[CODEC]
-    assert isinstance(encoder, CodecEncoder)
+    assert isinstance(encoder, DACEncoder)
     return encoder
 
 

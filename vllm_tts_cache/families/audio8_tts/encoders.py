@@ -1,39 +1,34 @@
 """The reference encoder of Audio8 TTS: its codec's encode half, the host's network."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from vllm_omni.model_executor.models.audio8_tts.codec import (
     ArkttsCodec,
     ArkttsCodecWindowTransformer,
     build_arktts_codec,
 )
 
-from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.errors import CheckpointError, EncodeError
+from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.audio8_tts.family import CODEC
+from vllm_tts_cache.families.networks.dac.encoder import DACEncoder
 from vllm_tts_cache.families.networks.dac.file import (
     fix_weight_norms,
     in_the_spelling_of,
     read_codec_file,
 )
-from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER, resample
+from vllm_tts_cache.families.networks.sinc_resample import RESAMPLER
 from vllm_tts_cache.speaker.checkpoint import (
     assign_float32,
     encoder_fingerprint,
     pick_tensors,
 )
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
-from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
-from vllm_tts_cache.store.encoding import Encoding
 
 # Raise it with any change here that changes what the encoder computes.
 REVISION = 1
@@ -58,66 +53,22 @@ _NEED = MemoryNeed(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class CodecEncoder:
-    """Gives ``codes``: ``(num_frames, 10)`` int16, the semantic codebook first."""
-
-    network: ArkttsCodec
-    device: torch.device
-    fingerprint: str
-    need: MemoryNeed = _NEED
-    name: str = CODEC
-
-    def encode(self, audio: ReferenceAudio) -> Encoding:
-        """Encode one audio; its last frame may be filled up with silence.
-
-        Raises:
-            EncodeError: The network failed on this audio.
-        """
-        try:
-            with torch.inference_mode(), exact_float32(self.device):
-                samples = resample(audio, SAMPLE_RATE_HZ, self.device)
-                codes = self._codes(samples).cpu().numpy()
-        except (RuntimeError, ValueError) as exc:
-            raise EncodeError(f"codec encoder: {exc}") from exc
-        finally:
-            self._delete_masks()
-        return Encoding({"codes": codes.T.astype(np.int16)})
-
-    def _codes(self, samples: Tensor) -> Tensor:
-        """``(10, num_frames)``; what the host computes only to drop it is left out."""
-        num_frames = math.ceil(samples.numel() / SAMPLES_PER_FRAME)
-        missing = num_frames * SAMPLES_PER_FRAME - samples.numel()
-        latents = self.network.encoder(pad(samples, (0, missing)).view(1, 1, -1))
-        quantizer: Any = self.network.quantizer
-        latents = quantizer.pre_module(quantizer.downsample(latents))
-        semantic, semantic_codes = quantizer.semantic_quantizer(latents)
-        _, residual_codes = quantizer.quantizer(latents - semantic)
-        return torch.cat([semantic_codes, residual_codes], dim=1)[0]
-
-    def _delete_masks(self) -> None:
-        """The host's network keeps a mask for each length that it has seen."""
-        for module in self.network.modules():
-            if isinstance(module, ArkttsCodecWindowTransformer):
-                module._mask_cache.clear()
-                module._rope_cache.clear()
+def _delete_masks(network: ArkttsCodec) -> None:
+    """The host's network keeps a mask for each length that it has seen."""
+    for module in network.modules():
+        if isinstance(module, ArkttsCodecWindowTransformer):
+            module._mask_cache.clear()
+            module._rope_cache.clear()
 
 
 def load_reference_encoders(
     model_dir: Path, device: torch.device
 ) -> dict[str, ReferenceEncoder]:
-    """The codec's encoder, in float32 and in memory of its own.
-
-    Args:
-        model_dir: The checkpoint in its released layout.
-        device: Where it computes.
-
-    Returns:
-        By name: ``codec``.
+    """Load the encoder out of ``codec.pth``, as `Family.encoders_part` says.
 
     Raises:
-        CheckpointError: ``codec.pth`` cannot be read, or a tensor of the codec is
-            missing or of another shape; the message names them.
+        CheckpointError: It cannot be read, or a tensor of the codec is missing or of
+            another shape; the message names them.
     """
     path = model_dir / "codec.pth"
     sizes = _decoder_sizes(read_json(model_dir / "config.json"), model_dir)
@@ -135,7 +86,16 @@ def load_reference_encoders(
             "num_codebooks": NUM_CODEBOOKS,
         },
     )
-    encoder = CodecEncoder(network=network, device=device, fingerprint=fingerprint)
+    encoder = DACEncoder(
+        network=network,
+        device=device,
+        sample_rate_hz=SAMPLE_RATE_HZ,
+        samples_per_frame=SAMPLES_PER_FRAME,
+        fingerprint=fingerprint,
+        need=_NEED,
+        name=CODEC,
+        clean_up=partial(_delete_masks, network),
+    )
     return {CODEC: encoder}
 
 

@@ -78,14 +78,7 @@ def load_reference_encoders(
     model_dir: Path,
     device: torch.device,  # noqa: ARG001  they compute on the CPU
 ) -> dict[str, ReferenceEncoder]:
-    """All three encoders, in float32 and in memory of their own.
-
-    Args:
-        model_dir: The checkpoint in its released layout.
-        device: Where the talker runs.
-
-    Returns:
-        By name: ``speech_tokens``, ``mel`` and ``speaker``.
+    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
         CheckpointError: A network's file cannot be read, or is none.

@@ -25,14 +25,7 @@ from vllm_tts_cache.speaker.reference import ReferenceEncoder
 def load_reference_encoders(
     model_dir: Path, device: torch.device
 ) -> dict[str, ReferenceEncoder]:
-    """The tokenizer's encode side, in float32 and in memory of its own.
-
-    Args:
-        model_dir: The checkpoint in its released layout.
-        device: Where it computes.
-
-    Returns:
-        By name: ``codec``.
+    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
         CheckpointError: The tokenizer is not there, or is built otherwise; the message

@@ -32,14 +32,7 @@ SIZES = "audio_tokenizer_config"
 def load_reference_encoders(
     model_dir: Path, device: torch.device
 ) -> dict[str, ReferenceEncoder]:
-    """The tokenizer's encode side, in float32 and in memory of its own.
-
-    Args:
-        model_dir: The checkpoint in its released layout.
-        device: Where it computes.
-
-    Returns:
-        By name: ``codec``.
+    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
         CheckpointError: It is of another model, brings no tokenizer, or one that is

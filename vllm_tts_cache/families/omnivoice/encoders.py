@@ -66,11 +66,7 @@ class OmniVoiceEncoder:
 def load_reference_encoders(
     model_dir: Path, device: torch.device
 ) -> dict[str, ReferenceEncoder]:
-    """The encode side of ``audio_tokenizer``, in float32 and in memory of its own.
-
-    Args:
-        model_dir: The checkpoint in its released layout.
-        device: Where it computes.
+    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
         CheckpointError: It is not this tokenizer, not one of 24 kHz, or a tensor is

@@ -21,14 +21,7 @@ _EXPECTED = {
 def load_reference_encoders(
     model_dir: Path, device: torch.device
 ) -> dict[str, ReferenceEncoder]:
-    """Both encoders of a Base checkpoint, in float32 and in memory of their own.
-
-    Args:
-        model_dir: The checkpoint in its released layout.
-        device: Where they compute.
-
-    Returns:
-        By name: ``speaker`` and ``codec``.
+    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
         CheckpointError: It is no Base checkpoint with the 12 Hz codec, or a tensor

@@ -78,14 +78,7 @@ class AudioVAEEncoder:
 def load_reference_encoders(
     model_dir: Path, device: torch.device
 ) -> dict[str, ReferenceEncoder]:
-    """Both encoders, in float32 and in memory of their own.
-
-    Args:
-        model_dir: The checkpoint in its released layout.
-        device: Where they compute.
-
-    Returns:
-        By name: ``reference`` and ``continuation``; they share one network.
+    """Load the encoders of a checkpoint, as `Family.encoders_part` says.
 
     Raises:
         CheckpointError: The AudioVAE is not one of 16 kHz and 640 samples a latent, in
