@@ -207,6 +207,13 @@ class SpeakerSide:
             raise TTSCacheError(self.tts_cache_refusal or "it clones no voices")
         return self.tts_cache_speakers.prompt(ref, encoder_names)
 
+    @staticmethod
+    def _speaker(info: Mapping[str, Any]) -> SpeakerRef:
+        """Return whom a request names. Raises: TTSCacheError, ValueError."""
+        if (ref := SpeakerRef.from_info(info)) is None:
+            raise TTSCacheError("it names nobody")
+        return ref
+
     def _count_prompt(self) -> None:
         if self.tts_cache_speakers is not None:
             self.tts_cache_speakers.count_prompt()

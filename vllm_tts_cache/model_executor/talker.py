@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from vllm_tts_cache.model_executor.failed_requests import (
     request_id_of,
 )
 from vllm_tts_cache.model_executor.loading import SpeakerSide
+from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.store.encoding import Array
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -65,10 +66,9 @@ class CachedTalker(SpeakerSide):
                 "runner: it passes over what gives requests their voices and ends "
                 "those that fail. Set model_runner: v1 in the deploy file."
             )
-            # On a line of its own: the host surrounds an exception with pages.
-            logger.error(problem)
-            raise ConfigError(problem)
+            raise logged_error(problem)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        self.vllm_config = vllm_config
         failure_id = self.tts_cache_family.failure_id
         assert failure_id is not None, "a talker ends a failed request by an id"
         self._failed_requests = FailedRequests(failure_id)
@@ -77,6 +77,13 @@ class CachedTalker(SpeakerSide):
         if is_second:
             # Only then does that runner say which row of the logits is whose.
             self.logitsprocs_need_output_token_ids = True
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the talker, then our own encoders: no request pays for them."""
+        host: Any = super()
+        loaded: set[str] = host.load_weights(weights)
+        self._load_speakers(self.vllm_config)
+        return loaded
 
     def compute_logits(self, hidden_states: Any, sampling_metadata: Any = None) -> Any:
         """Force the id that ends a request without a speaker prompt as an error."""
@@ -156,6 +163,25 @@ def on_device(
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def refuse_prefix_caching(vllm_config: Any, family: Family) -> None:
+    """Refuse to have requests share KV that is not theirs, before anything is loaded.
+
+    Raises: ConfigError.
+    """
+    if vllm_config.cache_config.enable_prefix_caching:
+        raise logged_error(
+            f"{family.title} cannot be served with prefix caching: its prompts are "
+            "placeholders, so a request would speak with another's voice and text. "
+            "Set enable_prefix_caching: false in the deploy file."
+        )
+
+
+def logged_error(problem: str) -> ConfigError:
+    """Log it on a line of its own: the host surrounds an exception with pages."""
+    logger.error(problem)
+    return ConfigError(problem)
 
 
 class SamplingTalker(CachedTalker):

@@ -1,6 +1,6 @@
 """The Audio8 TTS slow AR, taking its reference codes by content address."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,12 +23,6 @@ class CachedAudio8SlowAR(
     """
 
     tts_cache_family = FAMILY
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the slow AR, then our own encoder: no request pays for it."""
-        loaded = super().load_weights(weights)
-        self._load_speakers(self.vllm_config)
-        return loaded
 
     @failing_alone
     def preprocess(

@@ -13,12 +13,8 @@ from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.breeze_tts_2.family import CODEC, FAMILY
 from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
 from vllm_tts_cache.families.networks.rows import checked_codes
-from vllm_tts_cache.model_executor.talker import (
-    CachedTalker,
-    failing_alone,
-    on_device,
-)
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone, on_device
+from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Array
 
 
@@ -45,12 +41,6 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._give_known_codes()
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker, then our own encoder: no request pays for it."""
-        loaded = super().load_weights(weights)
-        self._load_speakers(self.vllm_config)
-        return loaded
 
     @torch.inference_mode()
     def preprocess_batch(
@@ -167,8 +157,7 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
 
         Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
         """
-        if (ref := SpeakerRef.from_info(info)) is None:
-            raise TTSCacheError("it names nobody")
+        ref = self._speaker(info)
         codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
         expected = (num_frames, self.num_codebooks)
         return checked_codes(codes, expected, self.codebook_size)

@@ -4,20 +4,17 @@ The talker is told a reference's speech tokens, in the rows of its prompt; what 
 decoder is told is in `conditioning`.
 """
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from vllm_omni.distributed.omni_connectors.utils.config import (
-    stage_sends_async_output,
-)
+from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
 from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 
-from vllm_tts_cache.errors import ConfigError, TTSCacheError
+from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.cosyvoice3.conditioning import (
     CODES,
     EMBED,
@@ -37,10 +34,9 @@ from vllm_tts_cache.model_executor.talker import (
     CachedTalker,
     failing_alone,
     on_device,
+    refuse_prefix_caching,
 )
 from vllm_tts_cache.speaker.reference import SpeakerRef
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 TALKER = "cosyvoice3_talker"
 # What the runner keeps of each request of a step, in the batch's order.
@@ -71,22 +67,20 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         is_talker = vllm_config.model_config.model_stage == TALKER
         if is_talker:
-            _check(vllm_config)
+            refuse_prefix_caching(vllm_config, FAMILY)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self._vllm_config = vllm_config
         self._tells_once = _sends_in_chunks(vllm_config.model_config)
         # The runner then has `preprocess` make the rows of each request.
         self.has_preprocess = is_talker
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the stage; the talker's loads our encoders, so no request pays."""
-        loaded = super().load_weights(weights)
         if self.has_preprocess:
-            self._load_speakers(self._vllm_config)
-        else:
-            fix_noise(self.code2wav.flow_model.decoder)
-            # The host does in its first step, which waits for what is fetched for it.
-            self._maybe_enable_code2wav_trt()
+            return super().load_weights(weights)
+        loaded = _HostsModel.load_weights(self, weights)
+        fix_noise(self.code2wav.flow_model.decoder)
+        # The host does in its first step, which waits for what is fetched for it.
+        self._maybe_enable_code2wav_trt()
         return loaded
 
     @failing_alone
@@ -205,19 +199,3 @@ class CachedCosyVoice3Model(CachedTalker, _HostsModel):
 
 def _sends_in_chunks(model_config: Any) -> bool:
     return bool(model_config.async_chunk) and stage_sends_async_output(model_config)
-
-
-def _check(vllm_config: Any) -> None:
-    """Say what would have requests share what is not theirs, before anything is loaded.
-
-    Raises: ConfigError.
-    """
-    if vllm_config.cache_config.enable_prefix_caching:
-        problem = (
-            "CosyVoice3 cannot be served with prefix caching: its prompts are "
-            "placeholders, so a request would speak with another's voice and text. "
-            "Set enable_prefix_caching: false in the deploy file."
-        )
-        # In a line of its own: the host puts pages around what is raised.
-        logger.error(problem)
-        raise ConfigError(problem)

@@ -41,11 +41,9 @@ class CachedFishSpeechSlowAR(SlowAR, host.FishSpeechSlowARForConditionalGenerati
         self._spoken = SpokenFrames()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the slow AR, then our own encoder: no request pays for it."""
+        """As every talker; the host loads no encoder of its own."""
         with _without_the_hosts_encoder():
-            loaded = super().load_weights(weights)
-        self._load_speakers(self.vllm_config)
-        return loaded
+            return super().load_weights(weights)
 
     @failing_alone
     def preprocess(

@@ -5,9 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from vllm_omni.model_executor.models.higgs_audio_v2 import (
-    higgs_audio_v2_talker as host,
-)
+from vllm_omni.model_executor.models.higgs_audio_v2 import higgs_audio_v2_talker as host
 from vllm_omni.model_executor.models.higgs_audio_v2.higgs_audio_v2_tokenizer import (
     _build_delay_pattern,
 )
@@ -45,7 +43,6 @@ class CachedHiggsAudioV2Talker(
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.vllm_config = vllm_config
         self._infos_of_step: Sequence[Mapping[str, Any]] = ()
         self._positions_of_step: torch.Tensor | None = None
         self._spoken = SpokenStates()

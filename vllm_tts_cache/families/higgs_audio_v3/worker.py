@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
-from vllm_omni.model_executor.models.higgs_audio_v3 import (
-    higgs_audio_v3_talker as host,
-)
+from vllm_omni.model_executor.models.higgs_audio_v3 import higgs_audio_v3_talker as host
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
     apply_delay_pattern,
 )

@@ -16,12 +16,9 @@ from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, FAMILY
 from vllm_tts_cache.families.omnivoice.limits import MAX_STEPS
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
-from vllm_tts_cache.model_executor.pipeline import (
-    CachedPipeline,
-    looking_up_a_prompt,
-)
+from vllm_tts_cache.model_executor.pipeline import CachedPipeline, looking_up_a_prompt
 from vllm_tts_cache.model_executor.talker import on_device
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.speaker.reference import FIELD
 
 # The host looks the second up in the module of the first.
 __all__ = ["CachedOmniVoicePipeline", "get_omnivoice_post_process_func"]
@@ -116,8 +113,7 @@ class CachedOmniVoicePipeline(CachedPipeline, OmniVoicePipeline):
 
         Raises: TTSCacheError, ValueError: it cannot be had, or is not such.
         """
-        if (ref := SpeakerRef.from_info(prompt)) is None:
-            raise TTSCacheError("it names nobody")
+        ref = self._speaker(prompt)
         encoding = self._encodings(ref, FAMILY.encoders)[CODEC_ENCODER]
         codes, known = encoding["codes"], self.config.num_audio_codebook
         if codes.shape[1:] != (known,):

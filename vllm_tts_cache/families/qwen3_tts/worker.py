@@ -1,6 +1,6 @@
 """The Qwen3-TTS talker, taking its speaker prompt by content address."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,6 @@ from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import (
     Qwen3TTSTalkerForConditionalGeneration,
 )
 
-from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.qwen3_tts.family import (
     CODEC,
     FAMILY,
@@ -16,24 +15,14 @@ from vllm_tts_cache.families.qwen3_tts.family import (
     SPEAKER,
     X_VECTOR,
 )
-from vllm_tts_cache.model_executor.talker import (
-    CachedTalker,
-    failing_alone,
-    on_device,
-)
-from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
+from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone, on_device
+from vllm_tts_cache.speaker.reference import FIELD
 
 
 class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration):
     """The host's talker; only where a speaker prompt comes from is ours."""
 
     tts_cache_family = FAMILY
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker, then our own encoders: no request pays for them."""
-        loaded = super().load_weights(weights)
-        self._load_speakers(self.vllm_config)
-        return loaded
 
     @failing_alone
     def preprocess(
@@ -60,8 +49,7 @@ class CachedQwen3TTSTalker(CachedTalker, Qwen3TTSTalkerForConditionalGeneration)
     def _voice_clone_prompt(
         self, info: Mapping[str, Any], device: torch.device
     ) -> dict[str, Any]:
-        if (ref := SpeakerRef.from_info(info)) is None:
-            raise TTSCacheError("it names nobody")
+        ref = self._speaker(info)
         in_context = not (info.get("x_vector_only_mode") or [False])[0]
         mode = IN_CONTEXT if in_context else X_VECTOR
         found = self._encodings(ref, mode.encoders)

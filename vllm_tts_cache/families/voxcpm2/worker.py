@@ -1,7 +1,6 @@
 """The VoxCPM2 talker, taking a reference's features by content address."""
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +10,19 @@ from vllm_omni.model_executor.models.voxcpm2.voxcpm2_import_utils import (
     import_voxcpm2_core,
 )
 
-from vllm_tts_cache.errors import ConfigError, TTSCacheError
+from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.networks.prompts import mode_of_request
 from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
 from vllm_tts_cache.families.voxcpm2.prompt import count_positions, ids_of_request
 from vllm_tts_cache.model_executor.failed_requests import request_id_of
-from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone
+from vllm_tts_cache.model_executor.talker import (
+    CachedTalker,
+    failing_alone,
+    logged_error,
+    refuse_prefix_caching,
+)
 from vllm_tts_cache.speaker.family import Mode
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # Where the host looks for the features, by mode.
 _HOSTS_NAMES = {REFERENCE: "ref_audio_feat", CONTINUATION: "audio_feat"}
@@ -45,12 +47,6 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         _check(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker, then our own encoders: no request pays for them."""
-        loaded = super().load_weights(weights)
-        self._load_speakers(self.vllm_config)
-        return loaded
 
     @failing_alone
     def preprocess(
@@ -98,8 +94,7 @@ class CachedVoxCPM2Talker(CachedTalker, host.VoxCPM2TalkerForConditionalGenerati
 
     def _known_prompt(self, info: Mapping[str, Any]) -> KnownPrompt:
         """Raises: TTSCacheError, ValueError: it cannot be had, or is not such."""
-        if (ref := SpeakerRef.from_info(info)) is None:
-            raise TTSCacheError("it names nobody")
+        ref = self._speaker(info)
         mode = mode_of_request(FAMILY, info)
         features = self._features(ref, mode)
         num_ids = len(ids_of_request(info))
@@ -179,19 +174,8 @@ def _check(vllm_config: Any) -> None:
     try:
         import_voxcpm2_core()
     except ImportError as exc:
-        raise _told(
+        raise logged_error(
             "VoxCPM2 runs on its official package, which cannot be imported here. "
             f"Install it: pip install 'voxcpm==2.0.3' ({exc})"
         ) from exc
-    if vllm_config.cache_config.enable_prefix_caching:
-        raise _told(
-            "VoxCPM2 cannot be served with prefix caching: its prompts are "
-            "placeholders, so a request would speak with another's voice and text. "
-            "Set enable_prefix_caching: false in the deploy file."
-        )
-
-
-def _told(problem: str) -> ConfigError:
-    """Say it in a line of its own: the host puts pages around what is raised."""
-    logger.error(problem)
-    return ConfigError(problem)
+    refuse_prefix_caching(vllm_config, FAMILY)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.networks.rows import ReferenceRows, checked_codes
 from vllm_tts_cache.model_executor.talker import CachedTalker, on_device
 from vllm_tts_cache.speaker.reference import FIELD, SpeakerRef
@@ -75,8 +74,7 @@ class SlowAR(CachedTalker):
 
         Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
         """
-        if (ref := SpeakerRef.from_info(info)) is None:
-            raise TTSCacheError("it names nobody")
+        ref = self._speaker(info)
         where = ReferenceRows.from_info(info)
         begin = begin_of(info)
         if begin > where.start:

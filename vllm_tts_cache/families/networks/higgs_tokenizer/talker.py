@@ -6,12 +6,11 @@ the request ends.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from vllm_tts_cache.errors import TTSCacheError
 from vllm_tts_cache.families.networks.higgs_tokenizer.encoder import CODEC
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     CODEBOOK_SIZE,
@@ -38,19 +37,10 @@ class HiggsTalker(SamplingTalker):
     supports_omni_decode_step_metadata = True
     supports_omni_query_start_loc = True
 
-    vllm_config: Any
-
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._requests_of_step: list[str] = []
         self._starts_of_step: torch.Tensor | None = None
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker, then our own encoder: no request pays for it."""
-        host: Any = super()
-        loaded = host.load_weights(weights)
-        self._load_speakers(self.vllm_config)
-        return loaded
 
     def update_decode_step_metadata(
         self,
@@ -95,8 +85,7 @@ class HiggsTalker(SamplingTalker):
 
     def _given_to(self, info: Mapping[str, Any], begin: int) -> dict[str, Any]:
         """Raises: TTSCacheError, ValueError: it cannot be had, or is not such."""
-        if (ref := SpeakerRef.from_info(info)) is None:
-            raise TTSCacheError("it names nobody")
+        ref = self._speaker(info)
         rows = ReferenceRows.from_info(info)
         if begin > rows.start:  # the rest is in the prefix cache
             self._refuse_suspect(rows.prefix(ref), info)
