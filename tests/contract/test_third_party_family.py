@@ -75,7 +75,7 @@ def write(directory, options, report):
     (directory / "config.json").write_text(json.dumps(config))
 
 
-TINY = TinyWriter(options=Options(), write=write)
+TINY = TinyWriter(options=Options(), write=f"{__name__}:write")
 """,
     "toy_family-1.dist-info/METADATA": (
         "Metadata-Version: 2.1\nName: toy_family\nVersion: 1\n"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pkgutil
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -90,14 +91,18 @@ class TinyWriter:
     """A family's part that writes its tiny checkpoints.
 
     Attributes:
+        write: ``module:function``, which imports torch. It fills an empty directory;
+            called with the options, and with what to call as each step begins.
         options: The default ones, a frozen dataclass; ``encoders`` and ``seed`` are
             always among them. Equal ones give byte-identical files.
-        write: Fills an empty directory; called with the options, and with what to
-            call as each step begins.
     """
 
-    options: Any
-    write: Callable[[Path, Any, Report], None]
+    write: str
+    options: Any = EncoderOptions()
+
+    def __call__(self, directory: Path, options: Any, report: Report) -> None:
+        """Import what writes, and fill the directory."""
+        pkgutil.resolve_name(self.write)(directory, options, report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +152,7 @@ class TinyCheckpoint:
         """
         writer: TinyWriter = self.family.part("tiny_part")
         with new_directory(out, force=force) as directory:
-            writer.write(directory, self.options, report)
+            writer(directory, self.options, report)
             (directory / MARKER).write_text(json.dumps(self.marker, indent=2) + "\n")
             readme = _README.format(title=self.family.title, marker=MARKER)
             (directory / "README.txt").write_text(readme)

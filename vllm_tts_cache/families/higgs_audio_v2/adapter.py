@@ -4,9 +4,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import resolve_stage_model_path
-from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v2 import (
-    HiggsAudioV2Adapter,
-)
+from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v2 import HiggsAudioV2Adapter
 
 from vllm_tts_cache.families.higgs_audio_v2.family import FAMILY
 from vllm_tts_cache.families.higgs_audio_v2.prompt import PromptBuilder

@@ -4,9 +4,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm_omni.entrypoints.openai.tts_adapters.base import resolve_stage_model_path
-from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v3 import (
-    HiggsAudioV3Adapter,
-)
+from vllm_omni.entrypoints.openai.tts_adapters.higgs_audio_v3 import HiggsAudioV3Adapter
 from vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer import (
     HiggsAudioV3TokenizerAdapter,
 )

@@ -9,10 +9,7 @@ import msgspec
 from torch import Tensor
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.families.networks.torch_file import (
-    only_tensors,
-    read_torch_file,
-)
+from vllm_tts_cache.families.networks.torch_file import only_tensors, read_torch_file
 from vllm_tts_cache.families.voxcpm2.positions import (
     LATENTS_PER_POSITION,
     SAMPLE_RATE_HZ,

@@ -1,12 +1,8 @@
-"""What can be asked of a test checkpoint, and the widths and depths that it has."""
+"""The widths and depths of a test checkpoint."""
 
 from dataclasses import dataclass
 
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderSize,
-    TransformerSizes,
-    check_encoder_size,
-)
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
 
 # As released: they decide what is stored, and what the talker's ids mean.
 NUM_CODES = 6_561
@@ -54,24 +50,3 @@ SPEAKER: dict[EncoderSize, NetworkSizes] = {
     "tiny": NetworkSizes(width=32, inner=64, num_blocks=1),
     "real": NetworkSizes(width=512, inner=1_536, num_blocks=4),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointOptions:
-    """Equal options give byte-identical files.
-
-    Attributes:
-        encoders: ``real`` gives the stand-ins for the ONNX files as many weights as
-            the released ones have, and about as many products for a second of audio;
-            their layers are simpler. All else stays tiny.
-        seed: Of all weights.
-
-    Raises:
-        ConfigError: A value cannot be used.
-    """
-
-    encoders: EncoderSize = "tiny"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_encoder_size(self.encoders)

@@ -1,7 +1,6 @@
 """Write a tiny CosyVoice3 checkpoint with random weights. Not a model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,9 +10,9 @@ from vllm_tts_cache.families.cosyvoice3.tiny.networks import (
     write_speaker_network,
     write_speech_tokenizer,
 )
-from vllm_tts_cache.families.cosyvoice3.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.cosyvoice3.tiny.vocoder_weights import add_vocoder
 from vllm_tts_cache.families.cosyvoice3.tiny.weights import add_flow, add_talker
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
 from vllm_tts_cache.testing.tiny_parts import (
     IM_END,
     WeightBuilder,
@@ -24,15 +23,12 @@ from vllm_tts_cache.testing.tiny_parts import (
 _PARTS = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
 
 
-def write(
-    directory: Path, options: CheckpointOptions, report: Callable[[str], None]
-) -> None:
-    """Fill an empty directory.
+def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+    """Fill an empty directory; called through `TINY`.
 
-    Args:
-        directory: Where to write.
-        options: Equal options give byte-identical files.
-        report: Called with the name of each step as it begins.
+    With ``real`` encoders the stand-ins for the ONNX files have as many weights as the
+    released ones, and about as many products for a second of audio; their layers are
+    simpler. All else stays tiny.
     """
     # As released, where the host goes by the folder's name.
     (directory / "config.json").write_text("{}\n")

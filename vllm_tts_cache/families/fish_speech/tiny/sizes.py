@@ -1,12 +1,8 @@
-"""What can be asked of a test checkpoint, and the widths and depths that it has."""
+"""The widths and depths of a test checkpoint."""
 
 from dataclasses import dataclass
 
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderOptions,
-    EncoderSize,
-    TransformerSizes,
-)
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
 
 # Fixed by the released model, whatever the size of the networks. The host compares
 # generated ids with some of the text ids as numbers, so all of them stay.
@@ -56,17 +52,3 @@ CODEC: dict[EncoderSize, CodecSizes] = {
         encoder_dim=64, decoder_dim=1536, quantizer_layers=8, encoder_layers=4
     ),
 }
-
-
-class CheckpointOptions(EncoderOptions):
-    """Equal options give byte-identical files.
-
-    Attributes:
-        encoders: ``real`` gives the codec its released sizes (a ``codec.pth`` of
-            1.5 GB), so that encoding a reference costs what it does in production;
-            the language model stays tiny.
-        seed: Of all weights.
-
-    Raises:
-        ConfigError: A value cannot be used.
-    """

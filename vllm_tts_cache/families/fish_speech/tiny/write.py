@@ -1,7 +1,6 @@
 """Write a tiny Fish Speech S2 Pro checkpoint with random weights. Not a model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,10 +8,8 @@ import torch
 from vllm_tts_cache.families.fish_speech.tiny import configs, sizes
 from vllm_tts_cache.families.fish_speech.tiny.codec_weights import add_codec
 from vllm_tts_cache.families.fish_speech.tiny.configs import save_text_tokenizer
-from vllm_tts_cache.families.fish_speech.tiny.sizes import (
-    CheckpointOptions,
-    TransformerSizes,
-)
+from vllm_tts_cache.families.fish_speech.tiny.sizes import TransformerSizes
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
 
 _PROJECTION_STD = 0.08
@@ -20,13 +17,11 @@ _EMBEDDING_STD = 0.3
 _ATTENTION_SHARPNESS = 2.0
 
 
-def write(
-    directory: Path, options: CheckpointOptions, report: Callable[[str], None]
-) -> None:
+def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     """Fill an empty directory; called through `TINY`.
 
-    A ``codec.json``, where there is one, holds the sizes of a codec smaller than the
-    released one.
+    With ``real`` encoders the codec has its released sizes (a ``codec.pth`` of 1.5 GB).
+    Else ``codec.json`` holds the smaller ones.
     """
     report("text tokenizer")
     save_text_tokenizer(directory)
@@ -36,7 +31,7 @@ def write(
     _write_codec(directory, options)
 
 
-def _write_language_models(directory: Path, options: CheckpointOptions) -> None:
+def _write_language_models(directory: Path, options: EncoderOptions) -> None:
     weights = WeightBuilder(options.seed)
     add_slow_ar(weights)
     add_fast_ar(weights)
@@ -45,7 +40,7 @@ def _write_language_models(directory: Path, options: CheckpointOptions) -> None:
     _write_json(directory / "generation_config.json", configs.generation_config())
 
 
-def _write_codec(directory: Path, options: CheckpointOptions) -> None:
+def _write_codec(directory: Path, options: EncoderOptions) -> None:
     size = sizes.CODEC[options.encoders]
     weights = WeightBuilder(options.seed)
     add_codec(weights, size)

@@ -1,7 +1,6 @@
 """Write a tiny Higgs Audio v3 checkpoint with random weights. Not a model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,14 +9,12 @@ from torch import Tensor
 
 from vllm_tts_cache.families.higgs_audio_v3.encoders import CODEC_PREFIX
 from vllm_tts_cache.families.higgs_audio_v3.tiny import configs, sizes
-from vllm_tts_cache.families.higgs_audio_v3.tiny.configs import (
-    save_text_tokenizer,
-)
-from vllm_tts_cache.families.higgs_audio_v3.tiny.sizes import CheckpointOptions
+from vllm_tts_cache.families.higgs_audio_v3.tiny.configs import save_text_tokenizer
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import (
     add_tokenizer,
     tokenizer_config,
 )
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _PROJECTION_STD = 0.08
@@ -29,10 +26,11 @@ _CODES = "tied.embedding.modality_embeddings.0.embedding.weight"
 _DECODER = "acoustic_decoder."
 
 
-def write(
-    directory: Path, options: CheckpointOptions, report: Callable[[str], None]
-) -> None:
-    """Fill an empty directory; called through `TINY`."""
+def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+    """Fill an empty directory; called through `TINY`.
+
+    With ``real`` encoders the tokenizer's encode side has its released size.
+    """
     report("text tokenizer")
     save_text_tokenizer(directory)
     report("talker")
@@ -47,7 +45,7 @@ def write(
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _tokenizer(options: CheckpointOptions) -> dict[str, Tensor]:
+def _tokenizer(options: EncoderOptions) -> dict[str, Tensor]:
     """As other families have it in a folder of its own, but for the decoder's size."""
     weights = WeightBuilder(options.seed)
     add_tokenizer(weights, tokenizer_config(options.encoders, sizes.DECODER_DIM))

@@ -1,7 +1,6 @@
 """Write a tiny OmniVoice checkpoint with random weights. Not a model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from vllm_tts_cache.families.omnivoice.tiny.configs import (
     model_config,
     save_text_tokenizer,
 )
-from vllm_tts_cache.families.omnivoice.tiny.sizes import CheckpointOptions
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
 
 # Of queries and keys, once they are normed: attention is to see some places more than
@@ -23,15 +22,10 @@ _LAYER_GAIN = 2.0
 _LOGIT_GAIN = 4.0
 
 
-def write(
-    directory: Path, options: CheckpointOptions, report: Callable[[str], None]
-) -> None:
-    """Fill an empty directory.
+def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+    """Fill an empty directory; called through `TINY`.
 
-    Args:
-        directory: Where to write.
-        options: Equal options give byte-identical files.
-        report: Called with the name of each step as it begins.
+    With ``real`` encoders the audio tokenizer's encode side has its released size.
     """
     report("text tokenizer")
     save_text_tokenizer(directory)

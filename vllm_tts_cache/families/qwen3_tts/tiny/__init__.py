@@ -1,16 +1,6 @@
 """A tiny Qwen3-TTS Base checkpoint with random weights. Not a model."""
 
-from pathlib import Path
-
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.testing.tiny_checkpoint import Report, TinyWriter
+from vllm_tts_cache.testing.tiny_checkpoint import TinyWriter
 
-
-def _write(directory: Path, options: CheckpointOptions, report: Report) -> None:
-    # Only here: it imports torch.
-    from vllm_tts_cache.families.qwen3_tts.tiny.write import write
-
-    write(directory, options, report)
-
-
-TINY = TinyWriter(options=CheckpointOptions(), write=_write)
+TINY = TinyWriter(options=CheckpointOptions(), write=f"{__name__}.write:write")

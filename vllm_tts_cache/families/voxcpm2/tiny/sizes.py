@@ -1,10 +1,6 @@
-"""What can be asked of a test checkpoint, and the widths and depths that it has."""
+"""The widths and depths of a test checkpoint."""
 
-from vllm_tts_cache.testing.tiny_checkpoint import (
-    EncoderOptions,
-    EncoderSize,
-    TransformerSizes,
-)
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
 
 # As released: they decide how many positions a reference takes, and what is stored.
 PATCH_SIZE = 4
@@ -28,17 +24,3 @@ MAX_POSITIONS = 4_096
 ENCODER_DIM: dict[EncoderSize, int] = {"tiny": 8, "real": 128}
 # Every stage halves it; there are six.
 DECODER_DIM = 128
-
-
-class CheckpointOptions(EncoderOptions):
-    """Equal options give byte-identical files.
-
-    Attributes:
-        encoders: ``real`` gives the AudioVAE's encoder its released size (48.4 million
-            weights), so that encoding a reference costs what it does in production;
-            all else stays tiny.
-        seed: Of all weights.
-
-    Raises:
-        ConfigError: A value cannot be used.
-    """

@@ -1,7 +1,6 @@
 """Write a tiny VoxCPM2 checkpoint with random weights. Not a model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,12 +9,15 @@ from torch.nn.functional import silu
 
 from vllm_tts_cache.families.voxcpm2.tiny import configs, sizes
 from vllm_tts_cache.families.voxcpm2.tiny.audio_vae_weights import add_audio_vae
-from vllm_tts_cache.families.voxcpm2.tiny.sizes import CheckpointOptions
 from vllm_tts_cache.families.voxcpm2.tiny.text_tokenizer import (
     save_text_tokenizer,
     text_vocab,
 )
-from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderOptions,
+    Report,
+    TransformerSizes,
+)
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
 
 _EMBEDDING_STD = 1.0
@@ -28,15 +30,11 @@ _VELOCITY_GAIN = 3.0
 _STOP_MARGIN = 0.5
 
 
-def write(
-    directory: Path, options: CheckpointOptions, report: Callable[[str], None]
-) -> None:
-    """Fill an empty directory.
+def write(directory: Path, options: EncoderOptions, report: Report) -> None:
+    """Fill an empty directory; called through `TINY`.
 
-    Args:
-        directory: Where to write.
-        options: Equal options give byte-identical files.
-        report: Called with the name of each step as it begins.
+    With ``real`` encoders the AudioVAE's encoder has its released size, 48.4 million
+    weights.
     """
     report("text tokenizer")
     save_text_tokenizer(directory)
@@ -46,7 +44,7 @@ def write(
     _write_audio_vae(directory / "audiovae.pth", options)
 
 
-def _write_model(directory: Path, options: CheckpointOptions) -> None:
+def _write_model(directory: Path, options: EncoderOptions) -> None:
     vocab_size = len(text_vocab())
     config = configs.model_config(vocab_size, options.encoders)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -55,7 +53,7 @@ def _write_model(directory: Path, options: CheckpointOptions) -> None:
     save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
 
 
-def _write_audio_vae(path: Path, options: CheckpointOptions) -> None:
+def _write_audio_vae(path: Path, options: EncoderOptions) -> None:
     weights = WeightBuilder(options.seed)
     add_audio_vae(weights, sizes.ENCODER_DIM[options.encoders])
     # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
