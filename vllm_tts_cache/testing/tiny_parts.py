@@ -7,7 +7,8 @@ a released vocabulary's size, or Qwen's layout.
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from tokenizers import (
     trainers,
 )
 from torch import Tensor
+
+from vllm_tts_cache.testing.tiny_checkpoint import TransformerSizes
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
@@ -96,6 +99,13 @@ class WeightBuilder:
         weight -= weight.mean(dim=tuple(range(1, len(shape))), keepdim=True)
         return weight
 
+    def linear(
+        self, name: str, inputs: int, outputs: int, gain: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Add weight and bias of a linear layer, the latter 0."""
+        weight = self.projection(f"{name}.weight", (outputs, inputs), gain)
+        return weight, self.fill(f"{name}.bias", (outputs,), 0.0)
+
     def fill(self, name: str, shape: Sequence[int], value: float) -> Tensor:
         """Add ``name``, float32, constant."""
         return self._add(name, torch.full(tuple(shape), value))
@@ -107,6 +117,79 @@ class WeightBuilder:
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}:{self._prefix}{name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+# How a tensor is added, by its builder, its name there and its shape.
+Draw = Callable[[WeightBuilder, str, Sequence[int]], object]
+
+
+def add_all(
+    weights: WeightBuilder,
+    shapes: Mapping[str, Sequence[int]],
+    rules: Mapping[str, Draw],
+) -> None:
+    """Add a tensor of each shape by the first rule whose pattern is in its name."""
+    for name, shape in shapes.items():
+        draw = next(d for pattern, d in rules.items() if re.search(pattern, name))
+        draw(weights, name, shape)
+
+
+def constant(value: float) -> Draw:
+    """Return what fills a tensor with a value."""
+    return lambda weights, name, shape: weights.fill(name, shape, value)
+
+
+def projected(gain: float = 1.0) -> Draw:
+    """Return what adds a projection, see `WeightBuilder.projection`."""
+    return lambda weights, name, shape: weights.projection(name, shape, gain)
+
+
+def centred(gain: float = 1.0) -> Draw:
+    """Return what adds a blind projection, see `WeightBuilder.centred`."""
+    return lambda weights, name, shape: weights.centred(name, shape, gain)
+
+
+def normal(std: float = 1.0) -> Draw:
+    """Return what draws a tensor, see `WeightBuilder.normal`."""
+    return lambda weights, name, shape: weights.normal(name, shape, std)
+
+
+def add_layers(
+    model: WeightBuilder,
+    size: TransformerSizes,
+    project: Draw,
+    *,
+    qk_norm: float | None = None,
+) -> None:
+    """Add decoder layers of Llama's kind, and the last norm.
+
+    Args:
+        model: Where to.
+        size: How many, and how wide.
+        project: Adds a weight of a projection.
+        qk_norm: Weight of the norms of queries and keys; None without such.
+    """
+    for index in range(size.num_layers):
+        layer = model.under(f"layers.{index}")
+        for name, shape in size.projections.items():
+            project(layer, f"{name}.weight", shape)
+        if qk_norm is not None:
+            for norm in ("q_norm", "k_norm"):
+                layer.fill(f"self_attn.{norm}.weight", (size.head_dim,), qk_norm)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
+    model.fill("norm.weight", (size.hidden,), 1.0)
+
+
+def add_convnext(block: WeightBuilder, width: int, layer_scale: float) -> None:
+    """Add a depthwise convolution and two projections beside it."""
+    block.projection("dwconv.conv.weight", (width, 1, 7))
+    block.fill("dwconv.conv.bias", (width,), 0.0)
+    block.fill("norm.weight", (width,), 1.0)
+    block.fill("norm.bias", (width,), 0.0)
+    block.linear("pwconv1", width, 4 * width)
+    block.linear("pwconv2", 4 * width, width)
+    block.fill("gamma", (width,), layer_scale)
 
 
 def save_weights(path: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:

@@ -21,7 +21,7 @@ _PITCH_HZ = 200.0
 def add_vocoder(weights: WeightBuilder) -> None:
     """Add all of it: from a mel to samples."""
     width = sizes.VOCODER_CHANNELS
-    _add_linear(weights, "m_source.l_linear", _NUM_HARMONICS, 1.0)
+    weights.linear("m_source.l_linear", _NUM_HARMONICS, 1)
     _add_normed(weights, "conv_pre", (width, sizes.NUM_MELS, 5))
     for stage, (_, kernel) in enumerate(_UPSAMPLING):
         channels = width // 2 ** (stage + 1)
@@ -62,13 +62,7 @@ def _add_pitch(predictor: WeightBuilder) -> None:
             predictor, f"condnet.{index}", (sizes.PITCH_CHANNELS, inputs, kernel)
         )
         inputs = sizes.PITCH_CHANNELS
-    _add_linear(predictor, "classifier", inputs, _PITCH_HZ)
-
-
-def _add_linear(weights: WeightBuilder, name: str, inputs: int, gain: float) -> None:
-    """To one output."""
-    weights.projection(f"{name}.weight", (1, inputs), gain)
-    weights.fill(f"{name}.bias", (1,), 0.0)
+    predictor.linear("classifier", inputs, 1, _PITCH_HZ)
 
 
 def _add_normed(

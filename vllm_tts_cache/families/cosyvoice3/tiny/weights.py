@@ -4,10 +4,13 @@ A speech ends by chance: the rows of the output that mean the end are zero, so i
 logit is the same in every step, among the likeliest dozen.
 """
 
+import re
+from collections.abc import Sequence
+
 import torch
 
 from vllm_tts_cache.families.cosyvoice3.tiny import sizes
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, add_layers
 
 _TIME_SIZE = 256
 _POSITION_KERNEL, _POSITION_GROUPS = 31, 16
@@ -29,34 +32,25 @@ def add_talker(weights: WeightBuilder) -> None:
     hidden = sizes.TALKER.hidden
     model = weights.under("llm.model.model")
     model.normal("embed_tokens.weight", (sizes.TEXT_VOCAB_SIZE, hidden), _EMBEDDING_STD)
-    _add_layers(model)
+    add_layers(model, sizes.TALKER, _add_projection)
     shape = sizes.NUM_TALKER_IDS, hidden
     weights.normal("speech_embedding.weight", shape, _EMBEDDING_STD)
     output = weights.projection("llm_decoder.weight", shape, _CODE_GAIN)
     output[sizes.NUM_CODES :] = 0
 
 
-def _add_layers(model: WeightBuilder) -> None:
-    """Qwen2's decoder layers and the last norm."""
-    size = sizes.TALKER
-    for index in range(size.num_layers):
-        layer = model.under(f"layers.{index}")
-        for name, shape in size.projections.items():
-            is_compared = name.endswith(("q_proj", "k_proj"))
-            own_gain = _ATTENTION_GAIN if is_compared else _LAYER_GAIN
-            layer.projection(f"{name}.weight", shape, own_gain)
-            if name.endswith(("q_proj", "k_proj", "v_proj")):
-                layer.fill(f"{name}.bias", shape[:1], 0.0)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
-    model.fill("norm.weight", (size.hidden,), 1.0)
+def _add_projection(layer: WeightBuilder, name: str, shape: Sequence[int]) -> None:
+    is_compared = re.search("(q|k)_proj", name)
+    layer.projection(name, shape, _ATTENTION_GAIN if is_compared else _LAYER_GAIN)
+    if re.search("(q|k|v)_proj", name):
+        layer.fill(name.replace("weight", "bias"), shape[:1], 0.0)
 
 
 def add_flow(weights: WeightBuilder) -> None:
     """Add all of it: from speech tokens and a vector to a mel."""
     mels = sizes.NUM_MELS
     weights.normal("input_embedding.weight", (sizes.NUM_CODES, mels), 1.0)
-    _add_linear(weights, "spk_embed_affine_layer", sizes.SPEAKER_SIZE, mels, 8.0)
+    weights.linear("spk_embed_affine_layer", sizes.SPEAKER_SIZE, mels, 8.0)
     lookahead = weights.under("pre_lookahead_layer")
     _add_conv(lookahead, "conv1", (sizes.LOOKAHEAD_CHANNELS, mels, 4))
     _add_conv(lookahead, "conv2", (mels, sizes.LOOKAHEAD_CHANNELS, 3))
@@ -65,10 +59,10 @@ def add_flow(weights: WeightBuilder) -> None:
 
 def _add_estimator(estimator: WeightBuilder) -> None:
     width, mels = sizes.DIT_WIDTH, sizes.NUM_MELS
-    _add_linear(estimator, "time_embed.time_mlp.0", _TIME_SIZE, width)
-    _add_linear(estimator, "time_embed.time_mlp.2", width, width)
+    estimator.linear("time_embed.time_mlp.0", _TIME_SIZE, width)
+    estimator.linear("time_embed.time_mlp.2", width, width)
     # Of the noise, the reference's mel, the tokens and the speaker.
-    _add_linear(estimator, "input_embed.proj", 4 * mels, width)
+    estimator.linear("input_embed.proj", 4 * mels, width)
     for conv in ("conv1", "conv2"):
         shape = width, width // _POSITION_GROUPS, _POSITION_KERNEL
         _add_conv(estimator, f"input_embed.conv_pos_embed.{conv}.0", shape)
@@ -77,25 +71,18 @@ def _add_estimator(estimator: WeightBuilder) -> None:
     frequencies.copy_(1.0 / _ROTARY_BASE**steps)
     for index in range(sizes.DIT_DEPTH):
         _add_block(estimator.under(f"transformer_blocks.{index}"))
-    _add_linear(estimator, "norm_out.linear", width, 2 * width, _MODULATION_GAIN)
-    _add_linear(estimator, "proj_out", width, mels)
+    estimator.linear("norm_out.linear", width, 2 * width, _MODULATION_GAIN)
+    estimator.linear("proj_out", width, mels)
 
 
 def _add_block(block: WeightBuilder) -> None:
     width, inner = sizes.DIT_WIDTH, sizes.DIT_HEADS * sizes.DIT_HEAD_SIZE
-    _add_linear(block, "attn_norm.linear", width, 6 * width, _MODULATION_GAIN)
+    block.linear("attn_norm.linear", width, 6 * width, _MODULATION_GAIN)
     for name in ("to_q", "to_k", "to_v"):
-        _add_linear(block, f"attn.{name}", width, inner)
-    _add_linear(block, "attn.to_out.0", inner, width)
-    _add_linear(block, "ff.ff.0.0", width, 2 * width)
-    _add_linear(block, "ff.ff.2", 2 * width, width)
-
-
-def _add_linear(
-    weights: WeightBuilder, name: str, inputs: int, outputs: int, gain: float = 1.0
-) -> None:
-    weights.projection(f"{name}.weight", (outputs, inputs), gain)
-    weights.fill(f"{name}.bias", (outputs,), 0.0)
+        block.linear(f"attn.{name}", width, inner)
+    block.linear("attn.to_out.0", inner, width)
+    block.linear("ff.ff.0.0", width, 2 * width)
+    block.linear("ff.ff.2", 2 * width, width)
 
 
 def _add_conv(weights: WeightBuilder, name: str, shape: tuple[int, int, int]) -> None:

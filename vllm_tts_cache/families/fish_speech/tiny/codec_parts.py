@@ -6,7 +6,7 @@ from vllm_tts_cache.families.fish_speech.tiny import sizes
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # As at the start of a training, 0.01, a layer would add next to nothing.
-_LAYER_SCALE = 0.3
+LAYER_SCALE = 0.3
 _RESIDUAL_GAIN = 0.5
 
 
@@ -74,18 +74,5 @@ def add_transformer(model: WeightBuilder, width: int, num_layers: int) -> None:
         for norm in ("attention_norm", "ffn_norm"):
             layer.fill(f"{norm}.weight", (width,), 1.0)
         for scale in ("attention_layer_scale", "ffn_layer_scale"):
-            layer.fill(f"{scale}.gamma", (width,), _LAYER_SCALE)
+            layer.fill(f"{scale}.gamma", (width,), LAYER_SCALE)
     model.fill("norm.weight", (width,), 1.0)
-
-
-def add_convnext(block: WeightBuilder, width: int) -> None:
-    """A depthwise convolution and two projections beside it."""
-    block.projection("dwconv.conv.weight", (width, 1, 7))
-    block.fill("dwconv.conv.bias", (width,), 0.0)
-    block.fill("norm.weight", (width,), 1.0)
-    block.fill("norm.bias", (width,), 0.0)
-    block.projection("pwconv1.weight", (4 * width, width))
-    block.fill("pwconv1.bias", (4 * width,), 0.0)
-    block.projection("pwconv2.weight", (width, 4 * width))
-    block.fill("pwconv2.bias", (width,), 0.0)
-    block.fill("gamma", (width,), _LAYER_SCALE)

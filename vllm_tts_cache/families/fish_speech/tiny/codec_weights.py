@@ -2,15 +2,15 @@
 
 from vllm_tts_cache.families.fish_speech.tiny import sizes
 from vllm_tts_cache.families.fish_speech.tiny.codec_parts import (
+    LAYER_SCALE,
     add_conv,
-    add_convnext,
     add_residual_units,
     add_snake,
     add_transformer,
     add_transposed_conv,
 )
 from vllm_tts_cache.families.fish_speech.tiny.sizes import CodecSizes
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, add_convnext
 
 # Speech has a standard deviation of about 0.1; the layers behind work at about 1.
 _INPUT_GAIN = 10.0
@@ -60,7 +60,7 @@ def _add_resampling(stage: WeightBuilder, width: int, *, num_taps: int) -> None:
     """A convolution by a factor of 2, of whose taps so many meet in an output."""
     stage.normal("0.conv.weight", (width, width, 2), (width * num_taps) ** -0.5)
     stage.fill("0.conv.bias", (width,), 0.0)
-    add_convnext(stage.under("1"), width)
+    add_convnext(stage.under("1"), width, LAYER_SCALE)
 
 
 def _add_codebook(book: WeightBuilder, width: int, num_codes: int) -> None:

@@ -15,7 +15,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import (
     tokenizer_config,
 )
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, add_layers, normal
 
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3
@@ -64,17 +64,5 @@ def add_talker(weights: WeightBuilder) -> None:
     weights.normal("tied.embedding.text_embedding.weight", text, _EMBEDDING_STD)
     codes = (sizes.NUM_CODEBOOKS * sizes.CODEBOOK_SIZE, hidden)
     weights.normal(_CODES, codes, _EMBEDDING_STD)
-    for index in range(sizes.TALKER.num_layers):
-        _add_layer(weights.under(f"body.layers.{index}"))
-    weights.fill("body.norm.weight", (hidden,), 1.0)
-
-
-def _add_layer(layer: WeightBuilder) -> None:
-    size = sizes.TALKER
-    for name, shape in size.projections.items():
-        layer.normal(f"{name}.weight", shape, _PROJECTION_STD)
-    for norm in ("q_norm", "k_norm"):
-        name = f"self_attn.{norm}.weight"
-        layer.fill(name, (size.head_dim,), _ATTENTION_SHARPNESS)
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
+    body, project = weights.under("body"), normal(_PROJECTION_STD)
+    add_layers(body, sizes.TALKER, project, qk_norm=_ATTENTION_SHARPNESS)

@@ -4,6 +4,8 @@ Of one size and one seed it is the same in each family's checkpoint, byte for by
 """
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,19 @@ import torch
 
 from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
     CODEBOOK_SIZE,
-    NUM_CODEBOOKS,
 )
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import CONFIG
-from vllm_tts_cache.families.networks.higgs_tokenizer.tiny_decoder import (
-    add_acoustic_decoder,
-    add_semantic_decoder,
-)
-from vllm_tts_cache.families.networks.higgs_tokenizer.tiny_encoder import (
-    add_acoustic_encoder,
-    add_hubert,
-    add_semantic_encoder,
-)
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import (
+    Draw,
+    WeightBuilder,
+    add_all,
+    centred,
+    constant,
+    normal,
+    projected,
+    save_weights,
+)
 
 Json = dict[str, Any]
 
@@ -59,9 +60,6 @@ _HUBERT: dict[EncoderSize, Json] = {
         "num_conv_pos_embedding_groups": 16,
     },
 }
-
-# A code takes away about as much as is left, so every codebook has work to do.
-_CODE_GAIN = 0.5
 
 
 def write_tokenizer(
@@ -121,36 +119,49 @@ def tokenizer_config(encoders: EncoderSize, decoder_dim: int) -> Json:
 
 
 def add_tokenizer(weights: WeightBuilder, config: Json) -> None:
-    """Add the whole of it, both ways."""
-    dac, hubert = config["acoustic_model_config"], config["semantic_model_config"]
-    semantic_dim = hubert["hidden_size"]
-    hidden = _LATENT_DIM + semantic_dim
-    add_acoustic_encoder(weights.under("acoustic_encoder"), dac)
-    add_hubert(weights.under("semantic_model"), hubert)
-    add_semantic_encoder(weights.under("encoder_semantic"), semantic_dim)
-    _add_linear(weights, "fc", hidden, hidden)
-    for number in range(NUM_CODEBOOKS):
-        _add_codebook(weights.under(f"quantizer.quantizers.{number}"), hidden)
-    _add_linear(weights, "fc1", hidden, semantic_dim)
-    _add_linear(weights, "fc2", hidden, _LATENT_DIM)
-    add_semantic_decoder(weights.under("decoder_semantic"), semantic_dim)
-    add_acoustic_decoder(weights.under("acoustic_decoder"), dac)
+    """Add the whole of it, both ways, by the names and shapes that transformers has."""
+    from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
+
+    with torch.device("meta"):
+        model = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**config))
+    hidden = config["semantic_model_config"]["hidden_size"]
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    shapes["semantic_model.masked_spec_embed"] = (hidden,)  # released files have it
+
+    def add_norm_of_positions(to: WeightBuilder, name: str, shape: Any) -> None:
+        # Of all outputs together, of which each is to have a variance of 1.
+        to.fill(name, shape, (hidden / shape[2]) ** 0.5)
+
+    add_all(weights, shapes, {"original0$": add_norm_of_positions, **_RULES})
 
 
-def _add_codebook(book: WeightBuilder, hidden: int) -> None:
-    _add_linear(book, "project_in", hidden, _CODEBOOK_DIM)
-    _add_linear(book, "project_out", _CODEBOOK_DIM, hidden, _CODE_GAIN)
-    entries = book.under("codebook")
-    shape = (CODEBOOK_SIZE, _CODEBOOK_DIM)
-    entries.normal("embed", shape, 1.0)
-    # What its training needed.
-    entries.fill("embed_avg", shape, 0.0)
-    entries.fill("cluster_size", shape[:1], 0.0)
-    entries.fill("inited", (1,), 1.0)
+def _add_upsampling(weights: WeightBuilder, name: str, shape: Sequence[int]) -> None:
+    """A transposed convolution ``(in, out, kernel)`` of two strides' width."""
+    # Two taps of each input meet in an output.
+    weight = weights.normal(name, shape, 1 / math.sqrt(2 * shape[0]))
+    weight -= weight.mean(dim=0, keepdim=True)
 
 
-def _add_linear(
-    weights: WeightBuilder, name: str, inputs: int, outputs: int, gain: float = 1.0
-) -> None:
-    weights.projection(f"{name}.weight", (outputs, inputs), gain)
-    weights.fill(f"{name}.bias", (outputs,), 0.0)
+# Behind an activation that only adds, random layers would pass on mostly what all their
+# inputs have in common; so those there are blind to it.
+_RULES: dict[str, Draw] = {
+    r"(bias|embed_avg|cluster_size|masked_spec_embed)$": constant(0.0),
+    r"(alpha|inited|layer_norm\.weight)$": constant(1.0),
+    r"(codebook\.embed|original1)$": normal(),
+    # A code takes away about as much as is left, so every codebook has work to do.
+    r"project_out\.weight$": projected(0.5),
+    # Speech has a standard deviation of about 0.1; the layers behind work at about 1.
+    r"^acoustic_encoder\.conv1\.": projected(10.0),
+    # The output is taken as samples as it is.
+    r"^acoustic_decoder\.conv2\.": centred(0.1),
+    r"conv_t1\.": _add_upsampling,
+    r"^acoustic.*res_unit\d\.conv2\.": centred(0.5),
+    # A stage loses about as much as its residual units add.
+    r"^acoustic_encoder\.block\.\d+\.conv1\.": centred(0.7),
+    r"^acoustic": centred(),
+    r"conv_layers\.0\.conv\.": projected(2**0.5),
+    r"conv_layers\.": centred(2**0.5),
+    r"(q|k)_proj\.": projected(2.0),
+    r"res_units\.\d\.conv2\.": projected(0.5),
+    r"": projected(),
+}

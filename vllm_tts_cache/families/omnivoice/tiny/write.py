@@ -13,7 +13,12 @@ from vllm_tts_cache.families.omnivoice.tiny.configs import (
     save_text_tokenizer,
 )
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import (
+    WeightBuilder,
+    add_layers,
+    projected,
+    save_weights,
+)
 
 # Of queries and keys, once they are normed: attention is to see some places more than
 # others, or every reference would be the same mean.
@@ -44,21 +49,9 @@ def add_model(weights: WeightBuilder) -> None:
     size, num_audio = sizes.LM, sizes.NUM_CODEBOOKS * sizes.AUDIO_VOCAB_SIZE
     llm = weights.under("llm")
     llm.normal("embed_tokens.weight", (sizes.VOCAB_SIZE, size.hidden), 1.0)
-    for index in range(size.num_layers):
-        _add_layer(llm.under(f"layers.{index}"))
-    llm.fill("norm.weight", (size.hidden,), 1.0)
+    add_layers(llm, size, projected(_LAYER_GAIN), qk_norm=_ATTENTION_GAIN)
     # A place is the sum of its codebooks, and as loud as a text's.
     std = sizes.NUM_CODEBOOKS**-0.5
     weights.normal("audio_embeddings.weight", (num_audio, size.hidden), std)
     shape = (num_audio, size.hidden)
     weights.projection("audio_heads.weight", shape, _LOGIT_GAIN)
-
-
-def _add_layer(layer: WeightBuilder) -> None:
-    size = sizes.LM
-    for name, shape in size.projections.items():
-        layer.projection(f"{name}.weight", shape, _LAYER_GAIN)
-    for norm in ("q_norm", "k_norm"):
-        layer.fill(f"self_attn.{norm}.weight", (size.head_dim,), _ATTENTION_GAIN)
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        layer.fill(f"{norm}.weight", (size.hidden,), 1.0)

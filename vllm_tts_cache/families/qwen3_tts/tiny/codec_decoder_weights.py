@@ -3,11 +3,13 @@
 import math
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
-from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
-    CodecDecoderSizes,
-    TransformerSizes,
+from vllm_tts_cache.families.qwen3_tts.tiny.sizes import CodecDecoderSizes
+from vllm_tts_cache.testing.tiny_parts import (
+    WeightBuilder,
+    add_convnext,
+    add_layers,
+    projected,
 )
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 _LAYER_SCALE = 0.01
 # The decoder clips its output to [-1, 1]; at this gain hardly a sample is clipped.
@@ -24,7 +26,7 @@ def add_codec_decoder(weights: WeightBuilder, size: CodecDecoderSizes) -> None:
     for index, factor in enumerate(size.upsampling_ratios):
         stage = decoder.under(f"upsample.{index}")
         _add_transposed(stage, "0", (size.latent_dim, size.latent_dim), factor, factor)
-        _add_convnext(stage.under("1"), size.latent_dim)
+        add_convnext(stage.under("1"), size.latent_dim, _LAYER_SCALE)
     _add_synthesis(decoder.under("decoder"), size)
 
 
@@ -44,41 +46,13 @@ def _add_quantizer(
 
 def _add_transformer(model: WeightBuilder, size: CodecDecoderSizes) -> None:
     inner = size.transformer
-    for name, shape in {
-        "input_proj": (inner.hidden, size.latent_dim),
-        "output_proj": (size.latent_dim, inner.hidden),
-    }.items():
-        model.projection(f"{name}.weight", shape)
-        model.fill(f"{name}.bias", shape[:1], 0.0)
+    model.linear("input_proj", size.latent_dim, inner.hidden)
+    model.linear("output_proj", inner.hidden, size.latent_dim)
+    add_layers(model, inner, projected())
     for index in range(inner.num_layers):
-        _add_layer(model.under(f"layers.{index}"), inner)
-    model.fill("norm.weight", (inner.hidden,), 1.0)
-
-
-def _add_layer(layer: WeightBuilder, size: TransformerSizes) -> None:
-    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
-    layer.projection("self_attn.q_proj.weight", (heads, size.hidden))
-    layer.projection("self_attn.k_proj.weight", (kv_heads, size.hidden))
-    layer.projection("self_attn.v_proj.weight", (kv_heads, size.hidden))
-    layer.projection("self_attn.o_proj.weight", (size.hidden, heads))
-    layer.projection("mlp.gate_proj.weight", (size.intermediate, size.hidden))
-    layer.projection("mlp.up_proj.weight", (size.intermediate, size.hidden))
-    layer.projection("mlp.down_proj.weight", (size.hidden, size.intermediate))
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
-    for part in ("self_attn_layer_scale", "mlp_layer_scale"):
-        layer.fill(f"{part}.scale", (size.hidden,), _LAYER_SCALE)
-
-
-def _add_convnext(block: WeightBuilder, width: int) -> None:
-    _add_conv(block, "dwconv", (width, 1, 7))
-    block.fill("norm.weight", (width,), 1.0)
-    block.fill("norm.bias", (width,), 0.0)
-    block.projection("pwconv1.weight", (4 * width, width))
-    block.fill("pwconv1.bias", (4 * width,), 0.0)
-    block.projection("pwconv2.weight", (width, 4 * width))
-    block.fill("pwconv2.bias", (width,), 0.0)
-    block.fill("gamma", (width,), _LAYER_SCALE)
+        for part in ("self_attn_layer_scale", "mlp_layer_scale"):
+            name = f"layers.{index}.{part}.scale"
+            model.fill(name, (inner.hidden,), _LAYER_SCALE)
 
 
 def _add_synthesis(decoder: WeightBuilder, size: CodecDecoderSizes) -> None:

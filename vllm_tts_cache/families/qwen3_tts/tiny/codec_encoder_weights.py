@@ -56,13 +56,11 @@ def _add_conv(encoder: WeightBuilder, name: str, shape: tuple[int, int, int]) ->
 def _add_transformer(
     transformer: WeightBuilder, size: TransformerSizes, layer_scale: float
 ) -> None:
-    heads, kv_heads = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
     for index in range(size.num_layers):
         layer = transformer.under(f"layers.{index}")
-        layer.projection("self_attn.q_proj.weight", (heads, size.hidden))
-        layer.projection("self_attn.k_proj.weight", (kv_heads, size.hidden))
-        layer.projection("self_attn.v_proj.weight", (kv_heads, size.hidden))
-        layer.projection("self_attn.o_proj.weight", (size.hidden, heads))
+        for name, shape in size.projections.items():
+            if name.startswith("self_attn."):
+                layer.projection(f"{name}.weight", shape)
         layer.projection("mlp.fc1.weight", (size.intermediate, size.hidden))
         layer.projection("mlp.fc2.weight", (size.hidden, size.intermediate))
         for norm in ("input_layernorm", "post_attention_layernorm"):

@@ -62,29 +62,35 @@ CODE_PREDICTOR = TransformerSizes(
 )
 TEXT_HIDDEN = 64
 
+_TINY = TransformerSizes(
+    hidden=64, intermediate=128, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=32
+)
+_REAL_DECODER = TransformerSizes(
+    hidden=1024,
+    intermediate=3072,
+    num_layers=8,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=64,
+)
+_REAL_ENCODER = TransformerSizes(
+    hidden=512,
+    intermediate=2048,
+    num_layers=8,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=64,
+)
+
 CODEC_DECODER = {
     "tiny": CodecDecoderSizes(
-        transformer=TransformerSizes(
-            hidden=64,
-            intermediate=128,
-            num_layers=2,
-            num_heads=2,
-            num_kv_heads=2,
-            head_dim=32,
-        ),
+        transformer=_TINY,
         codebook_dim=64,
         latent_dim=64,
         decoder_dim=64,
     ),
     "real": CodecDecoderSizes(
-        transformer=TransformerSizes(
-            hidden=1024,
-            intermediate=3072,
-            num_layers=8,
-            num_heads=16,
-            num_kv_heads=16,
-            head_dim=64,
-        ),
+        transformer=_REAL_DECODER,
         codebook_dim=512,
         latent_dim=1024,
         decoder_dim=1536,
@@ -102,27 +108,13 @@ SPEAKER_ENCODER: dict[EncoderSize, SpeakerEncoderSizes] = {
 
 CODEC_ENCODER: dict[EncoderSize, CodecEncoderSizes] = {
     "tiny": CodecEncoderSizes(
-        transformer=TransformerSizes(
-            hidden=64,
-            intermediate=128,
-            num_layers=2,
-            num_heads=2,
-            num_kv_heads=2,
-            head_dim=32,
-        ),
+        transformer=_TINY,
         num_filters=4,
         codebook_dim=32,
         num_quantizers=NUM_CODEBOOKS,
     ),
     "real": CodecEncoderSizes(
-        transformer=TransformerSizes(
-            hidden=512,
-            intermediate=2048,
-            num_layers=8,
-            num_heads=8,
-            num_kv_heads=8,
-            head_dim=64,
-        ),
+        transformer=_REAL_ENCODER,
         num_filters=64,
         codebook_dim=256,
         # The released encoder has 32 codebooks, of which the first 16 are used.

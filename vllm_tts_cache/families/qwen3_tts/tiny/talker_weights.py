@@ -7,6 +7,9 @@ elsewhere; no layer writes to it, and the logit of the end of speech is read fro
 it alone. An utterance therefore lasts as long as its text, and then ends by chance.
 """
 
+import re
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -15,7 +18,7 @@ from vllm_tts_cache.families.qwen3_tts.tiny import sizes
 from vllm_tts_cache.families.qwen3_tts.tiny.configs import CODEC_EOS_ID
 from vllm_tts_cache.families.qwen3_tts.tiny.gains import Gains
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import TransformerSizes
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, add_layers
 
 _TEXT_OVER = 0
 # One frame is the sum of 16 code embeddings and a text embedding; at these sizes
@@ -108,16 +111,10 @@ def _add_layers(
     keep_free: int | None = None,
 ) -> None:
     """Qwen3 decoder layers and the last norm; none writes to channel ``keep_free``."""
-    for index in range(size.num_layers):
-        layer = model.under(f"layers.{index}")
-        for name, shape in size.projections.items():
-            weight = layer.projection(f"{name}.weight", shape, gains.talker_layers)
-            if keep_free is not None and name.endswith(("o_proj", "down_proj")):
-                weight[keep_free] = 0
-        for norm in ("q_norm", "k_norm"):
-            layer.fill(
-                f"self_attn.{norm}.weight", (size.head_dim,), gains.attention_sharpness
-            )
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
-    model.fill("norm.weight", (size.hidden,), 1.0)
+
+    def project(layer: WeightBuilder, name: str, shape: Sequence[int]) -> None:
+        weight = layer.projection(name, shape, gains.talker_layers)
+        if keep_free is not None and re.search("(o|down)_proj", name):
+            weight[keep_free] = 0
+
+    add_layers(model, size, project, qk_norm=gains.attention_sharpness)

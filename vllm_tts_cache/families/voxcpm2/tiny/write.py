@@ -1,10 +1,11 @@
 """Write a tiny VoxCPM2 checkpoint with random weights. Not a model."""
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.nn.functional import silu
 
 from vllm_tts_cache.families.voxcpm2.tiny import configs, sizes
@@ -16,9 +17,13 @@ from vllm_tts_cache.families.voxcpm2.tiny.text_tokenizer import (
 from vllm_tts_cache.testing.tiny_checkpoint import (
     EncoderOptions,
     Report,
-    TransformerSizes,
 )
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import (
+    Draw,
+    WeightBuilder,
+    add_layers,
+    save_weights,
+)
 
 _EMBEDDING_STD = 1.0
 _ATTENTION_GAIN = 2.0  # of queries and keys each
@@ -65,8 +70,8 @@ def add_model(weights: WeightBuilder, vocab_size: int) -> None:
     """Add everything but the AudioVAE."""
     lm = weights.under("base_lm")
     lm.normal("embed_tokens.weight", (vocab_size, sizes.LM.hidden), _EMBEDDING_STD)
-    _add_layers(lm, sizes.LM)
-    _add_layers(weights.under("residual_lm"), sizes.RESIDUAL_LM)
+    add_layers(lm, sizes.LM, _projected())
+    add_layers(weights.under("residual_lm"), sizes.RESIDUAL_LM, _projected())
     _add_feature_encoder(weights.under("feat_encoder"))
     _add_diffusion(weights.under("feat_decoder.estimator"))
     _add_bridges(weights)
@@ -76,61 +81,45 @@ def add_model(weights: WeightBuilder, vocab_size: int) -> None:
 def _add_feature_encoder(encoder: WeightBuilder) -> None:
     hidden = sizes.FEATURE_ENCODER.hidden
     encoder.normal("special_token", (1, 1, 1, hidden), 1.0)
-    _add_linear(encoder, "in_proj", sizes.LATENT_DIM, hidden)
-    _add_layers(encoder.under("encoder"), sizes.FEATURE_ENCODER)
+    encoder.linear("in_proj", sizes.LATENT_DIM, hidden)
+    add_layers(encoder.under("encoder"), sizes.FEATURE_ENCODER, _projected())
 
 
 def _add_diffusion(estimator: WeightBuilder) -> None:
     hidden = sizes.DIT.hidden
-    _add_linear(estimator, "in_proj", sizes.LATENT_DIM, hidden)
-    _add_linear(estimator, "cond_proj", sizes.LATENT_DIM, hidden)
-    _add_linear(estimator, "out_proj", hidden, sizes.LATENT_DIM, _VELOCITY_GAIN)
+    estimator.linear("in_proj", sizes.LATENT_DIM, hidden)
+    estimator.linear("cond_proj", sizes.LATENT_DIM, hidden)
+    estimator.linear("out_proj", hidden, sizes.LATENT_DIM, _VELOCITY_GAIN)
     for time in ("time_mlp", "delta_time_mlp"):
         for layer in ("linear_1", "linear_2"):
-            _add_linear(estimator.under(time), layer, hidden, hidden)
-    _add_layers(estimator.under("decoder"), sizes.DIT, _DIFFUSION_LAYER_GAIN)
+            estimator.under(time).linear(layer, hidden, hidden)
+    layers = _projected(_DIFFUSION_LAYER_GAIN)
+    add_layers(estimator.under("decoder"), sizes.DIT, layers)
 
 
 def _add_bridges(weights: WeightBuilder) -> None:
     """What leads from one model to another."""
     lm, dit = sizes.LM.hidden, sizes.DIT.hidden
-    _add_linear(weights, "enc_to_lm_proj", sizes.FEATURE_ENCODER.hidden, lm)
-    _add_linear(weights, "lm_to_dit_proj", lm, dit)
-    _add_linear(weights, "res_to_dit_proj", lm, dit)
-    _add_linear(weights, "fusion_concat_proj", 2 * lm, lm)
-    _add_linear(weights, "fsq_layer.in_proj", lm, sizes.QUANTIZER_DIM)
-    _add_linear(weights, "fsq_layer.out_proj", sizes.QUANTIZER_DIM, lm)
+    weights.linear("enc_to_lm_proj", sizes.FEATURE_ENCODER.hidden, lm)
+    weights.linear("lm_to_dit_proj", lm, dit)
+    weights.linear("res_to_dit_proj", lm, dit)
+    weights.linear("fusion_concat_proj", 2 * lm, lm)
+    weights.linear("fsq_layer.in_proj", lm, sizes.QUANTIZER_DIM)
+    weights.linear("fsq_layer.out_proj", sizes.QUANTIZER_DIM, lm)
 
 
 def _add_stop(weights: WeightBuilder) -> None:
     """One channel is always 1, and goes on."""
     hidden = sizes.LM.hidden
-    weight, bias = _add_linear(weights, "stop_proj", hidden, hidden)
+    weight, bias = weights.linear("stop_proj", hidden, hidden)
     weight[0], bias[0] = 0.0, 1.0
     head = weights.projection("stop_head.weight", (2, hidden))
     head[:, 0] = torch.tensor([_STOP_MARGIN / silu(bias[0]).item(), 0.0])
 
 
-def _add_linear(
-    weights: WeightBuilder, name: str, inputs: int, outputs: int, gain: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Weight and bias, the latter 0."""
-    return (
-        weights.projection(f"{name}.weight", (outputs, inputs), gain),
-        weights.fill(f"{name}.bias", (outputs,), 0.0),
-    )
+def _projected(gain: float = 1.0) -> Draw:
+    def add(layer: WeightBuilder, name: str, shape: Sequence[int]) -> None:
+        is_compared = re.search("(q|k)_proj", name)
+        layer.projection(name, shape, _ATTENTION_GAIN if is_compared else gain)
 
-
-def _add_layers(
-    model: WeightBuilder, size: TransformerSizes, gain: float = 1.0
-) -> None:
-    """All layers and the last norm."""
-    for index in range(size.num_layers):
-        layer = model.under(f"layers.{index}")
-        for name, shape in size.projections.items():
-            is_compared = name.endswith(("q_proj", "k_proj"))
-            own_gain = _ATTENTION_GAIN if is_compared else gain
-            layer.projection(f"{name}.weight", shape, own_gain)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            layer.fill(f"{norm}.weight", (size.hidden,), 1.0)
-    model.fill("norm.weight", (size.hidden,), 1.0)
+    return add
