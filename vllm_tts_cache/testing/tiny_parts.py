@@ -218,9 +218,9 @@ def save_byte_tokenizer(
         more: Of ``tokenizer_config.json``.
     """
     size = vocab_size or max(control_ids.values()) + 1
-    _save_json(out / "tokenizer.json", _tokenizer(control_ids, size))
+    save_json(out / "tokenizer.json", _tokenizer(control_ids, size), indent=None)
     ends = {"eos_token": end, "pad_token": pad}
-    _save_json(out / "special_tokens_map.json", ends)
+    save_json(out / "special_tokens_map.json", ends)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 32_768,
@@ -228,7 +228,7 @@ def save_byte_tokenizer(
         **ends,
         **more,
     }
-    _save_json(out / "tokenizer_config.json", config)
+    save_json(out / "tokenizer_config.json", config)
 
 
 def _tokenizer(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, object]:
@@ -279,8 +279,10 @@ def _vocab(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, int]:
     return vocab | {f"<|unused:{token_id}|>": token_id for token_id in unused}
 
 
-def _save_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+def save_json(path: Path, value: object, indent: int | None = 2) -> None:
+    """Write a JSON file as released checkpoints have them."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +331,10 @@ def save_text_tokenizer(out: Path, text: TextTokenizer) -> None:
     """Write ``tokenizer.json`` and the older files that official code reads."""
     text.tokenizer.save(str(out / "tokenizer.json"))
     model = json.loads(text.tokenizer.to_str())["model"]
-    _save_indented(out / "vocab.json", model["vocab"])
+    save_json(out / "vocab.json", model["vocab"])
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     (out / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
-    _save_indented(out / "tokenizer_config.json", _tokenizer_config(text))
+    save_json(out / "tokenizer_config.json", _tokenizer_config(text))
 
 
 def _tokenizer_config(text: TextTokenizer) -> dict[str, object]:
@@ -355,7 +357,3 @@ def _tokenizer_config(text: TextTokenizer) -> dict[str, object]:
         "model_max_length": 131_072,
         "split_special_tokens": False,
     }
-
-
-def _save_indented(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

@@ -1,7 +1,6 @@
 """The half of the DAC that encodes and the one that decodes, each built alone."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +25,7 @@ def build_encoding_half(
     Raises:
         CheckpointError: A tensor of the codec is missing or of another shape.
     """
-
-    def delete(codec: DAC, quantizer: Any) -> None:
-        del codec.decoder, quantizer.post_module, quantizer.upsample
-
-    return _build_half(sizes, state, delete, path=path)
+    return _build_half(sizes, state, path, "decoder", ("post_module", "upsample"))
 
 
 def build_decoding_half(
@@ -41,19 +36,15 @@ def build_decoding_half(
     Raises:
         CheckpointError: A tensor of the codec is missing or of another shape.
     """
-
-    def delete(codec: DAC, quantizer: Any) -> None:
-        del codec.encoder, quantizer.pre_module, quantizer.downsample
-
-    return _build_half(sizes, state, delete, path=path)
+    return _build_half(sizes, state, path, "encoder", ("pre_module", "downsample"))
 
 
 def _build_half(
     sizes: CodecSizes,
     state: Mapping[str, Tensor],
-    delete_other_half: Callable[[DAC, Any], None],
-    *,
     path: str,
+    other_half: str,
+    of_quantizer: Sequence[str],
 ) -> tuple[DAC, dict[str, Tensor]]:
     """Build the whole codec, to compare the whole file with it, and keep a half.
 
@@ -66,7 +57,9 @@ def _build_half(
     state = in_the_spelling_of(whole, state)
     # The other half is compared too: a file that was cut off is no codec.
     pick_tensors(_stored(whole), _stored(state), path=path)
-    delete_other_half(codec, codec.quantizer)
+    delattr(codec, other_half)
+    for name in of_quantizer:
+        delattr(codec.quantizer, name)
     rotary = _take_computed_buffers(codec, state)
     half = _stored(codec.state_dict())
     weights = {name: state[name] for name in half} | rotary

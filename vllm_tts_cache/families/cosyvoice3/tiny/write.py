@@ -1,6 +1,5 @@
 """Write a tiny CosyVoice3 checkpoint with random weights. Not a model."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
 from vllm_tts_cache.testing.tiny_parts import (
     IM_END,
     WeightBuilder,
+    save_json,
     save_text_tokenizer,
     train_text_tokenizer,
 )
@@ -60,4 +60,4 @@ def _write_talker_folder(folder: Path) -> None:
     text = train_text_tokenizer()
     save_text_tokenizer(folder, text)
     config = configs.talker_config(text.id_of(IM_END))
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_json(folder / "config.json", config)

@@ -1,6 +1,5 @@
 """Write a tiny Fish Speech S2 Pro checkpoint with random weights. Not a model."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from vllm_tts_cache.families.fish_speech.tiny.codec_weights import add_codec
 from vllm_tts_cache.families.fish_speech.tiny.configs import save_text_tokenizer
 from vllm_tts_cache.families.fish_speech.tiny.sizes import TransformerSizes
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_weights
+from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_json, save_weights
 
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3
@@ -36,8 +35,8 @@ def _write_language_models(directory: Path, options: EncoderOptions) -> None:
     add_slow_ar(weights)
     add_fast_ar(weights)
     save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
-    _write_json(directory / "config.json", configs.model_config())
-    _write_json(directory / "generation_config.json", configs.generation_config())
+    save_json(directory / "config.json", configs.model_config())
+    save_json(directory / "generation_config.json", configs.generation_config())
 
 
 def _write_codec(directory: Path, options: EncoderOptions) -> None:
@@ -49,11 +48,7 @@ def _write_codec(directory: Path, options: EncoderOptions) -> None:
         # Of the forms that are about, one that the host reads as well.
         torch.save({"generator": weights.tensors}, file)
     if options.encoders != "real":
-        _write_json(directory / "codec.json", configs.codec_config(size))
-
-
-def _write_json(path: Path, value: configs.Json) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+        save_json(directory / "codec.json", configs.codec_config(size))
 
 
 def add_slow_ar(weights: WeightBuilder) -> None:

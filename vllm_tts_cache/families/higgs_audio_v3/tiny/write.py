@@ -1,6 +1,5 @@
 """Write a tiny Higgs Audio v3 checkpoint with random weights. Not a model."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -15,7 +14,12 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import (
     tokenizer_config,
 )
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
-from vllm_tts_cache.testing.tiny_parts import WeightBuilder, add_layers, normal
+from vllm_tts_cache.testing.tiny_parts import (
+    WeightBuilder,
+    add_layers,
+    normal,
+    save_json,
+)
 
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3
@@ -41,8 +45,7 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     tensors |= _tokenizer(options)
     ordered = {name: tensors[name].contiguous() for name in sorted(tensors)}
     save_file(ordered, directory / "model.safetensors", metadata={"format": "pt"})
-    config = configs.model_config(options.encoders)
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_json(directory / "config.json", configs.model_config(options.encoders))
 
 
 def _tokenizer(options: EncoderOptions) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 Of one size and one seed it is the same in each family's checkpoint, byte for byte.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from vllm_tts_cache.testing.tiny_parts import (
     constant,
     normal,
     projected,
+    save_json,
     save_weights,
 )
 
@@ -72,7 +72,7 @@ def write_tokenizer(
     """Fill an absent directory, ``audio_tokenizer`` of a checkpoint."""
     directory.mkdir()
     config = tokenizer_config(encoders, decoder_dim)
-    (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    save_json(directory / CONFIG, config)
     weights = WeightBuilder(seed)
     add_tokenizer(weights, config)
     save_weights(directory / "model.safetensors", weights.tensors, torch.float32)

@@ -1,6 +1,5 @@
 """Write a tiny OmniVoice checkpoint with random weights. Not a model."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from vllm_tts_cache.testing.tiny_parts import (
     WeightBuilder,
     add_layers,
     projected,
+    save_json,
     save_weights,
 )
 
@@ -35,8 +35,7 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     report("text tokenizer")
     save_text_tokenizer(directory)
     report("language model")
-    config = json.dumps(model_config(), indent=2)
-    (directory / "config.json").write_text(config + "\n")
+    save_json(directory / "config.json", model_config())
     weights = WeightBuilder(options.seed)
     add_model(weights)
     save_weights(directory / "model.safetensors", weights.tensors, torch.float32)

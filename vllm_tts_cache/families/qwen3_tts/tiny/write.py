@@ -1,6 +1,5 @@
 """Write a tiny Qwen3-TTS Base checkpoint with random weights. Not a model."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from vllm_tts_cache.families.qwen3_tts.tiny.talker_weights import add_talker
 from vllm_tts_cache.testing.tiny_parts import (
     TextTokenizer,
     WeightBuilder,
+    save_json,
     save_text_tokenizer,
     save_weights,
 )
@@ -54,9 +54,9 @@ def _write_talker(
     )
     add_speaker_encoder(weights, sizes.SPEAKER_ENCODER[options.encoders], gains)
     save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
-    _write_json(directory / "config.json", configs.model_config(text, options.encoders))
-    _write_json(directory / "generation_config.json", configs.generation_config())
-    _write_json(
+    save_json(directory / "config.json", configs.model_config(text, options.encoders))
+    save_json(directory / "generation_config.json", configs.generation_config())
+    save_json(
         directory / "preprocessor_config.json", configs.text_preprocessor_config()
     )
 
@@ -70,11 +70,7 @@ def _write_speech_tokenizer(
     add_codec_decoder(weights, options.decoder)
     save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
     config = configs.speech_tokenizer_config(options.encoders, options.decoder)
-    _write_json(directory / "config.json", config)
-    _write_json(
+    save_json(directory / "config.json", config)
+    save_json(
         directory / "preprocessor_config.json", configs.audio_preprocessor_config()
     )
-
-
-def _write_json(path: Path, value: configs.Json) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -4,9 +4,19 @@ Letters are tokens, other characters are their bytes. Two Chinese words are toke
 well, since model and host take such words apart again.
 """
 
-import json
 import string
 from pathlib import Path
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
+
+from vllm_tts_cache.testing.tiny_parts import save_json
 
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
 # Where the model's code has them.
@@ -36,9 +46,35 @@ def text_vocab() -> dict[str, int]:
 
 def save_text_tokenizer(out: Path) -> None:
     """Write ``tokenizer.json`` and the two files that say which tokens are special."""
-    _save_json(out / "tokenizer.json", _tokenizer())
+    merges = [(word[0], word[1]) for word in _WORDS]
+    model = models.BPE(
+        vocab=text_vocab(),
+        merges=merges,
+        unk_token=UNKNOWN,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in CONTROL_IDS]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A",
+        pair=f"{BEGIN} $A $B:1",
+        special_tokens=[(BEGIN, CONTROL_IDS[BEGIN])],
+    )
+    tokenizer.save(str(out / "tokenizer.json"))
     special = {"unk_token": UNKNOWN, "bos_token": BEGIN, "eos_token": END}
-    _save_json(out / "special_tokens_map.json", special)
+    save_json(out / "special_tokens_map.json", special)
     config = {
         "tokenizer_class": "LlamaTokenizerFast",
         "add_bos_token": True,
@@ -48,64 +84,4 @@ def save_text_tokenizer(out: Path) -> None:
         "model_max_length": 32_768,
         **special,
     }
-    _save_json(out / "tokenizer_config.json", config)
-
-
-def _tokenizer() -> dict[str, object]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": token_id, "content": token, **flags, "special": True}
-            for token, token_id in CONTROL_IDS.items()
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Metaspace",
-            "replacement": _SPACE,
-            "prepend_scheme": "always",
-            "split": False,
-        },
-        "post_processor": _begin_first(),
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": UNKNOWN,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": text_vocab(),
-            "merges": [list(word) for word in _WORDS],
-        },
-    }
-
-
-def _begin_first() -> dict[str, object]:
-    begin = {"SpecialToken": {"id": BEGIN, "type_id": 0}}
-    one = {"Sequence": {"id": "A", "type_id": 0}}
-    other = {"Sequence": {"id": "B", "type_id": 1}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [begin, one],
-        "pair": [begin, one, other],
-        "special_tokens": {
-            BEGIN: {"id": BEGIN, "ids": [CONTROL_IDS[BEGIN]], "tokens": [BEGIN]}
-        },
-    }
-
-
-def _save_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    save_json(out / "tokenizer_config.json", config)

@@ -1,6 +1,5 @@
 """Write a tiny VoxCPM2 checkpoint with random weights. Not a model."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from vllm_tts_cache.testing.tiny_parts import (
     Draw,
     WeightBuilder,
     add_layers,
+    save_json,
     save_weights,
 )
 
@@ -52,7 +52,7 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
 def _write_model(directory: Path, options: EncoderOptions) -> None:
     vocab_size = len(text_vocab())
     config = configs.model_config(vocab_size, options.encoders)
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_json(directory / "config.json", config)
     weights = WeightBuilder(options.seed)
     add_model(weights, vocab_size)
     save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
