@@ -145,7 +145,7 @@ def test_the_memory_of_kept_voices_is_what_they_say(builder, num_frames, num_cha
         for n in range(num_parts):
             key = EncodingKey(audio_sha256=f"{n:064}", encoder_fingerprint="f" * 64)
             part = builder.voice(f"{n:0{num_chars}}", key, codes(num_frames))
-            kept[part.key] = part
+            kept[key, n.to_bytes(32, "big")] = part
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -10,7 +10,7 @@ import json
 import sys
 from array import array
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm_omni.model_executor.models.fish_speech.prompt_utils import (
     build_fish_voice_clone_prompt_ids,
@@ -54,32 +54,17 @@ class ClonePrompt:
         return engine_prompt(self.token_ids, information, self.salt)
 
 
-class VoiceKey(NamedTuple):
-    """What a `VoicePart` is kept by; no text is read to make or compare one.
-
-    Attributes:
-        encoding: Of the codes.
-        ref_text: The transcript as it was given. Two spellings of one transcript are
-            two keys, with equal salts.
-    """
-
-    encoding: EncodingKey
-    ref_text: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VoicePart:
     """All of a voice's prompts but their text.
 
     Attributes:
-        key: What it was built from.
         before: Token ids that stand before the text, the codes among them.
         after: Those behind it.
         reference: Where the codes stand.
         salt: As of `ClonePrompt`.
     """
 
-    key: VoiceKey
     before: "array[int]"
     after: "array[int]"
     reference: ReferenceRows
@@ -88,15 +73,15 @@ class VoicePart:
     @property
     def num_bytes(self) -> int:
         """Memory that it takes, with its key and its place in a cache."""
-        parts = (self.before, self.after, self.salt, self.key.ref_text)
+        parts = (self.before, self.after, self.salt)
         return _NUM_OBJECT_BYTES + sum(map(sys.getsizeof, parts))
 
 
 def salt_of(key: EncodingKey, ref_text: str, num_clips: int = 1) -> str:
     """Return what names a voice: its encoding, and its transcript in any spelling.
 
-    It reads the whole transcript, so it is for whoever builds a `VoicePart`, once; a
-    cache is keyed by `VoiceKey`, and a request takes the part's salt.
+    It reads the whole transcript, so it is called once for each `VoicePart`, from
+    which requests take the salt.
 
     Args:
         key: Of the encoding.
@@ -144,8 +129,8 @@ class PromptBuilder:
     ) -> VoicePart:
         """Build what all of a voice's prompts have in common; arguments as `clone`.
 
-        It takes milliseconds, so keep it off an event loop; the part is kept by its
-        `VoiceKey`, so that this happens once per voice and not per request.
+        It takes milliseconds, so it runs off the event loop, once per voice and not per
+        request: the adapter keeps the part.
         """
         semantic = (codes[:, 0].astype(int) + self.first_semantic_id).tolist()
         # The host names one speaker where nobody is named; here somebody is.
@@ -160,7 +145,6 @@ class PromptBuilder:
         audio_start = self.tokenizer.convert_tokens_to_ids(_AUDIO_START)
         start = without_text.index(audio_start) + 1
         return VoicePart(
-            key=VoiceKey(key, ref_text),
             before=array("i", without_text[:at]),
             after=array("i", without_text[at:]),
             reference=ReferenceRows.behind(without_text[:start], len(semantic)),
