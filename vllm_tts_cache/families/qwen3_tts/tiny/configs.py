@@ -4,17 +4,32 @@ Every field is written even where it equals a default, because the defaults of t
 official package's transformers and of the host's are not the same.
 """
 
-from vllm_tts_cache.families.qwen3_tts.tiny import sizes, text_tokenizer
+from vllm_tts_cache.families.qwen3_tts.tiny import sizes
 from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
     CodecDecoderSizes,
     TransformerSizes,
 )
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
-from vllm_tts_cache.testing.tiny_parts import IM_END, IM_START, TextTokenizer
+from vllm_tts_cache.testing.tiny_parts import (
+    IM_END,
+    IM_START,
+    SPECIAL_TOKENS,
+    TextTokenizer,
+)
 
 Json = dict[str, object]
 
 CODEC_EOS_ID = 2150
+TTS_PAD, TTS_BOS, TTS_EOS = "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"
+ALL_SPECIAL_TOKENS = (
+    *SPECIAL_TOKENS,
+    TTS_PAD,
+    TTS_BOS,
+    TTS_EOS,
+    "<tts_text_bos_single>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+)
 _LANGUAGES = (
     "chinese",
     "english",
@@ -40,9 +55,9 @@ def model_config(text: TextTokenizer, encoders: EncoderSize) -> Json:
         "tts_model_type": "base",
         "im_start_token_id": text.id_of(IM_START),
         "im_end_token_id": text.id_of(IM_END),
-        "tts_pad_token_id": text.id_of(text_tokenizer.TTS_PAD),
-        "tts_bos_token_id": text.id_of(text_tokenizer.TTS_BOS),
-        "tts_eos_token_id": text.id_of(text_tokenizer.TTS_EOS),
+        "tts_pad_token_id": text.id_of(TTS_PAD),
+        "tts_bos_token_id": text.id_of(TTS_BOS),
+        "tts_eos_token_id": text.id_of(TTS_EOS),
         "talker_config": _talker_config(text.vocab_size),
         "speaker_encoder_config": _speaker_encoder_config(encoders),
     }

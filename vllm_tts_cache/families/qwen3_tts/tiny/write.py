@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from vllm_tts_cache.families.qwen3_tts.tiny import configs, sizes, text_tokenizer
+from vllm_tts_cache.families.qwen3_tts.tiny import configs, sizes
 from vllm_tts_cache.families.qwen3_tts.tiny.codec_decoder_weights import (
     add_codec_decoder,
 )
@@ -24,6 +24,7 @@ from vllm_tts_cache.testing.tiny_parts import (
     save_json,
     save_text_tokenizer,
     save_weights,
+    train_text_tokenizer,
 )
 
 
@@ -33,7 +34,7 @@ def write(
     """Fill an empty directory; called through `TINY`."""
     gains = SENSITIVE if options.sensitive else PLAIN
     report("text tokenizer")
-    text = text_tokenizer.train_text_tokenizer()
+    text = train_text_tokenizer(configs.ALL_SPECIAL_TOKENS)
     save_text_tokenizer(directory, text)
     report("talker and speaker encoder")
     _write_talker(directory, text, options, gains)
@@ -49,7 +50,7 @@ def _write_talker(
         weights,
         gains,
         text_vocab_size=text.vocab_size,
-        pad_id=text.id_of(text_tokenizer.TTS_PAD),
+        pad_id=text.id_of(configs.TTS_PAD),
         eos_logit=options.eos_logit,
     )
     add_speaker_encoder(weights, sizes.SPEAKER_ENCODER[options.encoders], gains)
