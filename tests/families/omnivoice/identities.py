@@ -10,7 +10,7 @@ IDENTITIES = {
         config=sections("audio_tokenizer/config.json"),
         constants={
             **CONSTANTS,
-            encoders: ("RESAMPLER",),
+            encoders: ("FUNCTION_RESAMPLER",),
             preparation: ("REVISION", "LOUDNESS"),
             silence: (
                 "SILENCE_DB",

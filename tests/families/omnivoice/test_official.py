@@ -19,7 +19,7 @@ from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.families.networks import sinc_filter
+from vllm_tts_cache.families.networks import sinc_resample
 from vllm_tts_cache.families.omnivoice import encoders as ours
 from vllm_tts_cache.families.omnivoice import preparation, silence
 from vllm_tts_cache.families.omnivoice.texts import with_full_stop
@@ -213,7 +213,7 @@ def test_another_preparation_would_be_noticed(change, paths, official, monkeypat
 
 
 def test_another_resampler_would_be_noticed(paths, official, encoder, monkeypatch):
-    monkeypatch.setattr(sinc_filter, "MAX_ENTRIES", 0)  # soxr, then
+    monkeypatch.setattr(sinc_resample, "MAX_ENTRIES", 0)  # soxr, then
     for stem, path in paths.items():
         audio = decode_path(path).audio
         prepared = preparation.prepare(audio, SAMPLES_PER_FRAME).samples

@@ -1,32 +1,70 @@
-"""Resampling by torchaudio's default sinc filter, where it can.
+"""Resampling by torchaudio's default sinc filter, by its class or its function.
 
-It is what the host does for Fish Speech, and what the official CosyVoice3 does.
+The class makes the filter in float64, as the host does for Fish Speech and the official
+CosyVoice3; the function in float32, which gives other samples, as other packages do.
 """
 
+import math
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+import soxr
 import torch
 import torchaudio
 from torch import Tensor
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.families.networks import sinc_filter
+
+# The filter has an entry for every pair of input and output samples within the rates'
+# common period. It is small for every rate that audio is recorded in, but at 44,101 Hz
+# it would take gigabytes; soxr makes none for a pair of rates.
+MAX_ENTRIES = 2**22
 
 # Part of the fingerprint of each encoder that resamples so.
-RESAMPLER = f"torchaudio_sinc_hann/{sinc_filter.INSTEAD}"
+_INSTEAD = f"soxr_hq_above_{MAX_ENTRIES}"
+RESAMPLER = f"torchaudio_sinc_hann/{_INSTEAD}"
+FUNCTION_RESAMPLER = f"torchaudio_functional_hann/{_INSTEAD}"
 
 
 def resample(audio: ReferenceAudio, rate_hz: int, device: torch.device) -> Tensor:
-    """The samples at ``rate_hz``: ``(num_samples,)`` float32 on ``device``."""
+    """The samples at ``rate_hz`` by the class: ``(num_samples,)``, on ``device``."""
     samples, from_hz = audio.samples, audio.sample_rate_hz
-    is_too_large = sinc_filter.is_too_large(from_hz, rate_hz)
+    is_too_large = _is_too_large(from_hz, rate_hz)
     if is_too_large:
-        samples = sinc_filter.resample_without(samples, from_hz, rate_hz)
+        samples = soxr.resample(samples, from_hz, rate_hz, quality="HQ")
     # A copy, because the samples are read-only, which torch does not know.
     waveform = torch.tensor(samples, device=device)
     if from_hz == rate_hz or is_too_large:
         return waveform
     return _kernel(from_hz, rate_hz, device)(waveform.unsqueeze(0)).squeeze(0)
+
+
+def resample_by_function(
+    audio: ReferenceAudio, rate_hz: int
+) -> npt.NDArray[np.float32]:
+    """The samples at ``rate_hz`` by the function, computed on the CPU.
+
+    Returns:
+        ``(num_samples,)`` float32; read-only if nothing had to be done.
+    """
+    samples, from_hz = audio.samples, audio.sample_rate_hz
+    if from_hz == rate_hz:
+        return samples
+    if _is_too_large(from_hz, rate_hz):
+        return soxr.resample(samples, from_hz, rate_hz, quality="HQ")
+    # A copy, because the samples are read-only, which torch does not know.
+    waveform = torch.tensor(samples, device="cpu").unsqueeze(0)
+    return torchaudio.functional.resample(waveform, from_hz, rate_hz)[0].numpy()
+
+
+def _is_too_large(from_hz: int, to_hz: int) -> bool:
+    """Tell by about how many entries the filter has.
+
+    Its six zero crossings to each side make the rest of it.
+    """
+    divisor = math.gcd(from_hz, to_hz)
+    return (from_hz // divisor) * (to_hz // divisor) > MAX_ENTRIES
 
 
 # At most 16 MiB each.

@@ -12,7 +12,7 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.tokenizer import (
     HiggsTokenizer,
     load_higgs_tokenizer,
 )
-from vllm_tts_cache.families.networks.torchaudio_resample import RESAMPLER
+from vllm_tts_cache.families.networks.sinc_resample import FUNCTION_RESAMPLER
 from vllm_tts_cache.families.omnivoice import preparation, silence
 from vllm_tts_cache.families.omnivoice.family import CODEC_ENCODER, TOKENIZER
 from vllm_tts_cache.speaker.reference import MemoryNeed, ReferenceEncoder
@@ -76,7 +76,7 @@ def load_reference_encoders(
     tokenizer = load_higgs_tokenizer(
         directory,
         device,
-        resampler=RESAMPLER,
+        resampler=FUNCTION_RESAMPLER,
         preparation=preparation.settings(),
     )
     if (rate_hz := tokenizer.sizes.sample_rate) != silence.RATE_HZ:

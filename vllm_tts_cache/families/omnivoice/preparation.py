@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.families.networks.torchaudio_resample import resample
+from vllm_tts_cache.families.networks.sinc_resample import resample_by_function
 from vllm_tts_cache.families.omnivoice import silence
 
 # Raise it with any change here, or in `silence`, that changes what comes out.
@@ -40,7 +40,7 @@ def prepare(audio: ReferenceAudio, samples_per_frame: int) -> PreparedClip:
     Returns: A clip without samples, if it is all silence or too short for a frame.
     """
     # As a channel of a clip: how numpy sums up depends on the shape.
-    channel = resample(audio, silence.RATE_HZ)[np.newaxis]
+    channel = resample_by_function(audio, silence.RATE_HZ)[np.newaxis]
     rms = np.sqrt(np.mean(channel**2))
     if 0 < rms < LOUDNESS:
         channel = channel * LOUDNESS / float(rms)
