@@ -109,18 +109,18 @@ def keeper(client, make_clip):
 
 def send_all(server, given):
     """Post them, some at once, beside a stream; return what is wrong with answers."""
-    problems = {}
+    problems, client = {}, SpeechClient(server.url)
+    client.http.headers["Connection"] = "close"
 
     def send(fields):
         body = {"input": "All done.", "voice": "keeper", "model": "tts", **fields}
-        client = SpeechClient(server.url)
         status, text = post(client, "/v1/audio/speech", body)
-        client.close()
         if found := wrong(status, text):
             problems.setdefault(found[:90], f"{fields!r}: {found}")
 
     with undisturbed(server.url, "keeper"), ThreadPoolExecutor(4) as several:
         list(several.map(send, given))
+    client.close()
     return "\n".join(problems.values())
 
 

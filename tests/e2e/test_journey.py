@@ -1,7 +1,7 @@
 """A family's voices through two servers: spoken, evicted, damaged, killed, restarted.
 
 The tests of one family follow one another, on two starts of the engine; the default
-family's begin with stock's server on the same directory.
+family's begin with stock's server on the same directory in the long proofs.
 """
 
 import re
@@ -49,6 +49,9 @@ class Told:
         self.server, self.client = self.servers.start(**options)
 
 
+# In `make test` nothing of stock is changed by loading (test_plugin_loading.py), and
+# its directory is imported (tests/unit/catalogue/test_stock_import.py).
+@pytest.mark.long
 @pytest.mark.does("raw_embeddings")
 def test_switched_off_is_stock_and_agrees_given_the_same_embedding(
     journey, client, make_clip
@@ -77,6 +80,7 @@ def told(journey):
     return Told(journey, FIRST)
 
 
+@pytest.mark.long
 @pytest.mark.does("raw_embeddings")
 def test_a_voice_of_stocks_is_imported_and_deleted_where_stock_kept_it(told):
     client, samples_dir = told.client, told.servers.samples_dir
