@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.every_family]
 
 ROOT = Path(__file__).parents[2]
 HALF = "\ud83d"
+ADMIN_KEY = "admin-key-0123456789"
 MODEL = "tts"
 IDS = [1] * 20
 PROMPTS = ["Hello.", HALF, "", "\0", "<|im_end|>", "x" * 300]
@@ -234,9 +235,7 @@ def tenants_server(family, checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tenants")
     path = folder / "tenants.json"
     tenants = [{"name": name, "keys": [f"{name}-key-0123456789"]} for name in "ab"]
-    path.write_text(
-        json.dumps({"tenants": tenants, "admin_keys": ["admin-0123456789"]})
-    )
+    path.write_text(json.dumps({"tenants": tenants, "admin_keys": [ADMIN_KEY]}))
     path.chmod(0o600)
     own = Servers(family, checkpoint, folder)
     server, client = own.start(SPEAKER_TENANTS_FILE=path)
@@ -278,3 +277,24 @@ def test_with_tenants_the_hosts_routes_are_404_but_for_a_few(
     assert asleep.status_code == 404
     assert client.speak("Well?", voice="keeper").status == 200
     client.close()
+
+
+@pytest.mark.long
+def test_each_tenant_speaks_with_its_own_voice_of_a_name(tenants_server, make_clip):
+    def client_of(key):
+        client = SpeechClient(tenants_server.url)
+        client.http.headers["Authorization"] = f"Bearer {key}"
+        return client
+
+    a, b, admin = map(client_of, ("a-key-0123456789", "b-key-0123456789", ADMIN_KEY))
+    for client in (a, b):
+        client.register("Ann", make_clip(), ref_text="Hello.").raise_for_status()
+    heard = [client.speak(voice="Ann") for client in (a, b)]
+    assert [(each.status, each.cache) for each in heard] == [(200, "miss")] * 2
+    assert heard[0].audio != heard[1].audio
+    a.http.delete("/v1/audio/voices/Ann").raise_for_status()
+    again = b.speak(voice="Ann")
+    assert (again.cache, again.audio) == ("hit", heard[1].audio)
+    assert admin.stats()["tenants"]["b"]["registry"]["speakers"] == 1
+    for client in (a, b, admin):
+        client.close()

@@ -53,28 +53,6 @@ def test_a_voice_is_made_with_a_consent_spoken_with_and_deleted(api, model, make
     assert api.audio.voice_consents.delete(consent.id).deleted is True
 
 
-def test_speech_arrives_in_pieces(api, model, make_clip):
-    voice = api.audio.voices.create(
-        name="openai-streams", consent="yes", audio_sample=("clip.wav", make_clip())
-    )
-    said: dict[str, Any] = {
-        "model": model,
-        "input": "Hello there.",
-        "response_format": "pcm",
-        "stream_format": "audio",
-    }
-    seed = {"seed": 7}
-    whole = api.audio.speech.create(voice=voice.name, extra_body=seed, **said).content
-    streaming = api.audio.speech.with_streaming_response
-    with streaming.create(
-        voice={"id": voice.id}, extra_body={"stream": True, **seed}, **said
-    ) as answer:
-        pieces = list(answer.iter_bytes(chunk_size=None))
-    assert len(pieces) > 1
-    assert abs(sum(map(len, pieces)) - len(whole)) < len(whole) / 4
-    api.audio.voices.delete(voice.id)
-
-
 def test_speech_arrives_as_events(api, model, make_clip):
     """`sse`, OpenAI's own events; no `stream` is asked for beside it."""
     voice = api.audio.voices.create(
