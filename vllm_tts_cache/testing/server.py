@@ -215,8 +215,9 @@ class Server:
         """Whether it answers its health route with 200."""
         try:
             # To read the machine's certificates takes longer than to be answered.
-            plain = {"trust_env": False, "verify": False}
-            health = httpx.get(f"{self.url}/health", timeout=5, **plain)
+            health = httpx.get(
+                f"{self.url}/health", timeout=5, trust_env=False, verify=False
+            )
             return health.status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
