@@ -7,7 +7,6 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
-from tests.slow_readers import LARGE, loses_its_place
 from tests.speaking import wav
 from tests.speech_server import listening
 from tests.waiting import soon
@@ -18,6 +17,7 @@ from vllm_tts_cache.store.bundle_format import read
 
 ANN = "/v1/audio/voices/Ann"
 CLIP = f"{ANN}/audio"
+LARGE = bytes(40 * 1024 * 1024)  # more than sockets hold
 
 
 @pytest.fixture
@@ -31,6 +31,23 @@ async def server(server):
 def is_large(server, monkeypatch):
     store = server.service.store
     monkeypatch.setattr(store, "audio_for_client", lambda _: (LARGE, "audio/wav"))
+
+
+async def loses_its_place(server, path, places):
+    """A client that reads the first bytes and then nothing more."""
+    num_places = places._num_free
+    async with (
+        listening(server.app) as port,
+        httpx.AsyncClient() as client,
+        client.stream("GET", f"http://127.0.0.1:{port}{path}") as answer,
+    ):
+        chunks = answer.aiter_raw(1024)
+        await anext(chunks)
+        assert places._num_free == num_places - 1
+        await soon(lambda: places._num_free == num_places)
+        with pytest.raises(httpx.TransportError):
+            async for _ in chunks:
+                pass
 
 
 async def test_it_says_how_long_it_is_and_gives_its_place_back(server):

