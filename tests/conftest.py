@@ -61,6 +61,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the host's modules end as they do: some tell of what they find alive."""
+    gc.unfreeze()
+
+
 def _place(item: pytest.Item) -> tuple[int, str, int]:
     """Sort only end-to-end tests, which are the first; the others stay as they are."""
     if level_of(item.nodeid) != "e2e":
