@@ -46,7 +46,7 @@ class Stage:
 
     def check(self):
         """At any time: within its bounds, counted rightly, and of nobody deleted."""
-        told, kept = self.states.stats(0), self.states._shelf.entries
+        told, kept = self.states.stats(0), self.states._states.entries
         assert told.bytes == sum(state.num_bytes for state in kept.values())
         assert told.bytes <= told.max_bytes and told.states == len(kept) <= 2
         assert not {address for address, _ in kept} & set(map(sha, self.deleted))

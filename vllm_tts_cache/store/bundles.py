@@ -348,7 +348,7 @@ def _audio_of(bundle: Bundle) -> DecodedAudio | None:
     if decoded is None or isinstance(starts, msgspec.UnsetType):
         return decoded
     try:
-        return cut(decoded, starts, _LIMITS)
+        return cut(decoded, starts)
     except ValueError as exc:
         raise InvalidBundleError(
             f"its clips are not those of its audio: {exc}"
