@@ -1,6 +1,9 @@
 """A library of voices goes into files and out of them, and is seen to be there."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -110,6 +113,31 @@ def test_a_voice_that_was_changed_there_is_not_imported_again(
     assert (status, done["counts"]) == (1, {"failed": 1})
     what = "name" if is_renamed else "speaker_description"
     assert f"already registered with other {what}" in done["files"][0]["error"]
+
+
+EXPORTING = """
+import os, signal, sys
+from pathlib import Path
+from vllm_tts_cache.entrypoints.cli.voices.bundles import export_folder, whole_file
+with export_folder(Path(sys.argv[1])) as folder:
+    with whole_file(folder / "Ann.voice", force=True) as file:
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_what_a_killed_export_left_is_removed_and_what_a_living_one_writes_is_not(
+    places, voices
+):
+    old, _, folder = places
+    out = ["export", "--all", "--out", folder, "--directory", old]
+    process = subprocess.Popen([sys.executable, "-c", EXPORTING, str(folder)])
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    assert voices(*out)[1]["counts"] == {"exported": 4}
+    assert len(list(folder.glob(".partial-*"))) == 1
+    process.kill()
+    process.wait()
+    assert voices(*out)[1]["counts"] == {"unchanged": 4}
+    assert list(folder.glob(".partial-*")) == []
 
 
 def test_one_that_got_another_name_is_known_again(places, voices):

@@ -72,7 +72,7 @@ def export(
         details: dict[str, Any] = {"file": str(path)}
         if path.is_file() and not force and library.holds(path, source.find(voice.ref)):
             return bulk.Outcome(name=voice.name, outcome="unchanged", details=details)
-        with _whole_file(path, force=force) as file:
+        with whole_file(path, force=force) as file:
             details["bytes"] = source.save_bundle(voice.ref, file)
         return bulk.Outcome(name=voice.name, outcome="exported", details=details)
 
@@ -88,13 +88,13 @@ def export(
                 "a file holds its voice's recording alone"
             )
         files = file_names(chosen)
-        with _export_folder(out or Path()) as folder:
+        with export_folder(out or Path()) as folder:
             many = bulk.in_parallel(chosen, one, title="exporting", num_jobs=jobs)
     many.report("voices", as_json=as_json, hint=_EXPORT_ON)
 
 
 @contextmanager
-def _export_folder(folder: Path) -> Iterator[Path]:
+def export_folder(folder: Path) -> Iterator[Path]:
     """Make the folder, and remove what exports that were killed left in it.
 
     Every export holds a lock on its folder, shared with others; while one can have it
@@ -116,7 +116,7 @@ def _export_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """Give a file that takes its place at ``path`` when the block ends well.
 
     Raises:
