@@ -20,6 +20,8 @@ from vllm_tts_cache.entrypoints.cli.common import examples, new_app
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import Family, default_family, trial_families
+from vllm_tts_cache.testing.clips import SPEECH
+from vllm_tts_cache.testing.server import Server, ServerOptions
 from vllm_tts_cache.testing.tiny_checkpoint import (
     EncoderSize,
     TinyCheckpoint,
@@ -124,17 +126,13 @@ def _known(name: str | None) -> str:
     return name
 
 
-def _family_names() -> list[str]:
-    return sorted(trial_families())
-
-
 # Let a command be asked for any family that has a tiny checkpoint.
 FamilyName = Annotated[
     str | None,
     typer.Option(
         "--family",
         callback=_known,
-        autocompletion=_family_names,
+        autocompletion=lambda: sorted(trial_families()),
         help="`vllm-tts-cache families` lists them as commands  [default: qwen3]",
     ),
 ]
@@ -182,8 +180,6 @@ def serve(
     of random weights (it speaks noise). For production this command is not needed:
     `vllm serve MODEL --omni` loads vllm-tts-cache by itself.
     """
-    from vllm_tts_cache.testing.server import Server, ServerOptions
-
     load_settings()  # a wrong one is said here in one line, not in a log of hundreds
     console = Console(stderr=True, soft_wrap=True)
     work = own(work)
@@ -193,10 +189,7 @@ def serve(
         samples_dir=_samples_dir(samples_dir, work),
         log_path=work / "unused.log",
         port=port,
-        arguments=(
-            *serve_arguments(chosen),
-            *(arguments or ()),
-        ),
+        arguments=(*serve_arguments(chosen), *(arguments or ())),
     )
     server = Server(options)
     console.print(f"voices: {options.samples_dir}", markup=False)
@@ -207,7 +200,12 @@ def serve(
         "printed below its log."
     )
     sys.stdout.flush()
-    announce(os.getpid(), f"{server.url}/health", examples_of(server.url))
+    text = _EXAMPLES.format(
+        url=server.url,
+        clip=shlex.quote(str(SPEECH.path)),
+        transcript=shlex.quote(SPEECH.transcript),
+    )
+    announce(os.getpid(), f"{server.url}/health", text)
     os.execve(command[0], command, server.environment())
 
 
@@ -224,9 +222,7 @@ def _model(model: Path | None, family: Family, work: Path, console: Console) -> 
         return model.absolute()
     with console.status("starting") as status:
         path = tiny_checkpoint(
-            work,
-            family,
-            lambda step: status.update(f"writing the {step}"),
+            work, family, lambda step: status.update(f"writing the {step}")
         )
     console.print(f"checkpoint (random weights, not a model): {path}", markup=False)
     return path
@@ -238,17 +234,6 @@ def _samples_dir(samples_dir: Path | None, work: Path) -> Path:
     if os.environ.get("SPEAKER_SAMPLES_DIR", "").strip():
         return load_settings().samples_dir.absolute()
     return work / "speakers"
-
-
-def examples_of(url: str) -> str:
-    """Requests to try on a server that is ready."""
-    from vllm_tts_cache.testing.clips import SPEECH
-
-    return _EXAMPLES.format(
-        url=url,
-        clip=shlex.quote(str(SPEECH.path)),
-        transcript=shlex.quote(SPEECH.transcript),
-    )
 
 
 def _make(
