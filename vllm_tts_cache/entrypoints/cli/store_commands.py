@@ -4,41 +4,32 @@ The first does what a server does at its start and beside its work, now. The sec
 reads every stored voice and says what is wrong.
 """
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.entrypoints.cli.common import (
-    FAILED,
-    Directory,
-    Json,
-    examples,
-    leave,
-    new_app,
-    print_json,
-    say,
-)
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 _EXPIRED_AT_ONCE = 100
 
-gc_app = new_app()
+gc_app = common.new_app()
 
-verify_app = new_app()
+verify_app = common.new_app()
 
 
 @gc_app.command(
-    epilog=examples(
+    epilog=common.examples(
         "vllm-tts-cache gc --dry-run",
         "vllm-tts-cache gc --directory /srv/speakers --json",
     )
 )
 def gc(
-    directory: Directory = None,
+    directory: common.Directory = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="say what is to be done; write nothing"),
@@ -61,14 +52,20 @@ def gc(
     )
     from vllm_tts_cache.store.opening import open_existing
 
-    store = open_existing(settings_of(directory))
-    try:
+    with closing(open_existing(settings_of(directory))) as store:
         if not dry_run:
             check_stopped(store)
-        found = _look(store) if dry_run else _tidy(store)
-    finally:
-        store.close()
-    found = {"directory": str(store.directory), "dry_run": dry_run, **found}
+        found: dict[str, Any] = {
+            "directory": str(store.directory),
+            "dry_run": dry_run,
+            "expired": store.expired_names(),
+            "recovered": [],
+            "over_budget_bytes": _excess(store),
+            "evicted_files": 0,
+        }
+        if not dry_run:
+            found |= _tidied(store)
+        found["problems"] = store.verify()
     if as_json:
         common.print_json(found)
     else:
@@ -76,18 +73,7 @@ def gc(
     common.leave(common.FAILED if found["problems"] and not dry_run else 0)
 
 
-def _look(store: "SpeakerStore") -> dict[str, Any]:
-    return {
-        "expired": _expired(store),
-        "recovered": [],
-        "over_budget_bytes": _excess(store),
-        "evicted_files": 0,
-        "problems": store.verify(),
-    }
-
-
-def _tidy(store: "SpeakerStore") -> dict[str, Any]:
-    expired = _expired(store)
+def _tidied(store: "SpeakerStore") -> dict[str, Any]:
     while over := store.registrations.delete_expired(_EXPIRED_AT_ONCE):
         for deletion in over:
             store.remove_files(deletion)
@@ -95,16 +81,10 @@ def _tidy(store: "SpeakerStore") -> dict[str, Any]:
     excess, num_evicted = _excess(store), store.writer.trim()
     store.sweep()  # of a bucket's objects only the rows are gone by now
     return {
-        "expired": expired,
         "recovered": recovered,
         "over_budget_bytes": excess,
         "evicted_files": num_evicted,
-        "problems": store.verify(),
     }
-
-
-def _expired(store: "SpeakerStore") -> list[str]:
-    return store.expired_names()
 
 
 def _excess(store: "SpeakerStore") -> dict[str, int]:
@@ -132,7 +112,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 @verify_app.command(
-    epilog=examples("vllm-tts-cache verify", "vllm-tts-cache verify --json")
+    epilog=common.examples("vllm-tts-cache verify", "vllm-tts-cache verify --json")
 )
 def verify(
     repair: Annotated[
@@ -143,7 +123,7 @@ def verify(
             "and remove from a bucket what the catalogue does not know",
         ),
     ] = False,
-    as_json: Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Check the stored voices under SPEAKER_SAMPLES_DIR.
 
@@ -154,23 +134,16 @@ def verify(
     """
     from vllm_tts_cache.store.opening import open_existing
 
-    store = open_existing(load_settings())
-    try:
+    with closing(open_existing(load_settings())) as store:
         repaired = [*store.recover(), *store.remove_strays()] if repair else []
         problems = store.verify()
-    finally:
-        store.close()
+    directory = str(store.directory)
     if as_json:
-        print_json(
-            {
-                "directory": str(store.directory),
-                "repaired": repaired,
-                "problems": problems,
-            }
-        )
+        found = {"directory": directory, "repaired": repaired, "problems": problems}
+        common.print_json(found)
     else:
-        nothing = [] if problems else [f"{store.directory}: nothing wrong"]
+        nothing = [] if problems else [f"{directory}: nothing wrong"]
         done = [f"repaired: {line}" for line in repaired]
         for line in (*done, *problems, *nothing):
-            say(line)
-    leave(FAILED if problems else 0)
+            common.say(line)
+    common.leave(common.FAILED if problems else 0)
