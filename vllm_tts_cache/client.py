@@ -3,7 +3,7 @@
 It answers with what the server's JSON says, and raises errors of its own: what a server
 answers is not believed to be text that can be shown as it is (`printable`).
 
-Which proxy leads to a server is told by the variables that most programs read:
+Which proxy leads to a server is in the variables that most programs read:
 ``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy``, in small or capital
 letters; where both are set the small ones count. A server on this machine is never
 asked through a proxy: ``127.0.0.1`` is another machine there.
@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Literal
+from typing import IO, Any
 from urllib.parse import quote
 
 import httpx
@@ -24,6 +24,7 @@ import httpx
 from vllm_tts_cache.errors import (
     ConfigError,
     ConnectionSettingError,
+    NotThereError,
     RouteMissingError,
     ServerAnswerError,
     ServerUnreachableError,
@@ -34,7 +35,6 @@ from vllm_tts_cache.logs import printable, utf8
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
-DEFAULT_URL = "http://127.0.0.1:8091"
 CACHE_HEADER = "X-Speaker-Cache"
 
 _CONNECT_SECONDS = 5.0
@@ -49,8 +49,6 @@ _MAX_RETRY_SECONDS = 3600.0
 _NO_ROUTE = "Not Found"
 
 Json = dict[str, Any]
-Sort = Literal["name", "newest", "oldest"]
-OnConflict = Literal["fail", "replace", "rename"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,10 @@ def proxy_for(url: httpx.URL, environ: Mapping[str, str] = os.environ) -> Proxy 
     Raises: ConnectionSettingError: the variable holds no proxy's URL.
     """
     port = url.port or _DEFAULT_PORTS.get(url.scheme)
-    _, left_out = _variable("no_proxy", environ)
-    if is_this_machine(url.host) or _is_left_out(url.host, port, left_out):
+    host = url.host.lower().rstrip(".")
+    _, no_proxy = _variable("no_proxy", environ)
+    entries = re.split(r"[,\s]+", no_proxy.lower())
+    if is_this_machine(host) or any(_names(each, host, port) for each in entries):
         return None
     for name in (f"{url.scheme}_proxy", "all_proxy"):
         variable, text = _variable(name, environ)
@@ -113,20 +113,14 @@ def _parsed(variable: str, text: str) -> httpx.URL:
     return url
 
 
-def _is_left_out(host: str, port: int | None, no_proxy: str) -> bool:
-    host = host.lower().rstrip(".")
-    entries = re.split(r"[,\s]+", no_proxy.lower())
-    return any(_names(entry, host, port) for entry in entries if entry)
-
-
 def _names(entry: str, host: str, port: int | None) -> bool:
     """Whether an entry of ``no_proxy`` names a host.
 
     It is ``*``, a domain (whose subdomains it names too), an address or a network;
     ``:PORT`` may follow, and an IPv6 address may stand in brackets.
     """
-    if entry == "*":
-        return True
+    if entry in ("", "*"):
+        return bool(entry)
     name, entry_port = _split_port(entry.rpartition("://")[2])
     if entry_port and entry_port != str(port):
         return False
@@ -171,7 +165,7 @@ class VoicesClient:
             cannot be used.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None):
+    def __init__(self, url: str, api_key: str | None = None):
         self.url = _base_of(url)
         if not (api_key or "").isascii() or not (api_key or "").isprintable():
             raise ConfigError("--api-key: it holds what no header can carry")
@@ -203,7 +197,7 @@ class VoicesClient:
         *,
         search: str | None = None,
         label: list[str] | None = None,
-        sort: Sort = "name",
+        sort: str = "name",
     ) -> Iterator[Json]:
         """Yield registered voices, page by page.
 
@@ -237,14 +231,8 @@ class VoicesClient:
         """Return a voice; None if there is none of this name or id."""
         try:
             return self.get(name)["voice"]
-        except RouteMissingError:
-            raise
-        except SpeakerNotFoundError:
+        except (SpeakerNotFoundError, NotThereError):
             return None
-        except ServerAnswerError as exc:
-            if exc.status == httpx.codes.NOT_FOUND:
-                return None
-            raise
 
     def consents(self) -> Iterator[Json]:
         """Yield consent recordings, page by page, newest first."""
@@ -306,9 +294,7 @@ class VoicesClient:
                 num_bytes += file.write(chunk)
         return num_bytes
 
-    def add_bundle(
-        self, bundle: bytes, name: str | None, on_conflict: OnConflict
-    ) -> Json:
+    def add_bundle(self, bundle: bytes, name: str | None, on_conflict: str) -> Json:
         """Register what a bundle holds."""
         data = {"on_conflict": on_conflict, **({"name": name} if name else {})}
         files = {"bundle": ("bundle.voice", bundle, "application/octet-stream")}
@@ -347,10 +333,7 @@ class VoicesClient:
     def _streamed(
         self, method: str, path: str, **content: Any
     ) -> Iterator[httpx.Response]:
-        with (
-            self._errors(),
-            self._http.stream(method, path, **content) as response,
-        ):
+        with self._errors(), self._http.stream(method, path, **content) as response:
             if response.is_error:
                 response.read()
             _check(response, self._proxy)
@@ -379,7 +362,7 @@ def _base_of(url: str) -> str:
             f"write http://{printable(base.lstrip('/'))}"
         )
     raise ConfigError(
-        f"--url {printable(url)}: is no URL as {DEFAULT_URL} (http or https)"
+        f"--url {printable(url)}: is no URL as http://127.0.0.1:8091 (http or https)"
     )
 
 
@@ -446,12 +429,7 @@ def _check(response: httpx.Response, proxy: Proxy | None) -> None:
     if not response.is_error:
         return
     status = response.status_code
-    try:
-        body = response.json()
-    except ValueError:
-        body = {}
-    body = body if isinstance(body, dict) else {}
-    message = _message_of(body)
+    message = _message_of(response)
     if status == httpx.codes.METHOD_NOT_ALLOWED or (
         status == httpx.codes.NOT_FOUND and message in ("", _NO_ROUTE)
     ):
@@ -460,15 +438,17 @@ def _check(response: httpx.Response, proxy: Proxy | None) -> None:
     reason = printable(message) or printable(response.reason_phrase) or "It failed"
     if proxy is not None and not message:
         reason = f"{reason}, says {proxy} or what is behind it"
-    raise ServerAnswerError(
-        status,
-        reason,
-        _retry_after(response),
-        body,
-    )
+    kind = NotThereError if status == httpx.codes.NOT_FOUND else ServerAnswerError
+    raise kind(status, reason, _retry_after(response))
 
 
-def _message_of(body: Json) -> str:
+def _message_of(response: httpx.Response) -> str:
+    try:
+        body = response.json()
+    except ValueError:
+        return ""
+    if not isinstance(body, dict):
+        return ""
     error = body.get("error", body.get("detail", ""))
     message = error.get("message", "") if isinstance(error, dict) else error
     return message if isinstance(message, str) else ""

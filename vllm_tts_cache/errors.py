@@ -4,10 +4,9 @@ They are classed by who can fix them, and say what HTTP answers: a new error bel
 under the branch that says who that is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class TTSCacheError(Exception):
@@ -20,11 +19,12 @@ class TTSCacheError(Exception):
     """
 
     http_status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    _log_text: str | None = None  # in the place of the message
 
     @property
     def log_text(self) -> str:
         """What a log may show: no name and no text of a voice."""
-        return str(self)
+        return self._log_text or str(self)
 
 
 def log_text_of(error: BaseException) -> str:
@@ -66,7 +66,7 @@ class InvalidAudioError(SpeakerRequestError):
 class LowQualityError(SpeakerRequestError):
     """The clip is worth less than the operator takes (400).
 
-    Attributes:
+    Args:
         reasons: What speaks against it, and what to do, a sentence each.
     """
 
@@ -75,7 +75,6 @@ class LowQualityError(SpeakerRequestError):
             "This server registers no clip of this quality (SPEAKER_MIN_QUALITY). "
             + " ".join(reasons)
         )
-        self.reasons = tuple(reasons)
 
 
 class InvalidSpeakerError(SpeakerRequestError):
@@ -106,7 +105,6 @@ class SpeakerNotFoundError(SpeakerRequestError):
             "POST /v1/audio/voices (name, consent, audio_sample), or see "
             "GET /v1/audio/voices for the registered ones."
         )
-        self.name = name
 
 
 class UnauthorizedError(SpeakerRequestError):
@@ -151,7 +149,6 @@ class SpeakerExistsError(SpeakerRequestError):
 
     def __init__(self, name: str, hint: str = _IS_IMMUTABLE):
         super().__init__(f"Voice {name!r} is already registered {hint}")
-        self.name = name
 
 
 class ConsentRequiredError(SpeakerRequestError):
@@ -175,13 +172,17 @@ class ConsentNotFoundError(SpeakerRequestError):
             f"There is no consent recording {_quoted(consent_id)}. GET "
             "/v1/audio/voice_consents lists those that there are."
         )
-        self.consent_id = consent_id
 
 
-def _raised(setting: str, field: str, is_tenants: bool) -> str:
-    if is_tenants:
-        return f"have {field} raised, of this key's tenant"
-    return f"raise {setting}"
+# A setting, and what it is called in the entry of a tenant.
+_MAX_VOICES = "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices"
+_MAX_AUDIO = "SPEAKER_CACHE_AUDIO_MAX_BYTES", "max_audio_bytes"
+
+
+def _raised(limit: tuple[str, str], is_tenants: bool) -> str:
+    setting, field = limit
+    of_tenant = f"have {field} raised, of this key's tenant"
+    return of_tenant if is_tenants else f"raise {setting}"
 
 
 class ConsentInUseError(SpeakerRequestError):
@@ -199,7 +200,6 @@ class ConsentInUseError(SpeakerRequestError):
             f"Voices stand on the consent recording {consent_id!r}: {names}. Delete "
             "them first; nothing was changed."
         )
-        self.consent_id = consent_id
         self.voices = tuple(voices)
 
 
@@ -214,14 +214,11 @@ class ConsentLimitError(SpeakerRequestError):
     http_status = HTTPStatus.CONFLICT
 
     def __init__(self, limit: int, *, is_tenants: bool = False):
-        raised = _raised(
-            "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices", is_tenants
-        )
+        raised = _raised(_MAX_VOICES, is_tenants)
         super().__init__(
             f"{limit} consent recordings are kept, which is the limit. Delete one, or "
             f"{raised}."
         )
-        self.limit = limit
 
 
 class SpeakerLimitError(SpeakerRequestError):
@@ -230,34 +227,24 @@ class SpeakerLimitError(SpeakerRequestError):
     http_status = HTTPStatus.CONFLICT
 
     def __init__(self, limit: int, *, is_tenants: bool = False):
-        raised = _raised(
-            "SPEAKER_MAX_UPLOADED (0 = no limit)", "max_voices", is_tenants
-        )
+        raised = _raised(_MAX_VOICES, is_tenants)
         super().__init__(
             f"{limit} voices are registered, which is the limit. Delete one, or "
             f"{raised}."
         )
-        self.limit = limit
 
 
 class AudioBudgetError(SpeakerRequestError):
-    """The reference audio of all voices may not take more bytes on disk (409).
-
-    Attributes:
-        max_bytes: What it may take.
-    """
+    """The reference audio of all voices may not take more bytes on disk (409)."""
 
     http_status = HTTPStatus.CONFLICT
 
     def __init__(self, max_bytes: int, *, is_tenants: bool = False):
-        setting = "SPEAKER_CACHE_AUDIO_MAX_BYTES"
         super().__init__(
             f"The reference audio of the registered voices may take {max_bytes} "
             "bytes, and this clip no longer fits; nothing was changed. Delete a voice, "
-            "send a shorter clip, or "
-            f"{_raised(setting, 'max_audio_bytes', is_tenants)}."
+            f"send a shorter clip, or {_raised(_MAX_AUDIO, is_tenants)}."
         )
-        self.max_bytes = max_bytes
 
 
 class InvalidBundleError(SpeakerRequestError):
@@ -265,7 +252,6 @@ class InvalidBundleError(SpeakerRequestError):
 
     def __init__(self, reason: str):
         super().__init__(f"Invalid bundle: {reason}; nothing was changed.")
-        self.reason = reason
 
 
 class DownloadsOffError(SpeakerRequestError):
@@ -280,11 +266,7 @@ class DownloadsOffError(SpeakerRequestError):
 
 
 class RequestTooLargeError(SpeakerRequestError):
-    """The body of a request has more bytes than the route takes (413).
-
-    Attributes:
-        max_bytes: What the route takes.
-    """
+    """The body of a request has more bytes than the route takes (413)."""
 
     http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
@@ -294,7 +276,6 @@ class RequestTooLargeError(SpeakerRequestError):
             "the most that this route takes; nothing was changed. Send less; a clip "
             "can be cut, or compressed (FLAC, MP3)."
         )
-        self.max_bytes = max_bytes
 
 
 class ServerFaultError(TTSCacheError):
@@ -311,7 +292,7 @@ class NoTenantError(ServerFaultError):
 class ServerBusyError(ServerFaultError):
     """A queue or a number of things done at once is at its bound (503).
 
-    Attributes:
+    Args:
         what: What there is too much of, as the message begins.
         retry_after_seconds: When it is worth trying again.
     """
@@ -322,7 +303,6 @@ class ServerBusyError(ServerFaultError):
         super().__init__(
             f"The server is busy: {what}. Try again in {retry_after_seconds} s."
         )
-        self.what = what
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -330,7 +310,6 @@ class DeletionPendingError(ServerFaultError):
     """A voice is deleted, but not yet everything of it is gone (503).
 
     Attributes:
-        name: Of the voice, as the request spells it.
         files_removed: Whether nothing of it is left on disk.
         waiting_for: API servers that have not confirmed that they and their workers
             have deleted it.
@@ -348,25 +327,18 @@ class DeletionPendingError(ServerFaultError):
         retry_after_seconds: int = 1,
     ):
         files = "gone" if files_removed else "not yet removed"
+        left = f"{files}, API servers that have not confirmed: {waiting_for}."
         super().__init__(
             f"Voice {name!r} is deleted and answers no request any more, but not all "
-            f"of it is gone: its files are {files}, API servers that have not "
-            f"confirmed: {waiting_for}. It goes on by itself. Repeat the DELETE in "
-            f"{retry_after_seconds} s to learn how far it is."
+            f"of it is gone: its files are {left} It goes on by itself. Repeat the "
+            f"DELETE in {retry_after_seconds} s to learn how far it is."
         )
-        self.name = name
         self._log_text = (
-            f"A voice is deleted, but not all of it is gone: its files are {files}, "
-            f"API servers that have not confirmed: {waiting_for}."
+            f"A voice is deleted, but not all of it is gone: its files are {left}"
         )
         self.files_removed = files_removed
         self.waiting_for = waiting_for
         self.retry_after_seconds = retry_after_seconds
-
-    @property
-    def log_text(self) -> str:
-        """The message without the name."""
-        return self._log_text
 
 
 class StorageError(ServerFaultError):
@@ -409,7 +381,8 @@ class StorageBusyError(StorageError):
 class StorageUnavailableError(StorageError):
     """The database of the catalogue cannot be reached, or does not answer (503).
 
-    Attributes:
+    Args:
+        where: What cannot be reached.
         detail: What happened, for the operator: it may name hosts and users.
         retry_after_seconds: When it is worth trying again.
         was_cut_off: Whether a connection was refused or lost: nobody knows what became
@@ -431,21 +404,16 @@ class StorageUnavailableError(StorageError):
             "should, and this server's log says why. Try again in "
             f"{retry_after_seconds} s."
         )
-        self.detail = detail
         self.retry_after_seconds = retry_after_seconds
         self.was_cut_off = was_cut_off
         self._log_text = f"The voice catalogue {where} is down: {detail}."
-
-    @property
-    def log_text(self) -> str:
-        """The message with the database and the reason, which clients are not told."""
-        return self._log_text
 
 
 class ObjectStoreError(StorageError):
     """The object store does not answer, or not as it should (503).
 
-    Attributes:
+    Args:
+        where: What cannot be reached.
         detail: What happened, for the operator: it may name hosts and objects.
         retry_after_seconds: When it is worth trying again.
     """
@@ -458,14 +426,8 @@ class ObjectStoreError(StorageError):
             "this server's log says why. What is on this machine speaks on. Try again "
             f"in {retry_after_seconds} s."
         )
-        self.detail = detail
         self.retry_after_seconds = retry_after_seconds
         self._log_text = f"The object store {where} is down: {detail}."
-
-    @property
-    def log_text(self) -> str:
-        """The message with the store and the reason, which clients are not told."""
-        return self._log_text
 
 
 class EncodingCorruptError(StorageError):
@@ -473,7 +435,6 @@ class EncodingCorruptError(StorageError):
 
     def __init__(self, key: str, reason: str):
         super().__init__(f"Encoding {key} is corrupt: {reason}")
-        self.key = key
         self.reason = reason
 
 
@@ -508,8 +469,6 @@ class CheckpointError(TTSCacheError):
 
     def __init__(self, path: str, reason: str):
         super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class RemoteError(TTSCacheError):
@@ -531,7 +490,6 @@ class ServerUnreachableError(RemoteError):
         "SPEAKER_URL.",
     ):
         super().__init__(f"{url} does not answer: {reason.rstrip('.')}. {hint}")
-        self.url = url
 
 
 class ServerAnswerError(RemoteError):
@@ -539,23 +497,19 @@ class ServerAnswerError(RemoteError):
 
     Attributes:
         status: HTTP status.
-        reason: What the server said, fit to be shown.
         retry_after_seconds: When it is worth trying again; None if it is not.
-        body: The answer, if it was a JSON object.
     """
 
     def __init__(
-        self,
-        status: int,
-        reason: str,
-        retry_after_seconds: float | None = None,
-        body: Mapping[str, Any] = MappingProxyType({}),
+        self, status: int, reason: str, retry_after_seconds: float | None = None
     ):
         super().__init__(f"{reason.rstrip('.')} (HTTP {status})")
         self.status = status
-        self.reason = reason
         self.retry_after_seconds = retry_after_seconds
-        self.body = body
+
+
+class NotThereError(ServerAnswerError):
+    """The server has the route, and no voice or recording that is called so (404)."""
 
 
 class RouteMissingError(ServerAnswerError):

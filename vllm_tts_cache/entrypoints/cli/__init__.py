@@ -7,7 +7,6 @@ and a shell's completion answer at once, and none imports torch or vLLM before i
 import os
 import sys
 from collections.abc import Sequence
-from http import HTTPStatus
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -20,8 +19,7 @@ from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli.common import STATUSES, complain, new_app
 from vllm_tts_cache.errors import (
     ConfigError,
-    RouteMissingError,
-    ServerAnswerError,
+    NotThereError,
     ServerUnreachableError,
     SpeakerNotFoundError,
     TTSCacheError,
@@ -34,7 +32,7 @@ _COMMANDS = {
     "gc": ("store_commands", "tidy the directory of a stopped server"),
     "verify": ("store_commands", "check the stored voices under SPEAKER_SAMPLES_DIR"),
     "families": ("models", "list the model families and the ways they clone"),
-    "encode": ("encode", "encode clips into a safetensors file, without a server"),
+    "encode": ("models", "encode clips into a safetensors file, without a server"),
     "stage-config": ("models", "print the path of a deploy file"),
     "serve": ("trial", "serve a tiny checkpoint, or your own, on the CPU"),
     "demo": ("demo", "register, precompute, speak, restart, speak again, on the CPU"),
@@ -121,9 +119,5 @@ def _status_of(error: TTSCacheError) -> int:
         return common.WRONG
     if isinstance(error, ServerUnreachableError):
         return common.UNREACHABLE
-    is_not_found = isinstance(error, SpeakerNotFoundError) or (
-        isinstance(error, ServerAnswerError)
-        and not isinstance(error, RouteMissingError)
-        and error.status == HTTPStatus.NOT_FOUND
-    )
+    is_not_found = isinstance(error, SpeakerNotFoundError | NotThereError)
     return common.NOT_FOUND if is_not_found else common.FAILED

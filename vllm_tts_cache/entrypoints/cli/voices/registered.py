@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
-from vllm_tts_cache.errors import (
-    ConfigError,
-    RouteMissingError,
-    ServerAnswerError,
-    SpeakerNotFoundError,
-)
+from vllm_tts_cache.errors import ConfigError, NotThereError, SpeakerNotFoundError
 from vllm_tts_cache.files import storage_errors
 
 if TYPE_CHECKING:
@@ -34,7 +29,6 @@ DEFAULT_TEXT = "The quick brown fox jumps over the lazy dog."
 
 _TIMES = ("created_at", "updated_at", "expires_at")
 _HEADINGS = ("NAME", "ID", "SECONDS", "LANGUAGE", "EXPIRES", "LABELS")
-_NOT_FOUND = 404
 # Of `voices edit --clear`, and what the routes call them.
 _FIELDS = {
     "description": "speaker_description",
@@ -303,11 +297,7 @@ def rm(
     def one(name: str, stop: "Stop") -> "Outcome":
         try:
             bulk.patiently(lambda: source.delete(name), stop)
-        except RouteMissingError:
-            raise
-        except (SpeakerNotFoundError, ServerAnswerError) as exc:
-            if isinstance(exc, ServerAnswerError) and exc.status != _NOT_FOUND:
-                raise
+        except (SpeakerNotFoundError, NotThereError):
             return bulk.Outcome(name=name, outcome="missing")
         return bulk.Outcome(name=name, outcome="deleted")
 
