@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from tests.families.cases import every_case
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.entrypoints.cli import encode
+from vllm_tts_cache.entrypoints.cli import models
 from vllm_tts_cache.errors import CheckpointError, ConfigError, InvalidAudioError
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.speaker.precision import computed_on
@@ -22,7 +22,7 @@ def write_clip(path, pitch_hz=200):
 
 
 def run(*arguments):
-    return encode.encode_app([*map(str, arguments)], standalone_mode=False) or 0
+    return models.encode_app([*map(str, arguments)], standalone_mode=False) or 0
 
 
 def test_the_file_holds_what_the_encoders_give_and_says_which_they_were(

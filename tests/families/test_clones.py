@@ -26,7 +26,7 @@ from tests.speaking import (
 )
 from tests.speech_server import Server, running
 from vllm_tts_cache.catalogue.records import NewSpeaker
-from vllm_tts_cache.entrypoints.cli import encode
+from vllm_tts_cache.entrypoints.cli import models
 from vllm_tts_cache.errors import CheckpointError, ConfigError
 from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.talker import CachedTalker
@@ -171,7 +171,7 @@ def test_a_batch_job_and_the_command_line_say_the_same(refusing, tmp_path, monke
         OfflineSpeakers(SyncInProcessEngine(model=str(refusing.checkpoint)))
     arguments = ["--model", refusing.checkpoint, "--out", tmp_path / "out.safetensors"]
     with pytest.raises(CheckpointError) as command:
-        encode.encode_app([*map(str, arguments), "clip.wav"], standalone_mode=False)
+        models.encode_app([*map(str, arguments), "clip.wav"], standalone_mode=False)
     for told in (batch, command):
         assert str(told.value).endswith(f": {refusing.reason}")
     assert not (tmp_path / "speakers").exists()

@@ -1,24 +1,48 @@
-"""``vllm-tts-cache families`` and ``stage-config``: which models clone voices, and how.
+"""``vllm-tts-cache families``, ``encode`` and ``stage-config``: models that clone.
 
-And where our deploy files are.
+Which there are and how they clone, their reference encoders without a server, and
+where our deploy files are.
 """
 
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
+from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.entrypoints.cli.common import (
     Json,
     examples,
     new_app,
     print_json,
 )
-from vllm_tts_cache.speaker.family import ClipLimits, Family, Mode, families
+from vllm_tts_cache.errors import (
+    CheckpointError,
+    ConfigError,
+    EncodeError,
+    InvalidAudioError,
+)
+from vllm_tts_cache.files import publish
+from vllm_tts_cache.speaker.family import (
+    ClipLimits,
+    Family,
+    Mode,
+    families,
+    family_of_checkpoint,
+)
+from vllm_tts_cache.speaker.reference import ReferenceEncoder
 from vllm_tts_cache.stage_configs import FOLDER
+
+_console = Console(stderr=True)
 
 _HEADINGS = (
     "model",
@@ -31,8 +55,9 @@ _HEADINGS = (
     "on a CPU",
     "never run",
 )
-families_app = new_app()
 
+families_app = new_app()
+encode_app = new_app()
 stage_config_app = new_app()
 
 
@@ -58,18 +83,13 @@ def list_families(
         print_json({"families": named})
         return
     if as_markdown:
-        sys.stdout.write(markdown(rows))
+        for line in (_HEADINGS, ["---"] * len(_HEADINGS), *rows):
+            sys.stdout.write(f"| {' | '.join(line)} |\n")
         return
     table = Table(*_HEADINGS)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-
-
-def markdown(rows: Iterable[Sequence[str]]) -> str:
-    """Return the table as Markdown, a line a row."""
-    lines = [_HEADINGS, ["---"] * len(_HEADINGS), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _row(family: Family) -> tuple[str, ...]:
@@ -80,8 +100,8 @@ def _row(family: Family) -> tuple[str, ...]:
         ", ".join(family.encoders),
         _clips(family.limits) if family.modes else "",
         family.official,
-        _yes(family.shares_kv) if family.modes else "",
-        _yes(family.deploy_file is not None),
+        ("yes" if family.shares_kv else "no") if family.modes else "",
+        "yes" if family.deploy_file is not None else "no",
         family.never_run,
     )
 
@@ -89,10 +109,6 @@ def _row(family: Family) -> tuple[str, ...]:
 def _mode(mode: Mode) -> str:
     needs = f"{mode.name} (transcript {mode.transcript.value}"
     return f"{needs}, or an embedding)" if mode.takes_embedding else f"{needs})"
-
-
-def _yes(is_so: bool) -> str:
-    return "yes" if is_so else "no"
 
 
 def _clips(limits: ClipLimits) -> str:
@@ -140,3 +156,115 @@ def stage_config(
     else:
         # Alone on its line, so that a shell can take it.
         typer.echo(path)
+
+
+@encode_app.command(
+    epilog=examples(
+        "vllm-tts-cache encode --model Qwen/Qwen3-TTS-12Hz-0.6B-Base \\",
+        "  --out voices.safetensors ann.wav bob.flac",
+    )
+)
+def encode(
+    clips: Annotated[list[Path], typer.Argument(metavar="CLIP")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="a checkpoint that clones voices: a directory, or a Hugging Face id "
+            "that has been downloaded; see `vllm-tts-cache families`"
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.safetensors")],
+    revision: Annotated[
+        str | None,
+        typer.Option(help="of a Hugging Face id: a branch, a tag or a commit"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Encode clips into a safetensors file, as the server would, without one.
+
+    The file holds tensors named <clip stem>/<encoder>/<tensor>; its metadata holds each
+    encoder's fingerprint, each clip's audio_sha256, and what computed them. Nothing is
+    written if one clip fails.
+    """
+    from safetensors.numpy import save
+
+    by_stem = _by_stem(clips)
+    encoders, computed_on = _load(model, revision, device)
+    tensors: dict[str, npt.NDArray[np.generic]] = {}
+    metadata = {f"fingerprint/{name}": e.fingerprint for name, e in encoders.items()}
+    metadata |= computed_on
+    for stem, clip in track(by_stem.items(), "encoding", console=_console):
+        audio_sha256, arrays = _encode(clip, encoders.values())
+        metadata[f"audio_sha256/{stem}"] = audio_sha256
+        tensors |= {f"{stem}/{name}": array for name, array in arrays.items()}
+    publish(out, save(tensors, metadata=metadata))
+    if as_json:
+        print_json({"file": str(out), "tensors": sorted(tensors), "metadata": metadata})
+        return
+    _console.print(f"{len(by_stem)} clips, {len(tensors)} tensors: {out}")
+
+
+def _by_stem(clips: Sequence[Path]) -> dict[str, Path]:
+    by_stem: dict[str, Path] = {}
+    for clip in clips:
+        if (other := by_stem.setdefault(clip.stem, clip)) is not clip:
+            raise ConfigError(
+                f"{other} and {clip} would both be called {clip.stem!r} in the file; "
+                "rename one, or write two files"
+            )
+    return by_stem
+
+
+def _load(
+    model: str, revision: str | None, device: str
+) -> tuple[Mapping[str, ReferenceEncoder], dict[str, str]]:
+    """Return a checkpoint's encoders, and what they compute on.
+
+    Raises: CheckpointError, ConfigError.
+    """
+    from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
+
+    model_dir = checkpoint_dir(model, revision)
+    family = family_of_checkpoint(model_dir)
+    if (refusal := family.clones(model_dir)) is not None:
+        raise CheckpointError(model, refusal)
+    if not family.encoders_part:
+        raise CheckpointError(model, f"{family.title} is not encoded by this plugin")
+    model_dir = checkpoint_dir(model, revision, side_files=family.side_files)
+    # Importing the host's modules logs a screenful otherwise.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    import torch
+
+    from vllm_tts_cache.speaker.precision import computed_on
+
+    try:
+        place = torch.device(device)
+        return family.part("encoders_part")(model_dir, place), asdict(
+            computed_on(place)
+        )
+    except RuntimeError as exc:
+        raise ConfigError(f"--device {device}: {exc}") from exc
+
+
+def _encode(
+    clip: Path, encoders: Iterable[ReferenceEncoder]
+) -> tuple[str, dict[str, npt.NDArray[np.generic]]]:
+    """The clip's address, and its arrays as ``<encoder>/<tensor>``."""
+    try:
+        decoded = decode_path(clip)
+        arrays = {
+            f"{encoder.name}/{name}": array
+            for encoder in encoders
+            for name, array in encoder.encode(decoded.audio).arrays.items()
+        }
+    except InvalidAudioError as exc:
+        named = str(clip) in exc.reason
+        raise InvalidAudioError(
+            exc.reason if named else f"{clip}: {exc.reason}"
+        ) from exc
+    except EncodeError as exc:
+        raise EncodeError(f"{clip}: {exc}") from exc
+    for warning in decoded.warnings:
+        _console.print(f"{clip}: {warning.message}", style="yellow")
+    return decoded.audio.audio_sha256, arrays
