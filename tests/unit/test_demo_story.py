@@ -1,14 +1,20 @@
 import pytest
 
 from tests.web import serving
-from vllm_tts_cache.entrypoints.cli.demo import Act, Answer, Story, acts_of
+from vllm_tts_cache.entrypoints.cli.demo import Act, Story, acts_of
 from vllm_tts_cache.speaker.family import trial_families
-from vllm_tts_cache.testing.server import SpeechClient
+from vllm_tts_cache.testing.server import Speech, SpeechClient
 
 IN_CONTEXT, X_VECTOR = "in_context", "x_vector"
 
 AUDIO = b"\x01\x00" * 100
-HEARD = Answer(status=200, cache="hit", ttfa_seconds=0.1, audio=AUDIO)
+
+
+def answer(status=200, cache: str | None = "hit", audio=AUDIO):
+    return Speech(status=status, cache=cache, ttfa_seconds=0.1, audio=audio)
+
+
+HEARD = answer()
 
 
 class Counts:
@@ -32,7 +38,7 @@ def counts():
 
 
 def problems_of(
-    counts: Counts, *answers: Answer, says: str = "", take: str | None = IN_CONTEXT
+    counts: Counts, *answers: Speech, says: str = "", take: str | None = IN_CONTEXT
 ):
     story, client = Story(encoders=("speaker", "codec")), SpeechClient(counts.url)
     for number, answer in enumerate(answers):
@@ -53,27 +59,27 @@ def test_equal_audio_and_the_right_counts_are_no_problem(counts):
 
 
 @pytest.mark.parametrize(
-    "answer, problem",
+    "wrong, problem",
     [
-        (Answer(status=500, body="it broke"), "status 500 instead of 200: it broke"),
+        (answer(500, None, b"it broke"), "status 500 instead of 200: it broke"),
         (
-            Answer(status=200, cache="miss", audio=AUDIO),
+            answer(cache="miss"),
             "X-Speaker-Cache is 'miss' instead of 'hit'",
         ),
-        (Answer(status=200, cache="hit", audio=b""), "0 bytes are not 16-bit audio"),
+        (answer(audio=b""), "0 bytes are not 16-bit audio"),
         (
-            Answer(status=200, cache="hit", audio=AUDIO + AUDIO),
+            answer(audio=AUDIO + AUDIO),
             "the audio differs from the first in_context one",
         ),
     ],
 )
-def test_an_answer_that_does_not_hold_is_a_problem(counts, answer, problem):
-    assert f"act 1: {problem}" in problems_of(counts, HEARD, answer)
+def test_an_answer_that_does_not_hold_is_a_problem(counts, wrong, problem):
+    assert f"act 1: {problem}" in problems_of(counts, HEARD, wrong)
 
 
 def test_what_else_does_not_hold_is_a_problem(counts):
-    answer = Answer(status=200, body='{"cache_status": "failed"}')
-    [problem] = problems_of(counts, answer, says='"ready"', take=None)
+    failed = answer(cache=None, audio=b'{"cache_status": "failed"}')
+    [problem] = problems_of(counts, failed, says='"ready"', take=None)
     assert "does not say" in problem
     takes = {IN_CONTEXT: AUDIO, X_VECTOR: AUDIO}
     story = Story(encoders=("speaker", "codec"), takes=takes)
