@@ -102,7 +102,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Keyring:
-    """All keys by their digests, and whose they are; never changed.
+    """All keys by their digests, and the caller of each; never changed.
 
     Args:
         callers: By the SHA-256 of their keys.
@@ -110,14 +110,11 @@ class Keyring:
 
     def __init__(self, callers: dict[bytes, Caller]):
         self._buckets: dict[bytes, list[tuple[bytes, Caller]]] = {}
-        tenants: dict[str, Tenant] = {}
         for digest, caller in callers.items():
             bucket = self._buckets.setdefault(digest[:_BUCKET_BYTES], [])
             bucket.append((digest, caller))
-        for caller in callers.values():
-            if caller.tenant is not None:
-                tenants[caller.tenant.name] = caller.tenant
-        self.tenants = tenants
+        tenants = [each.tenant for each in callers.values() if each.tenant is not None]
+        self.tenants = {tenant.name: tenant for tenant in tenants}
 
     def caller(self, key: str) -> Caller | None:
         """Return who has this key; takes as long for one that is nearly right.
@@ -150,7 +147,10 @@ def parse(data: bytes, where: str) -> Keyring:
     except msgspec.ValidationError as exc:
         raise _wrong(where, str(exc)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise _wrong(where, _with_line(data, str(exc))) from exc
+        byte = _BYTE.search(str(exc))
+        end = len(data) if byte is None else int(byte[1])  # it was truncated
+        line = data.count(b"\n", 0, end) + 1
+        raise _wrong(where, f"line {line}: {_BYTE.sub('', str(exc))}") from exc
     callers: dict[bytes, Caller] = {}
     names: set[str] = set()
     for place, key, caller in _entries(file):
@@ -183,13 +183,6 @@ def _digest(key: str) -> bytes | None:
         return hashlib.sha256(key.encode()).digest()
     digits = key[len(_HASHED) :]
     return bytes.fromhex(digits) if _HEX.fullmatch(digits) else None
-
-
-def _with_line(data: bytes, message: str) -> str:
-    found = _BYTE.search(message)
-    end = len(data) if found is None else int(found[1])  # it was truncated
-    line = data.count(b"\n", 0, end) + 1
-    return f"line {line}: {_BYTE.sub('', message)}"
 
 
 def _wrong(where: str, reason: str) -> ConfigError:

@@ -132,19 +132,29 @@ class OfflineEnsurer:
 
         Raises: EncodeError, EncodeTimeoutError, InvalidAudioError, WorkerRPCError.
         """
-        clips = {speaker.ref.audio_sha256: speaker for speaker in speakers}
+        clips = {speaker.ref.audio_sha256: speaker.clip for speaker in speakers}
         missing = set().union(*(self.needs(speaker) for speaker in speakers))
         num_stored = 0
         progress = _Progress(self._settings.encode_timeout_seconds)
         while missing:
             reports, num_finished = self._want(missing)
-            missing -= _ready(reports)
-            if lost := _lost(reports, clips):
+            missing -= {
+                (report.audio_sha256, report.encoder)
+                for report in reports
+                if report.state is JobState.READY
+            }
+            lost = {r.audio_sha256 for r in reports if r.state is JobState.NO_AUDIO}
+            if lost:
                 num_stored += 1
                 if num_stored > _MAX_TIMES_STORED:
-                    raise EncodeError(_evicted(lost[0]))
-                for speaker in lost:
-                    self._store.keep_inline(decode_clip(speaker.clip))
+                    raise EncodeError(
+                        f"{clips[min(lost)]} was evicted {_MAX_TIMES_STORED} times "
+                        "before it was encoded. Raise "
+                        "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES, or give this job a "
+                        "SPEAKER_SAMPLES_DIR of its own."
+                    )
+                for sha in sorted(lost):
+                    self._store.keep_inline(decode_clip(clips[sha]))
             elif missing:
                 progress.check(num_finished, len(missing))
                 self._sleep(_POLL_SECONDS)
@@ -193,25 +203,6 @@ def decode_clip(clip: Path) -> DecodedAudio:
         if str(clip) in exc.reason:
             raise
         raise InvalidAudioError(f"{clip}: {exc.reason}") from exc
-
-
-def _ready(reports: Iterable[JobReport]) -> set[Need]:
-    return {(r.audio_sha256, r.encoder) for r in reports if r.state is JobState.READY}
-
-
-def _lost(
-    reports: Iterable[JobReport], clips: dict[str, PreparedSpeaker]
-) -> list[PreparedSpeaker]:
-    lost = {r.audio_sha256 for r in reports if r.state is JobState.NO_AUDIO}
-    return [clips[sha] for sha in sorted(lost)]
-
-
-def _evicted(speaker: PreparedSpeaker) -> str:
-    return (
-        f"{speaker.clip} was evicted {_MAX_TIMES_STORED} times before it was encoded. "
-        "Raise SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES, or give this job a "
-        "SPEAKER_SAMPLES_DIR of its own."
-    )
 
 
 class OfflineEngine(SyncEngine, Protocol):
@@ -295,7 +286,8 @@ class OfflineSpeakers:
 
         Raises: InvalidSpeakerError if the text cannot be spoken; what `prepare` raises.
         """
-        if not all(self._is_stored(need) for need in self._ensurer.needs(speaker)):
+        needs = self._ensurer.needs(speaker)
+        if not all(self._store.is_stored(self._key(*need)) for need in needs):
             self._ensurer.ensure([speaker])
         return self._prompts.prompt(speaker, text, language)
 
@@ -304,7 +296,7 @@ class OfflineSpeakers:
 
         Raises: EncodeError if it is not there (any more); StorageError, WorkerRPCError.
         """
-        key = self._key((ref.audio_sha256, name))
+        key = self._key(ref.audio_sha256, name)
         if (found := self._store.read(key)) is not None:
             return key, found
         call = EncodingCall(audio_sha256=ref.audio_sha256, encoder=name)
@@ -357,14 +349,9 @@ class OfflineSpeakers:
                 sample_rate_hz=audio.sample_rate_hz,
             )
 
-    def _is_stored(self, need: tuple[str, str]) -> bool:
-        return self._store.is_stored(self._key(need))
-
-    def _key(self, need: tuple[str, str]) -> EncodingKey:
-        sha, name = need
-        return EncodingKey(
-            audio_sha256=sha, encoder_fingerprint=self._fingerprints[name]
-        )
+    def _key(self, audio_sha256: str, encoder: str) -> EncodingKey:
+        fingerprint = self._fingerprints[encoder]
+        return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
