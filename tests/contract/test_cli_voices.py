@@ -500,17 +500,16 @@ async def test_an_unknown_voice_is_status_4_and_a_silent_server_3(server):
     assert gone.out == ""
 
 
-async def test_url_and_key_of_the_environment_are_used(server):
-    environ = {"SPEAKER_URL": f"{server.url}/v1/", "VLLM_API_KEY": "secret"}
+@pytest.mark.parametrize(
+    ("variable", "sent"), (("VLLM_API_KEY", b"Bearer secret"), ("OPENAI_API_KEY", None))
+)
+async def test_url_and_key_of_the_environment_are_used_and_no_other_services_key(
+    server, variable, sent
+):
+    environ = {"SPEAKER_URL": f"{server.url}/v1/", variable: "secret"}
     done = await ended(await begun("voices", "ls", **environ))
     assert (done.status, done.out, done.err) == (0, "", "no voices\n")
-    assert server.gate.keys == {b"Bearer secret"}
-
-
-async def test_the_key_of_another_service_is_not_sent(server):
-    environ = {"SPEAKER_URL": server.url, "OPENAI_API_KEY": "secret"}
-    done = await ended(await begun("voices", "ls", **environ))
-    assert (done.status, server.gate.keys) == (0, {None})
+    assert server.gate.keys == {sent}
 
 
 async def test_a_directory_is_read_beside_its_server_and_written_only_without_it(

@@ -16,43 +16,28 @@ def test_an_empty_value_is_a_default():
     assert load_settings({"SPEAKER_CACHE_MAX_BYTES": " "}) == Settings()
 
 
+GIVEN = {
+    POLICY: ("immutable", "registration_policy", "immutable"),
+    "SPEAKER_SAMPLES_DIR": ("/voices", "samples_dir", Path("/voices")),
+    "SPEAKER_MAX_UPLOADED": ("0", "max_uploaded", 0),
+    "SPEAKER_CACHE_ENABLED": ("off", "enabled", False),
+    "SPEAKER_CACHE_MAX_BYTES": ("1", "memory_max_bytes", 1),
+    "SPEAKER_CACHE_MAX_ENTRIES": ("2", "memory_max_entries", 2),
+    "SPEAKER_CACHE_DISK_MAX_BYTES": ("3", "disk_max_bytes", 3),
+    "SPEAKER_CACHE_INLINE_SHARE": ("0.5", "inline_share", 0.5),
+    "SPEAKER_CACHE_AUDIO_MAX_BYTES": ("7", "audio_max_bytes", 7),
+    "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": ("4", "inline_audio_max_bytes", 4),
+    "SPEAKER_CACHE_MAX_WAITING_INLINE": ("8", "max_waiting_inline", 8),
+    "SPEAKER_CACHE_MAX_FETCHES": ("9", "max_fetches", 9),
+    "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": ("5.5", "encode_timeout_seconds", 5.5),
+    "SPEAKER_CACHE_CPU_PLATFORM": ("no", "cpu_platform", False),
+    "SPEAKER_WEB": ("0", "web", False),
+}
+
+
 def test_every_variable_sets_its_field():
-    settings = load_settings(
-        {
-            POLICY: "immutable",
-            "SPEAKER_SAMPLES_DIR": "/voices",
-            "SPEAKER_MAX_UPLOADED": "0",
-            "SPEAKER_CACHE_ENABLED": "off",
-            "SPEAKER_CACHE_MAX_BYTES": "1",
-            "SPEAKER_CACHE_MAX_ENTRIES": "2",
-            "SPEAKER_CACHE_DISK_MAX_BYTES": "3",
-            "SPEAKER_CACHE_INLINE_SHARE": "0.5",
-            "SPEAKER_CACHE_AUDIO_MAX_BYTES": "7",
-            "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES": "4",
-            "SPEAKER_CACHE_MAX_WAITING_INLINE": "8",
-            "SPEAKER_CACHE_MAX_FETCHES": "9",
-            "SPEAKER_CACHE_ENCODE_TIMEOUT_SECONDS": "5.5",
-            "SPEAKER_CACHE_CPU_PLATFORM": "no",
-            "SPEAKER_WEB": "0",
-        }
-    )
-    assert settings == Settings(
-        registration_policy="immutable",
-        samples_dir=Path("/voices"),
-        max_uploaded=0,
-        enabled=False,
-        memory_max_bytes=1,
-        memory_max_entries=2,
-        disk_max_bytes=3,
-        inline_share=0.5,
-        audio_max_bytes=7,
-        inline_audio_max_bytes=4,
-        max_waiting_inline=8,
-        max_fetches=9,
-        encode_timeout_seconds=5.5,
-        cpu_platform=False,
-        web=False,
-    )
+    found = load_settings({variable: text for variable, (text, *_) in GIVEN.items()})
+    assert found == Settings(**{field: value for _, field, value in GIVEN.values()})
 
 
 def test_a_home_directory_is_expanded():
@@ -60,14 +45,10 @@ def test_a_home_directory_is_expanded():
     assert directory == Path.home() / "voices"
 
 
-@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
-def test_what_is_true(text):
-    assert load_settings({"SPEAKER_CACHE_ENABLED": text}).enabled
-
-
-@pytest.mark.parametrize("text", ["0", "False", "no", " off "])
-def test_what_is_false(text):
-    assert not load_settings({"SPEAKER_CACHE_ENABLED": text}).enabled
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on ", "0", "False", " off "])
+def test_what_is_true_and_what_is_not(text):
+    is_true = text in ("1", "true", "YES", " on ")
+    assert load_settings({"SPEAKER_CACHE_ENABLED": text}).enabled is is_true
 
 
 @pytest.mark.parametrize("policy", ["overwrite", "immutable", " IMMUTABLE "])
