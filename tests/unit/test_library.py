@@ -74,7 +74,7 @@ def rows(directory):
         )
 
 
-def change(directory, name, **changes):
+def change(directory, name, /, **changes):
     with closing(opened(directory)) as store:
         store.registrations.change(name, SpeakerChanges(changes))
 
