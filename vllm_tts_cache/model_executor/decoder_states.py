@@ -55,10 +55,10 @@ class DecoderStates:
         key = (audio_sha256 or "", digest)
         if (state := self._states.entries.get(key)) is not None:
             self._states.entries.move_to_end(key)
-            self._states.traffic.hits += 1
+            self._states.hits += 1
             return state.value
         state = make()
-        self._states.traffic.misses += 1
+        self._states.misses += 1
         if audio_sha256 is not None and self._states.fits(state):
             deleted_until = self._deleted.get(audio_sha256, 0.0)
             if self._clock() >= max(self._all_deleted, deleted_until):

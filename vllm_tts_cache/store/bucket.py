@@ -11,7 +11,7 @@ budget goes through it once, and removes what was read longest ago.
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -214,22 +214,6 @@ class Copies:
             with suppress(OSError):
                 staged.unlink(missing_ok=True)
         self._count(len(data))
-
-    def remove(self, audio_sha256: str, kinds: Collection[str]) -> None:
-        """Remove copies. Raises: StorageError."""
-        self._files.remove(audio_sha256, kinds)
-
-    def has_any(self, audio_sha256: str) -> bool:
-        """Whether anything of an audio is here. Raises: StorageError."""
-        return self._files.has_any(audio_sha256)
-
-    def remove_all(self, audio_sha256: str) -> None:
-        """Remove all that is here of an audio. Raises: StorageError."""
-        self._files.remove_all(audio_sha256)
-
-    def kinds(self, audio_sha256: str) -> set[str]:
-        """Of which files of an audio there are copies. Raises: StorageError."""
-        return self._files.kinds(audio_sha256)
 
     def trim(self) -> int:
         """Remove what is over the budget, read longest ago first; walks all of it.

@@ -169,13 +169,13 @@ class BucketBlobs:
             return None if blob is None else parse(blob)
         except _CORRUPT:
             with suppress(StorageError):
-                self.copies.remove(audio_sha256, [kind])
+                self._files.remove(audio_sha256, [kind])
             raise
 
     def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
         """Remove copies; the objects are let go with their rows."""
         del db
-        self.copies.remove(audio_sha256, kinds)
+        self._files.remove(audio_sha256, kinds)
 
     def discard(
         self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
@@ -195,17 +195,17 @@ class BucketBlobs:
 
     def has_copies(self, audio_sha256: str) -> bool:
         """Whether there are copies."""
-        return self.copies.has_any(audio_sha256)
+        return self._files.has_any(audio_sha256)
 
     def delete_copies(self, audio_sha256: str) -> None:
         """Delete the copies."""
-        self.copies.remove_all(audio_sha256)
+        self._files.remove_all(audio_sha256)
 
     def delete_unstored(self, audio_sha256: str) -> None:
         """Delete the copies that no row tells of."""
         with self._database.read() as db:
             stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
-        self.copies.remove(audio_sha256, self.copies.kinds(audio_sha256) - stored)
+        self._files.remove(audio_sha256, self._files.kinds(audio_sha256) - stored)
 
     def check_still(self) -> None:
         """See that the bucket is the catalogue's."""
@@ -285,7 +285,7 @@ class BucketBlobs:
         except StorageError:
             is_current = False
         if not is_current:
-            self.copies.remove(sha, [kind])
+            self._files.remove(sha, [kind])
 
     def _row(self, sha: str, kind: str) -> StoredFile | None:
         with self._database.read() as db:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
@@ -10,29 +10,10 @@ from vllm_tts_cache.errors import EncodingCorruptError, StorageError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 from vllm_tts_cache.store.memory import Budget, CacheStats, Counters, MemoryTier
+from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Files(Protocol):
-    """What the cache needs of a store; see `SpeakerStore`."""
-
-    def read(self, key: EncodingKey) -> Encoding | None:
-        """Read and verify an encoding; None if it is not stored."""
-        ...
-
-    def read_here(self, key: EncodingKey) -> Encoding | None:
-        """As `read`, of this machine's disk alone."""
-        ...
-
-    def is_stored(self, key: EncodingKey) -> bool:
-        """Whether the encoding's file is on this machine's disk."""
-        ...
-
-    def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
-        """Store an encoding; False if its audio is not stored any more."""
-        ...
 
 
 class EncodingCache:
@@ -42,7 +23,7 @@ class EncodingCache:
     decided.
     """
 
-    def __init__(self, memory: MemoryTier, store: Files):
+    def __init__(self, memory: MemoryTier, store: SpeakerStore):
         self._memory = memory
         self._store = store
         self._counters = Counters()
@@ -68,8 +49,8 @@ class EncodingCache:
         If its audio was deleted neither has it; if the disk fails memory has it.
         """
         since = self._memory.num_deletes
-        # None: the disk failed, so nobody knows whether the audio was deleted while
-        # it was encoded, but the memory, which was told to delete it.
+        # None: the disk failed, and only the memory can say whether the audio was
+        # deleted while it was encoded.
         published = self._attempt(self._store.publish, key, encoding)
         if published is None:
             since = self._memory.oldest_known_delete
@@ -133,7 +114,7 @@ class EncodingCache:
         return None
 
 
-def open_cache(settings: Settings, store: Files) -> EncodingCache:
+def open_cache(settings: Settings, store: SpeakerStore) -> EncodingCache:
     """A worker's cache: as much memory as the settings say, and the store."""
     share, max_bytes = settings.inline_share, settings.memory_max_bytes
     inline = Budget(int(max_bytes * share), int(settings.memory_max_entries * share))

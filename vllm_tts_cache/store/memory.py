@@ -72,15 +72,6 @@ class TierStats(SegmentStats):
         )
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Counts of one segment; its owner's lock guards it."""
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
     """A snapshot of one process's cache; taking it looks at no disk.
@@ -134,64 +125,62 @@ V = TypeVar("V", bound=Sized)
 
 
 class LruSegment(Generic[K, V]):
-    """Values by key. Its owner says when one was used, and guards it.
+    """Values by key; its owner moves what was used to the end, and locks.
 
     Attributes:
-        budget: What it may hold.
+        budget: Bytes and entries at most.
         entries: The values, least recently used first.
-        num_bytes: Of all of them.
-        traffic: What its owner counts, but for evictions.
+        num_bytes: Sum of all values.
+        hits: Counted by its owner.
+        misses: Counted by its owner.
+        evictions: Values that went for others.
     """
 
-    __slots__ = ("budget", "entries", "num_bytes", "traffic")
+    __slots__ = ("budget", "entries", "evictions", "hits", "misses", "num_bytes")
 
     def __init__(self, budget: Budget):
         self.budget = budget
         self.entries: OrderedDict[K, V] = OrderedDict()
-        self.num_bytes = 0
-        self.traffic = Traffic()
+        self.num_bytes = self.hits = self.misses = self.evictions = 0
 
     def fits(self, value: V) -> bool:
-        """Whether it could be held alone."""
+        """Whether the value is within the budget by itself."""
         return self.budget.allows(value.num_bytes, 1)
 
     def add(self, key: K, value: V) -> list[K]:
-        """Hold a value that `fits` and whose key is not here.
-
-        Returns the keys that had to go for it.
-        """
+        """Hold a value that `fits` and whose key is not here; return evicted keys."""
         self.entries[key] = value
         self.num_bytes += value.num_bytes
         evicted = list[K]()
         while not self.budget.allows(self.num_bytes, len(self.entries)):
             evicted.append(oldest := next(iter(self.entries)))
             self.remove(oldest)
-        self.traffic.evictions += len(evicted)
+        self.evictions += len(evicted)
         return evicted
 
     def remove(self, key: K) -> V:
-        """Hold it no longer. Raises: KeyError."""
+        """Return the value and forget it. Raises: KeyError."""
         value = self.entries.pop(key)
         self.num_bytes -= value.num_bytes
         return value
 
     def clear(self) -> int:
-        """Hold nothing; returns how many there were."""
+        """Remove every value; return how many there were."""
         num_entries = len(self.entries)
         self.entries.clear()
         self.num_bytes = 0
         return num_entries
 
     def stats(self) -> SegmentStats:
-        """Freeze the counts beside what is held."""
+        """Return the counts and sizes as of now."""
         return SegmentStats(
             entries=len(self.entries),
             bytes=self.num_bytes,
             max_bytes=self.budget.max_bytes,
             max_entries=self.budget.max_entries,
-            hits=self.traffic.hits,
-            misses=self.traffic.misses,
-            evictions=self.traffic.evictions,
+            hits=self.hits,
+            misses=self.misses,
+            evictions=self.evictions,
         )
 
 
@@ -201,8 +190,7 @@ _REGISTERED = Segment.REGISTERED
 # Addresses that were deleted, kept for writes that began before.
 _MAX_DELETED = 4096
 
-
-_Shelf = LruSegment[EncodingKey, Encoding]
+_Encodings = LruSegment[EncodingKey, Encoding]
 
 
 class MemoryTier:
@@ -210,26 +198,19 @@ class MemoryTier:
 
     Each segment has its own budget, so no amount of inline traffic can push a
     registered speaker out. Any thread may call any method.
+
+    Attributes:
+        num_deletes: How often something was deleted; to be read before what is `put`.
+        oldest_known_delete: Of deletions after this number it is known of which audio.
     """
 
     def __init__(self, budgets: Mapping[Segment, Budget]):
-        self._registered = _Shelf(budgets[Segment.REGISTERED])
-        self._inline = _Shelf(budgets[Segment.INLINE])
+        self._registered = _Encodings(budgets[Segment.REGISTERED])
+        self._inline = _Encodings(budgets[Segment.INLINE])
         self._by_audio: defaultdict[str, set[EncodingKey]] = defaultdict(set)
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        self._num_deletes = 0
-        self._oldest_known = 0
+        self.num_deletes = self.oldest_known_delete = 0
         self._lock = threading.Lock()
-
-    @property
-    def num_deletes(self) -> int:
-        """How often something was deleted: ask before reading what you will put."""
-        return self._num_deletes
-
-    @property
-    def oldest_known_delete(self) -> int:
-        """The number from which on it is known what was deleted."""
-        return self._oldest_known
 
     def get(self, key: EncodingKey, segment: Segment) -> Encoding | None:
         """Return the encoding and mark it recently used."""
@@ -242,11 +223,11 @@ class MemoryTier:
                 self._inline.entries.move_to_end(key)
                 if segment is _REGISTERED:
                     self._promote(key)
-            traffic = self._shelf(segment).traffic
+            asked = self._segment(segment)
             if encoding is None:
-                traffic.misses += 1
+                asked.misses += 1
             else:
-                traffic.hits += 1
+                asked.hits += 1
             return encoding
 
     def put(
@@ -262,14 +243,16 @@ class MemoryTier:
                 deleted after that, it is not kept.
         """
         with self._lock:
-            if self._was_deleted(key.audio_sha256, since):
+            # What was deleted longer ago than is known may have been this audio.
+            known = self._deleted.get(key.audio_sha256, 0)
+            if max(known, self.oldest_known_delete) > since:
                 return
-            if (shelf := self._holder(key)) is None:
-                self._add(self._shelf(segment), key, encoding)
+            if (holder := self._holder(key)) is None:
+                self._add(self._segment(segment), key, encoding)
                 return
             # One key, one value: what is there already is what was given.
-            shelf.entries.move_to_end(key)
-            if segment is Segment.REGISTERED and shelf is self._inline:
+            holder.entries.move_to_end(key)
+            if segment is Segment.REGISTERED and holder is self._inline:
                 self._promote(key)
 
     def contains(self, key: EncodingKey) -> bool:
@@ -280,54 +263,48 @@ class MemoryTier:
     def delete(self, audio_sha256: str) -> int:
         """Delete every encoding of one audio, without looking at the others."""
         with self._lock:
-            self._remember_deleted(audio_sha256)
+            self.num_deletes += 1
+            self._deleted[audio_sha256] = self.num_deletes
+            self._deleted.move_to_end(audio_sha256)
+            if len(self._deleted) > _MAX_DELETED:
+                _, self.oldest_known_delete = self._deleted.popitem(last=False)
             keys = self._by_audio.pop(audio_sha256, set())
             for key in keys:
-                if (shelf := self._holder(key)) is not None:
-                    shelf.remove(key)
+                if (holder := self._holder(key)) is not None:
+                    holder.remove(key)
             return len(keys)
 
     def delete_all(self) -> int:
         """Delete every encoding, and keep none that is being read or made by now."""
         with self._lock:
-            self._num_deletes += 1
-            self._oldest_known = self._num_deletes
+            self.num_deletes += 1
+            self.oldest_known_delete = self.num_deletes
             self._deleted.clear()
             self._by_audio.clear()
-            shelves = self._registered, self._inline
-            return sum(shelf.clear() for shelf in shelves)
+            return self._registered.clear() + self._inline.clear()
 
     def stats(self) -> TierStats:
         """Return what is held now and how it was used since the start."""
         with self._lock:
-            segments = {segment: self._shelf(segment).stats() for segment in Segment}
-        return TierStats.of(segments)
+            stats = {segment: self._segment(segment).stats() for segment in Segment}
+        return TierStats.of(stats)
 
-    def _was_deleted(self, audio_sha256: str, since: int) -> bool:
-        known = self._deleted.get(audio_sha256, 0)
-        # Of what was deleted longer ago than is known, it may have been.
-        return known > since or self._oldest_known > since
-
-    def _remember_deleted(self, audio_sha256: str) -> None:
-        self._num_deletes += 1
-        self._deleted[audio_sha256] = self._num_deletes
-        self._deleted.move_to_end(audio_sha256)
-        if len(self._deleted) > _MAX_DELETED:
-            _, self._oldest_known = self._deleted.popitem(last=False)
-
-    def _shelf(self, segment: Segment) -> _Shelf:
+    def _segment(self, segment: Segment) -> _Encodings:
         return self._registered if segment is _REGISTERED else self._inline
 
-    def _holder(self, key: EncodingKey) -> _Shelf | None:
-        shelves = self._registered, self._inline
-        return next((shelf for shelf in shelves if key in shelf.entries), None)
+    def _holder(self, key: EncodingKey) -> _Encodings | None:
+        segments = self._registered, self._inline
+        return next((holder for holder in segments if key in holder.entries), None)
 
-    def _add(self, shelf: _Shelf, key: EncodingKey, encoding: Encoding) -> None:
-        if not shelf.fits(encoding):
+    def _add(self, holder: _Encodings, key: EncodingKey, encoding: Encoding) -> None:
+        if not holder.fits(encoding):
             return
         self._by_audio[key.audio_sha256].add(key)
-        for evicted in shelf.add(key, encoding):
-            self._unlink(evicted)
+        for evicted in holder.add(key, encoding):
+            siblings = self._by_audio[evicted.audio_sha256]
+            siblings.discard(evicted)
+            if not siblings:
+                del self._by_audio[evicted.audio_sha256]
 
     def _promote(self, key: EncodingKey) -> None:
         """Move an inline entry to the registered segment, if it fits there."""
@@ -335,9 +312,3 @@ class MemoryTier:
         if self._registered.fits(encoding):
             self._inline.remove(key)
             self._add(self._registered, key, encoding)
-
-    def _unlink(self, key: EncodingKey) -> None:
-        siblings = self._by_audio[key.audio_sha256]
-        siblings.discard(key)
-        if not siblings:
-            del self._by_audio[key.audio_sha256]

@@ -69,39 +69,35 @@ def test_deleting_empties_memory_only(cache, memory, store):
     assert cache.delete(address()) == 0
 
 
-class PausingStore:
-    """A store of which a read can be held up just before it returns."""
-
-    def __init__(self, store: SpeakerStore):
-        self.has_read, self.may_return = threading.Event(), threading.Event()
-        self.is_stored, self.publish = store.is_stored, store.publish
-        self.read, self._read_here = store.read, store.read_here
-
-    def read_here(self, key):
-        encoding = self._read_here(key)
-        self.has_read.set()
-        self.may_return.wait(10)
-        return encoding
-
-
 def test_a_read_that_was_under_way_does_not_bring_a_deleted_voice_back(
-    cache, memory, store
+    cache, memory, store, monkeypatch
 ):
     store.publish(key(), make_encoding())
-    pausing = PausingStore(store)
-    cache = EncodingCache(memory, pausing)
+    has_read, may_return = threading.Event(), threading.Event()
+    read_here = store.read_here
+
+    def slowly(key):
+        encoding = read_here(key)
+        has_read.set()
+        may_return.wait(10)
+        return encoding
+
+    monkeypatch.setattr(store, "read_here", slowly)
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit(cache.get, key(), REGISTERED)
-        pausing.has_read.wait(10)
+        has_read.wait(10)
         delete(store, "Ann")
         cache.delete(address())
-        pausing.may_return.set()
+        may_return.set()
         assert read.result(10) is not None
     assert not memory.contains(key())
 
 
-class BrokenStore:
+class BrokenStore(SpeakerStore):
     """A store on a disk that fails."""
+
+    def __init__(self):
+        pass
 
     def read(self, key: EncodingKey) -> Encoding | None:
         raise StorageError("the disk is gone")
