@@ -116,7 +116,7 @@ async def check_what_is_left(server, directory):
     assert {kind["files"] for kind in registered.values()} == {0}
     known = sum(kind["bytes"] for kind in inline.values())
     assert num_bytes(directory / "store") == known
-    for folder in ("trash", "partial", "quarantine"):
+    for folder in ("trash", "partial"):
         assert num_bytes(directory / folder) == 0, folder
     assert server.service.store.verify() == []
 

@@ -8,7 +8,6 @@ import pytest
 from tests.in_process_workers import WAIT_SECONDS
 from tests.waiting import Clock
 from vllm_tts_cache.model_executor.speakers import DeletedCopies
-from vllm_tts_cache.store.bucket import Copies
 from vllm_tts_cache.store.directory import StoreDirectory
 
 ONE, OTHER, LAST = "1" * 64, "2" * 64, "f" * 64
@@ -17,7 +16,7 @@ ONE, OTHER, LAST = "1" * 64, "2" * 64, "f" * 64
 @pytest.fixture
 def copies(tmp_path):
     directory = StoreDirectory(tmp_path)
-    yield Copies(directory, 1 << 20)
+    yield directory
     directory.close()
 
 
@@ -28,14 +27,18 @@ def clock():
 
 @pytest.fixture
 def deleted(copies, clock):
-    deleted = DeletedCopies(copies.has_any, copies.remove_all, clock)
+    deleted = DeletedCopies(copies, clock)
     yield deleted
     deleted.close()
 
 
+def write(copies, sha):
+    copies.place(copies.stage(b"voice"), sha, "audio")
+
+
 def removed(deleted, copies, *shas):
     """Wait until audios are gone, and the thread has written down that they are."""
-    copies.write(LAST, "audio", b"voice")
+    write(copies, LAST)
     assert deleted.remaining([LAST]) == [LAST]  # it begins when those before it ended
     until = time.monotonic() + WAIT_SECONDS
     while any(copies.has_any(sha) for sha in (*shas, LAST)):
@@ -54,7 +57,7 @@ def test_where_nothing_is_nothing_remains_and_no_thread_starts(deleted):
 
 
 def test_what_remains_is_told_and_is_gone_a_moment_later(deleted, copies):
-    copies.write(ONE, "audio", b"voice")
+    write(copies, ONE)
     assert deleted.remaining([ONE, OTHER]) == [ONE]
     removed(deleted, copies, ONE)
     assert deleted.remaining([ONE, OTHER]) == []
@@ -68,29 +71,25 @@ def test_an_empty_directory_and_files_of_other_names_hold_nothing_up(
         directory.mkdir(parents=True)
         for name in names:
             (directory / name).write_bytes(b"voice")
-    aside = tmp_path / "quarantine" / OTHER
-    aside.mkdir(parents=True)
-    (aside / "audio.safetensors").write_bytes(b"voice")
     assert deleted.remaining([ONE, OTHER]) == [ONE, OTHER]
     removed(deleted, copies, ONE, OTHER)
     assert deleted.remaining([ONE, OTHER]) == []
-    assert not aside.exists()
 
 
 def test_a_voice_in_use_whose_copies_come_back_holds_up_nobody(deleted, copies, clock):
-    copies.write(ONE, "audio", b"voice")
+    write(copies, ONE)
     assert deleted.remaining([ONE]) == [ONE]
     removed(deleted, copies, ONE)
-    copies.write(ONE, "audio", b"voice")
+    write(copies, ONE)
     assert deleted.remaining([ONE]) == []
     assert copies.has_any(ONE)
     assert deleted.remaining([ONE]) == [ONE], "that is another deletion"
 
 
 def test_a_caller_that_died_leaves_nothing_to_the_next_deletion(deleted, copies, clock):
-    copies.write(ONE, "audio", b"voice")
+    write(copies, ONE)
     assert deleted.remaining([ONE]) == [ONE]
     removed(deleted, copies, ONE)
-    copies.write(ONE, "audio", b"voice")
+    write(copies, ONE)
     clock.now += 60.0
     assert deleted.remaining([ONE]) == [ONE]

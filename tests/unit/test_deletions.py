@@ -30,6 +30,7 @@ from vllm_tts_cache.errors import (
     StorageUnavailableError,
     WorkerRPCError,
 )
+from vllm_tts_cache.store.copies import Copies
 from vllm_tts_cache.tenants import ALONE
 
 
@@ -295,14 +296,16 @@ async def test_what_this_process_cannot_delete_holds_up_no_other(rig, monkeypatc
     monkeypatch.setattr(deletions, "PATIENCE_SECONDS", 1.0)
     bad = await rig.register("Bad")
     await rig.register("Good", pitch_hz=330)
-    delete_unstored, broken = rig.store.blobs.delete_unstored, True
+    copies, broken = Copies(rig.store.files, rig.store.database, 1 << 20), True
+    delete_unstored = copies.delete_unstored
 
     def sometimes(sha):
         if broken and sha == bad.audio_sha256:
             raise StorageError("Input/output error")
         return delete_unstored(sha)
 
-    monkeypatch.setattr(rig.store.blobs, "delete_unstored", sometimes)
+    monkeypatch.setattr(rig.store, "copies", copies)
+    monkeypatch.setattr(copies, "delete_unstored", sometimes)
     with pytest.raises(DeletionPendingError) as caught:
         await delete(rig, "Bad")
     assert caught.value.files_removed

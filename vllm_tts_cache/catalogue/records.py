@@ -219,11 +219,6 @@ class NewSpeaker:
         elif self.num_samples <= 0 or self.sample_rate_hz <= 0:
             raise InvalidSpeakerError("audio_sample", "it has no samples")
 
-    @property
-    def clip_starts_json(self) -> str | None:
-        """As the catalogue keeps them: None for one clip."""
-        return json.dumps(self.clip_starts) if len(self.clip_starts) > 1 else None
-
 
 def check_text(attribute: str, text: str | None, *, any_length: bool = False) -> None:
     """Refuse a text that cannot be stored or is too long.

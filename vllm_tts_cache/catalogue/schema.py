@@ -124,6 +124,7 @@ consent = Table(
 # A kind is "audio" or an encoder's fingerprint. ``used_at`` orders the rows of one
 # segment by their last use: microseconds of Unix time, but never less than before.
 # ``object_name`` says where it is in an object store; NULL where a directory has it.
+# ``is_suspect``: the last read of the audio found it missing or damaged.
 stored_file = Table(
     "stored_file",
     metadata,
@@ -136,6 +137,7 @@ stored_file = Table(
     Column("used_at", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("object_name", _TEXT),
+    Column("is_suspect", Integer, nullable=False, default=0),
     UniqueConstraint("audio_sha256", "kind"),
     Index("stored_file_use", "segment", "is_audio", "used_at"),
     sqlite_autoincrement=True,

@@ -1,5 +1,6 @@
 """Rows of the table ``speaker``; the caller provides connection and transaction."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -112,7 +113,8 @@ def replace(
     values["updated_at"] = identity.updated_at
     values["consent_id"] = consent_id
     values["labels_json"] = labels_to_json(new.labels) if new.labels else None
-    values["clip_starts_json"] = new.clip_starts_json
+    starts = new.clip_starts
+    values["clip_starts_json"] = json.dumps(starts) if len(starts) > 1 else None
     values["search_text"] = _searched(new.name, new.description, new.labels)
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
     values["created_at"] = identity.created_at

@@ -28,6 +28,7 @@ class StoredFile:
     Attributes:
         kind: ``audio``, or the fingerprint of the encoder that made it.
         object_name: Where it is in an object store; None for a file of its directory.
+        is_suspect: Whether the last read of the audio found it missing or damaged.
     """
 
     audio_sha256: str
@@ -35,6 +36,7 @@ class StoredFile:
     segment: Segment
     num_bytes: int
     object_name: str | None = None
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ _OF_AUDIO = select(
     stored_file.c.segment,
     stored_file.c.num_bytes,
     stored_file.c.object_name,
+    stored_file.c.is_suspect,
 )
 _FIND = _OF_AUDIO.where(_IS_ROW)
 
@@ -126,6 +129,13 @@ def remove(
         if file.object_name is not None:
             objects.let_go(db, file.object_name, audio_sha256)
     return gone
+
+
+def suspect(db: Connection, audio_sha256: str, is_suspect: bool) -> None:
+    """Note whether the last read of an audio found it missing or damaged."""
+    where = {"of_sha": audio_sha256, "of_kind": AUDIO_KIND}
+    values = {"is_suspect": int(is_suspect)}
+    db.execute(stored_file.update().where(_IS_ROW).values(**values), where)
 
 
 def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
@@ -259,6 +269,7 @@ def _row(file: StoredFile, is_audio: int, used_at: int) -> dict[str, object]:
         "is_audio": is_audio,
         "num_bytes": file.num_bytes,
         "object_name": file.object_name,
+        "is_suspect": int(file.is_suspect),
         "used_at": used_at,
         "created_at": time.time(),
     }
@@ -273,7 +284,12 @@ def _next_use(db: Connection, segment: Segment, is_audio: int) -> int:
 
 
 def _file(
-    audio_sha256: str, kind: str, segment: str, num_bytes: int, object_name: str | None
+    audio_sha256: str,
+    kind: str,
+    segment: str,
+    num_bytes: int,
+    object_name: str | None,
+    is_suspect: int,
 ) -> StoredFile:
     return StoredFile(
         audio_sha256=audio_sha256,
@@ -281,6 +297,7 @@ def _file(
         segment=Segment(segment),
         num_bytes=num_bytes,
         object_name=object_name,
+        is_suspect=bool(is_suspect),
     )
 
 

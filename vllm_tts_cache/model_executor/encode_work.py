@@ -49,7 +49,7 @@ class StoredEncodeWork:
         self._device = device
         self.num_encodes: Counter[str] = Counter()
         self.disk_evictions = store.writer.evictions
-        self.bucket_counts = store.blobs.counts
+        self.bucket_counts = store.bucket_counts
 
     def load(
         self, load: Callable[[], Mapping[str, ReferenceEncoder]]
@@ -87,7 +87,7 @@ class StoredEncodeWork:
         if self._cache.is_stored(job.key):
             return True
         if not self._cache.contains(job.key):
-            return self._store.blobs.is_remote and self._load(job)
+            return self._store.copies is not None and self._load(job)
         if (found := self._cache.get(job.key, job.segment)) is None:
             return False
         self._cache.put(job.key, found, job.segment)

@@ -138,7 +138,7 @@ def build_worker_speakers(
         queue=queue,
         work=work,
         recency=Recency(store.used),
-        copies=DeletedCopies(store.blobs.has_copies, store.blobs.delete_copies),
+        copies=None if store.copies is None else DeletedCopies(store.files),
         close_store=close_store,
         store_id=store.store_id,
         clock=time.monotonic,

@@ -31,6 +31,7 @@ from vllm_tts_cache.speaker.wire import (
 )
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.cache import EncodingCache
+from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import (
     Encoding,
     EncodingKey,
@@ -140,19 +141,16 @@ class DeletedCopies:
     encode thread may be at another voice for as long as a minute.
 
     Args:
-        has_copies: Whether there is something of an audio; a look or two.
-        delete_copies: Removes all of it; raises for what is still there.
+        directory: Where the copies are.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        has_copies: Callable[[str], bool],
-        delete_copies: Callable[[str], None],
+        directory: StoreDirectory,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._has_copies = has_copies
-        self._delete_copies = delete_copies
+        self._directory = directory
         self._clock = clock
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tts-cache-copies")
         self._lock = threading.Lock()  # never held over a file
@@ -171,7 +169,7 @@ class DeletedCopies:
         remaining = [
             sha
             for sha in audio_sha256s
-            if sha not in just_removed and self._has_copies(sha)
+            if sha not in just_removed and self._directory.has_any(sha)
         ]
         for sha in remaining:
             self._remove_soon(sha)
@@ -198,7 +196,7 @@ class DeletedCopies:
 
     def _remove(self, sha: str) -> None:
         try:
-            self._delete_copies(sha)
+            self._directory.remove_all(sha)
         except Exception as exc:  # noqa: BLE001  nobody looks at what it returns
             self._log.warn_of(
                 "copies of deleted audio",
@@ -225,7 +223,7 @@ class WorkerEncodings:
         queue: The encode thread.
         work: What that does; its counters are told.
         recency: Takes note of which speakers memory answered for.
-        copies: Removes what this machine's disk has of audio whose truth is elsewhere.
+        copies: Removes this machine's copies of a bucket's objects; None without one.
         close_store: Called when this is closed.
         store_id: Where the files are.
         clock: The queue's.
@@ -241,7 +239,7 @@ class WorkerEncodings:
         queue: EncodeQueue,
         work: StoredEncodeWork,
         recency: Recency,
-        copies: DeletedCopies,
+        copies: DeletedCopies | None,
         close_store: Callable[[], None],
         store_id: StoreId,
         clock: Callable[[], float],
@@ -381,7 +379,8 @@ class WorkerEncodings:
         """
         num_entries = sum(self._cache.delete(sha) for sha in audio_sha256s)
         busy = self._queue.delete(frozenset(audio_sha256s))
-        remaining = self._copies.remaining(audio_sha256s)
+        copies = self._copies
+        remaining = [] if copies is None else copies.remaining(audio_sha256s)
         busy += [sha for sha in remaining if sha not in busy]
         return Deleted(num_entries=num_entries, busy=busy)
 
@@ -427,7 +426,8 @@ class WorkerEncodings:
         """End the threads, the encode thread after the job in hand, and the store."""
         self._queue.close()
         self._recency.close()
-        self._copies.close()
+        if self._copies is not None:
+            self._copies.close()
         self._close_store()
 
     # -------- both

@@ -1,32 +1,42 @@
-"""Whose files a catalogue on a server tells of, and whose catalogue a directory has.
+"""Which files a catalogue on a server is of, and which catalogue they are of.
 
-Going through a directory removes what the catalogue has no row of, and rows without a
-file. With another catalogue, or another directory, that would be all of them: so each
-of the two knows the other, and is used with no other.
+A recovery removes files that the catalogue has no row of, and rows without a file. With
+another catalogue, directory or bucket that would be all of them: so the catalogue and
+the place of its files know each other, and neither is used with another one.
 
 A worker may run on another machine than the API process, where a path says nothing. So
 the directory holds a file with an id of its own, and processes compare that.
 """
 
+import logging
 import secrets
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
-from vllm_tts_cache.catalogue import schema
+from vllm_tts_cache.catalogue import schema, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
-from vllm_tts_cache.errors import ConfigError, NoCatalogueError, StorageError
+from vllm_tts_cache.errors import (
+    ConfigError,
+    NoCatalogueError,
+    ObjectStoreError,
+    StorageError,
+)
 from vllm_tts_cache.files import publish_once, read_whole, storage_errors
+
+if TYPE_CHECKING:
+    from vllm_tts_cache.store.bucket import Bucket
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 CATALOGUE_ID = "catalogue-id"
 # What a catalogue of a bucket has in the place of a directory's id.
 OBJECT_STORE = "object store"
-_NUM_BYTES = 16
-
 ID_FILE_NAME = "directory-id"
 _ID_BYTES = 16
 
@@ -68,10 +78,10 @@ def bind(root: Path, database: Database) -> None:
     if not here.id:
         raise StorageError(f"{root / ID_FILE_NAME} cannot be written or read.")
     with database.write() as db:
-        if bound_to(db) is None:
+        if _bound_to(db) is None:
             if _catalogue_of(root):
                 raise _foreign(root, database)
-            write_home(db, here.id, here.place)
+            _write_home(db, here.id, here.place)
     catalogue_id = check(root, database)
     with storage_errors(root):
         publish_once(root / CATALOGUE_ID, catalogue_id.encode())
@@ -87,7 +97,7 @@ def check(root: Path, database: Database) -> str:
     Raises: ConfigError.
     """
     with database.read() as db:
-        row = bound_to(db)
+        row = _bound_to(db)
     if row is None:
         raise NoCatalogueError(
             f"The voice catalogue {database.where} is empty: no server has stored "
@@ -128,6 +138,81 @@ def check_still(root: Path, database: Database) -> None:
         )
 
 
+def bind_bucket(bucket: "Bucket", database: Database) -> str:
+    """Make catalogue and bucket known to each other, once; return the catalogue's id.
+
+    A bucket that is down is looked at later, if it was bound before: what is on this
+    machine speaks.
+
+    Raises:
+        ConfigError: One of them belongs to another.
+        StorageError: It could not be read or written.
+    """
+    error = marker = None
+    try:
+        marker = bucket.get(CATALOGUE_ID)
+    except ObjectStoreError as exc:
+        error = exc
+    # After the marker, which a server that is the first writes after the row.
+    with database.read() as db:
+        bound = _bound_to(db)
+    if error is not None:
+        if bound is None:
+            raise error
+        if bound[1] == OBJECT_STORE:
+            logger.warning("%s It is looked at again.", error.log_text)
+            return bound[0]
+    elif bound is None:
+        if marker is not None:
+            raise _foreign_bucket(bucket, database)
+        with database.write() as db:
+            if _bound_to(db) is None:
+                _write_home(db, OBJECT_STORE, bucket.where)
+    return check_bucket(bucket, database)
+
+
+def check_bucket(bucket: "Bucket", database: Database) -> str:
+    """Refuse a catalogue and a bucket that do not belong together.
+
+    Returns:
+        The catalogue's id.
+
+    Raises: ConfigError, StorageError.
+    """
+    with database.read() as db:
+        row, is_empty = _bound_to(db), stored_files.last_id(db) == 0
+    if row is None or row[1] != OBJECT_STORE:
+        raise ConfigError(
+            f"The voice catalogue {database.where} is of the files in "
+            f"{'a directory' if row is None else row[2]}, not of {bucket.where}. Take "
+            "its voices along with `vllm-tts-cache voices export` and `import`, or "
+            "unset SPEAKER_STORE_URL."
+        )
+    catalogue_id = row[0]
+    marker = bucket.get(CATALOGUE_ID)
+    if marker is None and is_empty:
+        bucket.put(CATALOGUE_ID, catalogue_id.encode())
+    elif marker is None:
+        raise ObjectStoreError(
+            bucket.where,
+            f"it has lost its object {CATALOGUE_ID}: is it the right bucket?",
+        )
+    elif marker.decode("ascii", "replace").strip() != catalogue_id:
+        raise _foreign_bucket(bucket, database)
+    return catalogue_id
+
+
+def check_bucket_still(bucket: "Bucket", database: Database) -> None:
+    """See that the bucket has not become another since it was bound.
+
+    Raises: StorageError.
+    """
+    try:
+        check_bucket(bucket, database)
+    except ConfigError as exc:
+        raise StorageError(str(exc)) from exc
+
+
 def _foreign(root: Path, database: Database) -> ConfigError:
     return ConfigError(
         f"The files in SPEAKER_SAMPLES_DIR={str(root)!r} are of another voice "
@@ -136,8 +221,16 @@ def _foreign(root: Path, database: Database) -> ConfigError:
     )
 
 
-def bound_to(db: Connection) -> tuple[str, str, str] | None:
-    """The catalogue's id, the id of what it tells of, and where that is."""
+def _foreign_bucket(bucket: "Bucket", database: Database) -> ConfigError:
+    return ConfigError(
+        f"The objects in {bucket.where} are of another voice catalogue than "
+        f"{database.where}, which knows none of them. Correct SPEAKER_STORE_URL or "
+        "SPEAKER_CATALOGUE_URL, or restore the database from its backup."
+    )
+
+
+def _bound_to(db: Connection) -> tuple[str, str, str] | None:
+    """The catalogue's id, the id of the place of its files, and where that is."""
     columns = schema.home.c
     found = db.execute(
         select(columns.catalogue_id, columns.directory_id, columns.place)
@@ -145,9 +238,8 @@ def bound_to(db: Connection) -> tuple[str, str, str] | None:
     return None if found is None else (found[0], found[1], found[2])
 
 
-def write_home(db: Connection, directory_id: str, place: str) -> None:
-    """Give the catalogue an id, and write down what it tells of from now on."""
-    row = {"catalogue_id": secrets.token_hex(_NUM_BYTES), "place": place}
+def _write_home(db: Connection, directory_id: str, place: str) -> None:
+    row = {"catalogue_id": secrets.token_hex(_ID_BYTES), "place": place}
     db.execute(schema.home.insert(), {**row, "directory_id": directory_id})
 
 
@@ -158,11 +250,12 @@ def _catalogue_of(root: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreId:
-    """A process's ``SPEAKER_SAMPLES_DIR``.
+    """Where a process has its files; processes compare it.
 
     Attributes:
-        id: What its marker file holds; empty if there is none.
-        place: Host and path, for people.
+        id: Of a directory, what its marker file holds, and empty if there is none; of
+            a bucket, the id of its catalogue.
+        place: Host and path, or the bucket's URL, for people.
     """
 
     id: str = ""

@@ -1,149 +1,137 @@
-"""Where stored bytes are: what the store needs of a directory, or of a bucket."""
+"""Storing and removing bytes, for those who own them: see `store.reading` for the rest.
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, TypeVar
+Methods that take a connection are called in a write transaction of the catalogue, and
+do not wait for a network. Every method raises StorageError if what it needs fails,
+unless it says otherwise.
+
+Every object of a bucket has a name of its own that is never used again, and a row that
+names it: so nothing is written over, a reader that comes late finds nothing rather than
+other bytes, and no lock is held over a request to the bucket.
+"""
+
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from vllm_tts_cache.catalogue.stored_files import StoredFile
-from vllm_tts_cache.store.binding import StoreId
+from vllm_tts_cache.catalogue import objects, stored_files
+from vllm_tts_cache.catalogue.database import Database
+from vllm_tts_cache.errors import ObjectStoreError, StorageError
+from vllm_tts_cache.store.copies import Copies
+from vllm_tts_cache.store.directory import (
+    DirectoryOwner,
+    Staged,
+    TakenAwayError,
+)
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from vllm_tts_cache.store.bucket import Bucket
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """Bytes that are written, and nobody's yet.
-
-    Attributes:
-        data: The bytes.
-        path: Where a directory has them; None in a bucket.
-        object_name: Where a bucket has them; None in a directory.
-    """
-
-    data: bytes
-    path: Path | None = None
-    object_name: str | None = None
+_SWEPT_AT_ONCE = 200
 
 
-class TakenAwayError(Exception):
-    """What was staged is nobody's any more: it took too long, or was deleted."""
+class BucketOwner:
+    """Stores and removes the objects of a bucket, and this machine's copies of them."""
 
+    def __init__(self, database: Database, bucket: "Bucket", copies: Copies):
+        self._database = database
+        self.bucket = bucket
+        self.copies = copies
 
-class Blobs(Protocol):
-    """The bytes of stored files, by address and kind; safe in any thread.
+    def stage(self, data: bytes, audio_sha256: str, kind: str) -> Staged:
+        """Make an object that is announced; of a killed process it is swept in time."""
+        name = objects.new_name(audio_sha256)
+        with self._database.alone() as db:
+            objects.announce(db, name, audio_sha256)
+        try:
+            self.bucket.put(name, data)
+        except ObjectStoreError:
+            # It may have arrived all the same, or arrive yet.
+            with suppress(StorageError), self._database.alone() as db:
+                objects.let_go(db, name, audio_sha256, is_late=True)
+            raise
+        return Staged(data=data, audio_sha256=audio_sha256, kind=kind, object_name=name)
 
-    Every method raises StorageError if what it needs fails. Those that take a
-    connection are called in a write transaction of the catalogue, and must not wait for
-    a network.
-
-    Attributes:
-        is_remote: Whether the truth is elsewhere, and the directory is its cache.
-    """
-
-    is_remote: bool
-
-    def counts(self) -> dict[str, int]:
-        """How many files were fetched, lost and damaged elsewhere; empty if here."""
-        ...
-
-    def has(self, file: StoredFile | None) -> bool:
-        """Whether a row's bytes are there, so far as one look tells."""
-        ...
-
-    def stage(self, data: bytes, audio_sha256: str) -> Staged:
-        """Write bytes that are nobody's yet; `place` them, and `unstage` them after."""
-        ...
-
-    def place(
-        self, db: Connection, staged: Staged, audio_sha256: str, kind: str
-    ) -> str | None:
-        """Make them a file's, whose row is about to be written; return its object.
-
-        Raises:
-            TakenAwayError: Stage them anew.
-        """
-        ...
-
-    def remove_strays(self) -> list[str]:
-        """Remove what the catalogue knows nothing of; returns what, a line each.
-
-        It takes as long as there is anything: for whoever looks after the store.
-        """
-        ...
+    def place(self, db: Connection, staged: Staged) -> str | None:
+        """As of a directory: the row takes the object."""
+        name = staged.object_name
+        if name is None or not objects.claim(db, name):
+            raise TakenAwayError
+        return name
 
     def unstage(self, staged: Staged) -> None:
-        """Let go of what was staged, whatever became of it; raises nothing."""
-        ...
+        """Keep a copy of what a row has, and have the object removed of what none has.
 
-    def unplace(self, audio_sha256: str, kind: str, db: Connection) -> None:
-        """Undo `place` after its transaction failed, and the row is not there."""
-        ...
-
-    def cache(self, staged: Staged, audio_sha256: str, kind: str) -> None:
-        """Have bytes here that were placed and committed; raises nothing."""
-        ...
-
-    def read(
-        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
-    ) -> T | None:
-        """Return what the bytes mean; None if they are not stored. It may take long.
-
-        Args:
-            audio_sha256: The address.
-            kind: Of the file.
-            parse: Raises EncodingCorruptError or SourceCorruptError for wrong bytes;
-                they are set aside then, so that the next to store them heals it.
+        Raises nothing.
         """
-        ...
-
-    def read_here(
-        self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
-    ) -> T | None:
-        """As `read`, of the directory alone: no query, no lock, no network."""
-        ...
+        with suppress(StorageError):
+            with self._database.alone() as db:
+                objects.let_go_of_announced(db, str(staged.object_name))
+                file = stored_files.find(db, staged.audio_sha256, staged.kind)
+            if file is not None and file.object_name == staged.object_name:
+                self.copies.keep(file, staged.data)
 
     def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
-        """Remove files whose rows go in this transaction, or are not there."""
-        ...
+        """Remove copies; the objects are let go with their rows."""
+        del db
+        self.copies.directory.remove(audio_sha256, kinds)
 
     def discard(
         self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
     ) -> None:
-        """Begin to remove an audio but for what is kept; `finish_discard` ends it."""
-        ...
+        """As of a directory: objects that are being made are not placed any more."""
+        del deletion_id
+        if not keep:
+            objects.let_go_of_audio(db, audio_sha256)
 
     def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
-        """End what was discarded. Raises: StorageError: Something is left."""
-        ...
+        """Remove all objects of the audio that have no row."""
+        del deletion_id
+        if audio_sha256 is not None:
+            self.copies.delete_unstored(audio_sha256)
+            self.sweep(audio_sha256)
 
-    def has_copies(self, audio_sha256: str) -> bool:
-        """Whether `delete_copies` has something to do: a look or two, no list."""
-        ...
+    def remove_strays(self) -> list[str]:
+        """Remove objects without a row, as there are beside an older catalogue.
 
-    def delete_copies(self, audio_sha256: str) -> None:
-        """Delete what this machine has of an audio that is nobody's; asks nobody."""
-        ...
+        One that is being made was announced before. Returns what was removed, a line
+        each; it lists the whole bucket.
+        """
+        strays = [
+            name
+            for prefix in sorted(self.bucket.folders(objects.FOLDER))
+            for name in self._strays(prefix)
+        ]
+        self.sweep()
+        return [f"removed {name}, which nobody had" for name in strays]
 
-    def delete_unstored(self, audio_sha256: str) -> None:
-        """Delete what this machine has of an audio and no row tells of."""
-        ...
+    def sweep(self, audio_sha256: str | None = None) -> int:
+        """Remove objects, of an audio or of all, that were let go; return how many."""
+        num_removed = 0
+        while True:
+            with self._database.alone() as db:
+                names = objects.take_removable(db, _SWEPT_AT_ONCE, audio_sha256)
+            if not names:
+                return num_removed
+            self.bucket.delete(names)
+            with self._database.alone() as db:
+                objects.removed(db, names)
+            num_removed += len(names)
 
-    @property
-    def store_id(self) -> StoreId:
-        """What processes compare that must use the same; may read a file."""
-        ...
+    def _strays(self, prefix: str) -> list[str]:
+        sizes = self.bucket.sizes(f"{objects.FOLDER}/{prefix}")
+        names = {name for name, _ in sizes if objects.is_name(name)}
+        with self._database.read() as db:
+            announced = objects.names(db)
+        # Later, so that what was claimed between is seen in one of the two.
+        with self._database.read() as db:
+            rows = stored_files.between(db, prefix, prefix + "g")
+        strays = sorted(names - announced - {row.object_name for row in rows})
+        with self._database.alone() as db:
+            for name in strays:
+                objects.let_go_of_announced(db, name)
+        return strays
 
-    def check_still(self) -> None:
-        """See that the truth has not been taken away. Raises: StorageError."""
-        ...
 
-    def problems(self) -> list[str]:
-        """Read all files and say what is wrong, a line each; changes nothing."""
-        ...
-
-    def sweep(self) -> int:
-        """Remove what nobody has; returns how much of it there was."""
-        ...
+BlobOwner = DirectoryOwner | BucketOwner

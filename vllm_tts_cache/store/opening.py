@@ -15,10 +15,16 @@ from vllm_tts_cache.config import Settings, allows_plain_http
 from vllm_tts_cache.errors import ConfigError, NoCatalogueError
 from vllm_tts_cache.files import make_directory, shared_file_system, storage_errors
 from vllm_tts_cache.logs import encodable
-from vllm_tts_cache.store import binding, bucket_blobs
-from vllm_tts_cache.store.blobs import Blobs
-from vllm_tts_cache.store.bucket_blobs import BucketBlobs
-from vllm_tts_cache.store.directory import DirectoryBlobs, StoreDirectory
+from vllm_tts_cache.store import binding
+from vllm_tts_cache.store.binding import StoreId
+from vllm_tts_cache.store.blobs import BucketOwner
+from vllm_tts_cache.store.copies import Copies
+from vllm_tts_cache.store.directory import (
+    DirectoryOwner,
+    DirectoryReader,
+    StoreDirectory,
+)
+from vllm_tts_cache.store.reading import BucketReader
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.store.stock_files import ImportedFile
 from vllm_tts_cache.store.stock_import import ImportReport, import_stock_directory
@@ -47,7 +53,7 @@ def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore
     database = open_catalogue(directory, settings.catalogue_url)
     with _closed_on_error(database):
         store = _opened(settings, database, binds=True)
-        if import_stock and not store.blobs.is_remote:
+        if import_stock and store.copies is None:
             import_stock_voices(store)
     return store
 
@@ -109,7 +115,6 @@ def _backend(directory: Path, url: str) -> Backend:
 def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerStore:
     directory = settings.samples_dir
     files = StoreDirectory(directory)
-    blobs = _blobs(settings, files, database, binds=binds)
     is_file = not settings.catalogue_url
     kind = shared_file_system(directory) if is_file else None
     if kind is not None:
@@ -122,26 +127,27 @@ def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerSt
             kind,
         )
     is_local = is_file and kind is None
-    return SpeakerStore(settings, files, database, blobs, is_local=is_local)
-
-
-def _blobs(
-    settings: Settings, files: StoreDirectory, database: Database, *, binds: bool
-) -> Blobs:
-    """See that the catalogue is of these files, or bind it to them if it is of none."""
     if settings.store_url:
         bucket = _bucket(settings.store_url)
-        bind = bucket_blobs.bind if binds else bucket_blobs.check
-        return BucketBlobs(
-            files,
-            database,
-            bucket,
-            max_bytes=settings.copies_max_bytes,
-            catalogue_id=bind(bucket, database),
-        )
-    if settings.catalogue_url:
-        (binding.bind if binds else binding.check)(files.root, database)
-    return DirectoryBlobs(files, database)
+        bind = binding.bind_bucket if binds else binding.check_bucket
+        store_id = StoreId(id=bind(bucket, database), place=bucket.where)
+        copies = Copies(files, database, settings.copies_max_bytes)
+        reader = BucketReader(database, bucket, copies)
+        blobs = BucketOwner(database, bucket, copies)
+    else:
+        if settings.catalogue_url:
+            (binding.bind if binds else binding.check)(directory, database)
+        store_id = binding.store_id_of(directory)
+        reader, blobs = DirectoryReader(files), DirectoryOwner(files)
+    return SpeakerStore(
+        settings,
+        files,
+        database,
+        reader,
+        blobs,
+        store_id=store_id,
+        is_local=is_local,
+    )
 
 
 def _bucket(url: str) -> "Bucket":

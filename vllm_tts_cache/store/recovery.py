@@ -17,7 +17,7 @@ from vllm_tts_cache.catalogue.schema import slices
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import SourceCorruptError, StorageError, TTSCacheError
 from vllm_tts_cache.store import audio_file
-from vllm_tts_cache.store.blobs import Blobs
+from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.registering import remove_files
 
@@ -25,7 +25,6 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # Between two slices, so that whoever serves requests in this process gets to it.
 _PAUSE_SECONDS = 0.001
-_QUARANTINE_MAX_BYTES = 64 * 1024**2
 # What lines of one kind differ in.
 _DETAIL = re.compile(r"\b[0-9a-f]{64}: |\d+ ?")
 _MAX_KINDS = 20
@@ -78,7 +77,9 @@ class _Steps:
         return self._lines
 
 
-def recover(directory: StoreDirectory, blobs: Blobs, database: Database) -> list[str]:
+def recover(
+    directory: StoreDirectory, blobs: BlobOwner, database: Database
+) -> list[str]:
     """Bring directory and catalogue together; returns what was done, a line each.
 
     Raises:
@@ -90,12 +91,12 @@ def recover(directory: StoreDirectory, blobs: Blobs, database: Database) -> list
     steps = _Steps()
     for deletion in unfinished:
         steps.do(_finish, directory, blobs, database, deletion)
-    steps.do(_sweep, blobs)
+    if isinstance(blobs, BucketOwner):
+        steps.do(_sweep, blobs)
     steps.do(_sweep_partials, directory)
     for prefix in sorted(prefixes):
         steps.do(_reconcile, directory, blobs, database, prefix)
     steps.do(directory.empty_trash)
-    steps.do(trim_quarantine, directory, database)
     steps.do(_put_rows_right, database)
     lines = steps.finish()
     database.wipe_log()
@@ -116,18 +117,17 @@ def recover_copies(directory: StoreDirectory, database: Database) -> list[str]:
     for prefix in sorted(directory.prefixes()):
         steps.do(_delete_strays, directory, database, prefix)
     steps.do(directory.empty_trash)
-    steps.do(trim_quarantine, directory, database)
     return steps.finish()
 
 
 def _finish(
-    directory: StoreDirectory, blobs: Blobs, database: Database, deletion: Deletion
+    directory: StoreDirectory, blobs: BlobOwner, database: Database, deletion: Deletion
 ) -> list[str]:
     remove_files(directory, blobs, database, deletion)
     return [f"finished deletion {deletion.id}"]
 
 
-def _sweep(blobs: Blobs) -> None:
+def _sweep(blobs: BucketOwner) -> None:
     blobs.sweep()
 
 
@@ -155,7 +155,7 @@ def _wrong_sums(db: Connection) -> list[str]:
 
 
 def _reconcile(
-    directory: StoreDirectory, blobs: Blobs, database: Database, prefix: str
+    directory: StoreDirectory, blobs: BlobOwner, database: Database, prefix: str
 ) -> list[str]:
     """Remove files without a row and rows without a file, in one part."""
     found = {sha: directory.kinds(sha) for sha in directory.addresses(prefix)}
@@ -171,7 +171,7 @@ def _reconcile(
         sha for sha in found.keys() | known.keys() if found.get(sha) != known.get(sha)
     }
     settle = _settle
-    if blobs.is_remote:  # there a row without a file is as it should be
+    if isinstance(blobs, BucketOwner):  # there a row without a file is as it should be
         differing = {sha for sha in found if found[sha] - known.get(sha, set())}
         settle = _settle_copies
     differing |= unowned
@@ -207,7 +207,9 @@ def _settle(directory: StoreDirectory, database: Database, sha: str) -> list[str
             if row.segment is Segment.REGISTERED and not is_owned
         }
         files = directory.kinds(sha)
-        if missing := rows.keys() - files:
+        # What was registered keeps its row: the file may be away for a while only.
+        kept = {AUDIO_KIND} if is_owned else set[str]()
+        if missing := rows.keys() - files - kept:
             lines.append(
                 f"{sha}: deleted the rows of {len(missing)} files that are not there"
             )
@@ -261,24 +263,3 @@ def _restored(db: Connection, directory: StoreDirectory, sha: str) -> bool:
     )
     stored_files.put(db, file)
     return True
-
-
-def trim_quarantine(directory: StoreDirectory, database: Database) -> list[str]:
-    """Keep what a failing disk did to voices that exist, and not too much of it.
-
-    Returns what was done, a line each. Where nothing was set aside it asks the disk
-    once. Raises: StorageError.
-    """
-    if not (addresses := directory.quarantined()):
-        return []
-    with database.read() as db:
-        stored = stored_files.kinds(db, addresses)
-        owned = owners.owned(db, addresses)
-    lines: list[str] = []
-    num_bytes = 0
-    for sha in addresses:
-        num_bytes += directory.quarantined_bytes(sha)
-        if num_bytes > _QUARANTINE_MAX_BYTES or not (stored[sha] or sha in owned):
-            directory.delete_quarantine(sha)
-            lines.append(f"{sha}: removed what was set aside")
-    return lines

@@ -44,7 +44,7 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.files import storage_errors, sync_directory
 from vllm_tts_cache.store import stock_files
-from vllm_tts_cache.store.blobs import Blobs
+from vllm_tts_cache.store.blobs import BlobOwner
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.stock_files import ImportedFile
 from vllm_tts_cache.store.writer import Owner, Writer
@@ -304,7 +304,8 @@ def _brings_back(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
     sha = old.audio_sha256
     if sha is None or (new.audio_sha256, new.ref_text) != (sha, old.ref_text):
         return False
-    return stored_files.find(db, sha, AUDIO_KIND) is None
+    file = stored_files.find(db, sha, AUDIO_KIND)
+    return file is None or file.is_suspect
 
 
 def _sounds_the_same(db: Connection, new: NewSpeaker, old: SpeakerRecord) -> bool:
@@ -461,7 +462,7 @@ def _found(db: Connection, consent_id: str, tenant: str) -> ConsentRecord:
 
 
 def remove_files(
-    directory: StoreDirectory, blobs: Blobs, database: Database, deletion: Deletion
+    directory: StoreDirectory, blobs: BlobOwner, database: Database, deletion: Deletion
 ) -> None:
     """Remove all of a deletion from disk, and write down that it is gone.
 
@@ -488,7 +489,9 @@ def remove_files(
     database.wipe_log()
 
 
-def _discard(db: Connection, blobs: Blobs, audio_sha256: str, deletion_id: int) -> None:
+def _discard(
+    db: Connection, blobs: BlobOwner, audio_sha256: str, deletion_id: int
+) -> None:
     stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
     if owners.is_owned(db, audio_sha256):  # by somebody with the same clip
         stored.add(AUDIO_KIND)

@@ -13,10 +13,11 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -41,11 +42,15 @@ from vllm_tts_cache.catalogue.records import (
 )
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import StorageError
+from vllm_tts_cache.errors import (
+    EncodingCorruptError,
+    SourceCorruptError,
+    StorageError,
+)
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.store import audio_file, recovery
+from vllm_tts_cache.store import audio_file, binding, recovery
 from vllm_tts_cache.store.binding import StoreId
-from vllm_tts_cache.store.blobs import Blobs
+from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
 from vllm_tts_cache.store.participants import (
@@ -53,8 +58,12 @@ from vllm_tts_cache.store.participants import (
     LockedParticipants,
     Participants,
 )
+from vllm_tts_cache.store.reading import BlobReader
 from vllm_tts_cache.store.registering import Consents, Registrations, remove_files
+from vllm_tts_cache.store.verification import Verification
 from vllm_tts_cache.store.writer import Writer, disk_budgets
+
+T = TypeVar("T")
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -88,11 +97,14 @@ class SpeakerStore:
         settings: Where, and how much.
         files: The directory, or the copies that this machine has of a bucket's files.
         database: The catalogue's.
-        blobs: Where the bytes are.
+        reader: Reads the bytes.
+        blobs: Stores and removes them.
+        store_id: What processes compare that must use the same store.
         is_local: Whether only this host has the catalogue, so that a look takes
             microseconds and may be taken on an event loop.
 
     Attributes:
+        copies: This machine's copies of a bucket's objects; None without a bucket.
         writer: Stores bytes, and keeps them within their budgets.
         registrations: Registers, changes and deletes speakers.
         consents: Consent recordings.
@@ -104,13 +116,17 @@ class SpeakerStore:
         settings: Settings,
         files: StoreDirectory,
         database: Database,
-        blobs: Blobs,
+        reader: BlobReader,
+        blobs: BlobOwner,
         *,
+        store_id: StoreId,
         is_local: bool,
     ):
         self.files, self.database, self.blobs = files, database, blobs
-        self.is_local = is_local
-        self.writer = Writer(blobs, database, disk_budgets(settings))
+        self.is_local, self.store_id = is_local, store_id
+        self._reader = reader
+        self.copies = blobs.copies if isinstance(blobs, BucketOwner) else None
+        self.writer = Writer(blobs, reader, database, disk_budgets(settings))
         self.registrations = Registrations(database, self.writer, settings)
         self.consents = Consents(
             database, self.writer, max_recordings=settings.max_uploaded
@@ -121,6 +137,7 @@ class SpeakerStore:
             )
         else:
             self.participants = LockedParticipants(files.root, database)
+        self._verification = Verification(files, database, blobs)
         # When this process last wrote down a use.
         self._touched: OrderedDict[str, float] = OrderedDict()
         self._touching = threading.Lock()
@@ -129,11 +146,6 @@ class SpeakerStore:
     def directory(self) -> Path:
         """``SPEAKER_SAMPLES_DIR``."""
         return self.files.root
-
-    @property
-    def store_id(self) -> StoreId:
-        """What it keeps, as other processes are told of it; may read a file."""
-        return self.blobs.store_id
 
     # --- the API process
 
@@ -338,43 +350,34 @@ class SpeakerStore:
         """Read, verify and decode; None if it is not stored.
 
         Raises:
-            SourceCorruptError: The bytes are of no audio of this address. They were
-                set aside, so that the next registration heals it.
+            SourceCorruptError: The bytes are of no audio of this address. They stay
+                until the clip is registered again.
         """
-        return self.blobs.read(
-            audio_sha256, AUDIO_KIND, lambda b: audio_file.from_bytes(b, audio_sha256)
-        )
+        return self._read_audio(audio_sha256, audio_file.from_bytes)
 
     def audio_for_client(self, audio_sha256: str) -> tuple[bytes, str] | None:
         """The audio as a file that plays anywhere, and its media type.
 
         None if it is not stored.
 
-        Raises:
-            SourceCorruptError: The bytes are of no audio of this address.
+        Raises: as `read_audio`.
         """
-        return self.blobs.read(
-            audio_sha256, AUDIO_KIND, lambda b: audio_file.to_client(b, audio_sha256)
-        )
+        return self._read_audio(audio_sha256, audio_file.to_client)
 
     def read(self, key: EncodingKey) -> Encoding | None:
         """Read and verify an encoding, from wherever it is; None if it is not stored.
 
         Raises:
-            EncodingCorruptError: The bytes are wrong, and were set aside.
+            EncodingCorruptError: The bytes are wrong.
         """
-        sha, kind = key.audio_sha256, key.encoder_fingerprint
-        return self.blobs.read(sha, kind, lambda blob: encoding_from_bytes(blob, key))
+        return self._read_encoding(self._reader.read, key)
 
     def read_here(self, key: EncodingKey) -> Encoding | None:
         """As `read`, of what this machine has on disk; None if it has not.
 
         No query and no lock: the engine's thread may call it.
         """
-        sha, kind = key.audio_sha256, key.encoder_fingerprint
-        return self.blobs.read_here(
-            sha, kind, lambda blob: encoding_from_bytes(blob, key)
-        )
+        return self._read_encoding(self._reader.read_here, key)
 
     def is_stored(self, key: EncodingKey) -> bool:
         """Whether the encoding's file is here; one look, no query and no lock."""
@@ -410,47 +413,52 @@ class SpeakerStore:
             StorageError: Something could not be finished, or the directory is not the
                 catalogue's (any more), as where it is not mounted: then nothing is.
         """
-        self.blobs.check_still()
+        self._check_still()
         self.participants.delete_dead()
         return recovery.recover(self.files, self.blobs, self.database)
 
-    def remove_strays(self) -> list[str]:
-        """Remove from a bucket what the catalogue knows nothing of, a line each.
+    def repair(self) -> list[str]:
+        """Recover, and put right what is stored wrong; a line for each thing done.
 
-        As after a restore of an older catalogue. It lists the whole bucket.
+        Of a bucket, what the catalogue does not know is removed as well, as there is
+        beside an older catalogue, and damaged audio is stored again from the copies of
+        this machine. It reads everything.
 
         Raises: as `recover`.
         """
-        self.blobs.check_still()
-        return self.blobs.remove_strays()
+        lines = self.recover()
+        if isinstance(self.blobs, BucketOwner):
+            lines += self.blobs.remove_strays()
+        return lines + self._verification.repair(self.writer)
 
     def sweep(self) -> int:
-        """Remove what nobody has of objects, of the quarantine and of the log.
+        """Remove objects of a bucket that were let go, and what is left in the log.
 
-        Returns how many objects there were. It is quick where there is nothing to be
-        done, for whoever calls it now and then.
+        Returns how many objects there were. It is quick where there are none, for a
+        task that calls it now and then.
 
         Raises: StorageError.
         """
         # Whoever ended a deletion could not empty the log beside somebody who reads,
         # or died before that.
         self.database.wipe_log()
-        num_objects = self.blobs.sweep()
-        # A disk that fails does so while servers run: they cannot wait for a recovery.
-        recovery.trim_quarantine(self.files, self.database)
-        return num_objects
+        return self.blobs.sweep() if isinstance(self.blobs, BucketOwner) else 0
 
     def recover_copies(self) -> list[str]:
-        """Remove this machine's copies of what nobody has any more, as `recover` does.
+        """Remove this machine's copies that have no row any more, as `recover` does.
 
-        Nothing where the directory is the truth: then an API server recovers it.
+        Without a bucket an API server recovers the directory.
 
         Raises: as `recover`.
         """
-        if not self.blobs.is_remote:
+        if self.copies is None:
             return []
-        self.blobs.check_still()
+        self._check_still()
         return recovery.recover_copies(self.files, self.database)
+
+    def bucket_counts(self) -> dict[str, int]:
+        """How many objects were fetched, lost and damaged; empty without a bucket."""
+        return {} if self.copies is None else self.copies.counts()
 
     def verify(self) -> list[str]:
         """Read every file and row, and say what is wrong; changes nothing."""
@@ -461,7 +469,7 @@ class SpeakerStore:
                 *stored_files.usage_problems(db),
                 *owners.problems(db),
             ]
-        return sorted([*found, *self.blobs.problems()])
+        return sorted([*found, *self._verification.problems()])
 
     def close(self) -> None:
         """Leave, and close every connection and lock."""
@@ -469,6 +477,37 @@ class SpeakerStore:
             self.participants.leave()
         self.files.close()
         self.database.close()
+
+    def _read_audio(self, sha: str, parse: Callable[[bytes, str], T]) -> T | None:
+        try:
+            found = self._reader.read(sha, AUDIO_KIND, lambda blob: parse(blob, sha))
+        except SourceCorruptError:
+            self.writer.suspect(sha)
+            raise
+        if found is None:
+            self.writer.suspect(sha)
+        return found
+
+    def _read_encoding(
+        self,
+        read: Callable[[str, str, Callable[[bytes], Encoding]], Encoding | None],
+        key: EncodingKey,
+    ) -> Encoding | None:
+        sha, kind = key.audio_sha256, key.encoder_fingerprint
+        try:
+            return read(sha, kind, lambda blob: encoding_from_bytes(blob, key))
+        except EncodingCorruptError:
+            # Left here it would stand for a good one; it is made or fetched again.
+            with suppress(StorageError):
+                self.files.remove(sha, [kind])
+            raise
+
+    def _check_still(self) -> None:
+        """See that files and catalogue belong together still. Raises: StorageError."""
+        if isinstance(self.blobs, BucketOwner):
+            binding.check_bucket_still(self.blobs.bucket, self.database)
+        elif self.database.backend.has_leases:
+            binding.check_still(self.directory, self.database)
 
     def _touch(self, sha: str) -> None:
         now = time.monotonic()

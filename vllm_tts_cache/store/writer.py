@@ -17,12 +17,19 @@ from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import AudioBudgetError, StorageBusyError, StorageError
+from vllm_tts_cache.errors import (
+    AudioBudgetError,
+    ObjectStoreError,
+    StorageBusyError,
+    StorageError,
+)
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file
-from vllm_tts_cache.store.blobs import Blobs, Staged, TakenAwayError
+from vllm_tts_cache.store.blobs import BlobOwner
+from vllm_tts_cache.store.directory import Staged, TakenAwayError
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_to_bytes
 from vllm_tts_cache.store.memory import Counters
+from vllm_tts_cache.store.reading import BlobReader
 
 # Files that one transaction removes; others wait for it as long.
 _SLICE = 64
@@ -77,20 +84,82 @@ class Owner:
 class Writer:
     """Writes audio and encodings; see `SpeakerStore`, which it is a part of."""
 
-    def __init__(self, blobs: Blobs, database: Database, budgets: DiskBudgets):
+    def __init__(
+        self,
+        blobs: BlobOwner,
+        reader: BlobReader,
+        database: Database,
+        budgets: DiskBudgets,
+    ):
         self._blobs = blobs
+        self._reader = reader
         self._database = database
         self.budgets = budgets
         self.evictions = Counters()  # by segment
         self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
-    def is_kept(self, audio_sha256: str) -> bool:
-        """Whether the audio has a row and its bytes.
+    def is_kept(self, audio_sha256: str, *, is_read: bool = False) -> bool:
+        """Whether the audio has a row and its bytes, so far as one look tells.
+
+        Args:
+            audio_sha256: The address.
+            is_read: Whether to read and verify them. They are read as well where the
+                last read found them missing or damaged.
 
         Raises: StorageError.
         """
         with self._database.read() as db:
-            return self._blobs.has(stored_files.find(db, audio_sha256, AUDIO_KIND))
+            file = stored_files.find(db, audio_sha256, AUDIO_KIND)
+        if file is None:
+            return False
+        try:
+            is_whole = self._reader.has(file, is_read=is_read or file.is_suspect)
+        except ObjectStoreError:
+            return not file.is_suspect
+        if is_whole == file.is_suspect:
+            self.suspect(audio_sha256, not is_whole)
+        return is_whole
+
+    def suspect(self, audio_sha256: str, is_suspect: bool = True) -> None:
+        """Note whether a read found an audio missing or damaged; raises nothing.
+
+        Registered audio keeps its row and its bytes. Inline audio goes: the next
+        request brings it again.
+        """
+        with suppress(StorageError), self._database.write() as db:
+            file = stored_files.find(db, audio_sha256, AUDIO_KIND)
+            if file is not None and is_suspect and file.segment is Segment.INLINE:
+                self._blobs.remove(db, audio_sha256, [AUDIO_KIND])
+                stored_files.remove(db, audio_sha256, [AUDIO_KIND])
+            else:
+                stored_files.suspect(db, audio_sha256, is_suspect)
+
+    def restore(self, file: StoredFile, data: bytes) -> bool:
+        """Store a file's bytes again; False if its row is another one by now.
+
+        Raises: StorageError.
+        """
+        staged = self._blobs.stage(data, file.audio_sha256, file.kind)
+        try:
+            with self._placing(file.audio_sha256, file.kind) as db:
+                now = stored_files.find(db, file.audio_sha256, file.kind)
+                if is_same := now is not None and now.object_name == file.object_name:
+                    self._place(db, staged, file.segment)
+                return is_same
+        except TakenAwayError:
+            return False
+        finally:
+            self._blobs.unstage(staged)
+
+    def remove(self, file: StoredFile) -> None:
+        """Remove a file and its row, unless the row is another one by now.
+
+        Raises: StorageError.
+        """
+        with self._database.write() as db:
+            if stored_files.find(db, file.audio_sha256, file.kind) == file:
+                self._blobs.remove(db, file.audio_sha256, [file.kind])
+                stored_files.remove(db, file.audio_sha256, [file.kind])
 
     def keep(
         self,
@@ -105,7 +174,7 @@ class Writer:
         """Have the audio stored, and what else is to be committed with it.
 
         Args:
-            audio: Written only if it is not stored.
+            audio: Written only if it is not stored whole.
             segment: Registered audio stays what it is, inline audio becomes
                 registered.
             commit: Called in the transaction; what it raises undoes everything.
@@ -120,8 +189,10 @@ class Writer:
         sha = audio.audio.audio_sha256
         staged: Staged | None = None
         # Once it has gone, what is committed here may be what takes it away.
-        if attempts < _MAX_ATTEMPTS or not self.is_kept(sha):
-            staged = self._blobs.stage(audio_file.to_bytes(audio), sha)
+        is_read = segment is Segment.REGISTERED
+        if attempts < _MAX_ATTEMPTS or not self.is_kept(sha, is_read=is_read):
+            data = audio_file.to_bytes(audio)
+            staged = self._blobs.stage(data, sha, AUDIO_KIND)
         try:
             with self._placing(sha, AUDIO_KIND) as db:
                 result = commit(db)
@@ -145,8 +216,6 @@ class Writer:
         finally:
             if staged is not None:
                 self._blobs.unstage(staged)
-        if staged is not None:
-            self._blobs.cache(staged, sha, AUDIO_KIND)
         if segment is Segment.INLINE:
             self._make_room(segment, sha, AUDIO_KIND)
         return result
@@ -160,16 +229,15 @@ class Writer:
 
     def _published(self, key: EncodingKey, encoding: Encoding) -> bool:
         sha, kind = key.audio_sha256, key.encoder_fingerprint
-        staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha)
+        staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha, kind)
         try:
             with self._placing(sha, kind) as db:
                 audio = stored_files.find(db, sha, AUDIO_KIND)
                 if audio is None:
                     return False
-                self._place(db, staged, sha, kind, audio.segment)
+                self._place(db, staged, audio.segment)
         finally:
             self._blobs.unstage(staged)
-        self._blobs.cache(staged, sha, kind)
         self._make_room(audio.segment, sha, kind)
         return True
 
@@ -211,12 +279,12 @@ class Writer:
             if began:
                 with suppress(StorageError), self._database.write() as db:
                     if stored_files.find(db, sha, kind) is None:
-                        self._blobs.unplace(sha, kind, db)
+                        self._blobs.remove(db, sha, [kind])
             raise
 
     def _num_bytes_of(self, db: Connection, sha: str, staged: Staged | None) -> int:
         known = stored_files.find(db, sha, AUDIO_KIND)
-        if known is not None and self._blobs.has(known):
+        if known is not None and self._reader.has(known):
             return known.num_bytes
         if staged is None:
             raise _GoneError
@@ -239,28 +307,21 @@ class Writer:
         staged: Staged | None,
     ) -> None:
         known = stored_files.find(db, sha, AUDIO_KIND)
-        if known is None or not self._blobs.has(known):
+        if known is None or not self._reader.has(known):
             if staged is None:
                 raise _GoneError
             kept = segment if known is None else known.segment
-            self._place(db, staged, sha, AUDIO_KIND, kept)
+            self._place(db, staged, kept)
         if segment is Segment.REGISTERED:
             stored_files.move(db, sha, segment)
 
-    def _place(
-        self,
-        db: Connection,
-        staged: Staged,
-        sha: str,
-        kind: str,
-        segment: Segment,
-    ) -> None:
+    def _place(self, db: Connection, staged: Staged, segment: Segment) -> None:
         file = StoredFile(
-            audio_sha256=sha,
-            kind=kind,
+            audio_sha256=staged.audio_sha256,
+            kind=staged.kind,
             segment=segment,
             num_bytes=len(staged.data),
-            object_name=self._blobs.place(db, staged, sha, kind),
+            object_name=self._blobs.place(db, staged),
         )
         stored_files.put(db, file)
 

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from safetensors.numpy import save_file
@@ -10,7 +9,7 @@ from safetensors.numpy import save_file
 from tests.fault.killing import carry_out, confirm_all, killed_deleting, open_here
 from tests.lease_times import delete_participants
 from tests.store_samples import RATE, address, clip, key, publish, register, traces
-from vllm_tts_cache.errors import ConsentNotFoundError, EncodingCorruptError
+from vllm_tts_cache.errors import ConsentNotFoundError
 
 MIN_STEPS = 20  # fewer, and the child has died of something else
 WORDS = "what nobody else has said"
@@ -74,19 +73,6 @@ class ImportedVoice(Voice):
         return [*super().traces(), *self.directory.glob("*.safetensors")]
 
 
-class VoiceWithQuarantine(Voice):
-    """An encoding of it was wrong on disk, was set aside, and made again."""
-
-    def make(self, store):
-        super().make(store)
-        kind = key().encoder_fingerprint
-        Path(store.files.file_name(address(), kind)).write_bytes(b"wrong")
-        with pytest.raises(EncodingCorruptError):
-            store.read(key())
-        assert store.files.quarantined() == [address()]
-        publish(store)
-
-
 class VoiceOfSharedClip(Voice):
     """Another voice has its clip, and stays whole."""
 
@@ -132,11 +118,9 @@ class ConsentRecording(Voice):
         (Voice, True),
         (Voice, False),
         (ImportedVoice, False),
-        (VoiceWithQuarantine, False),
         (VoiceOfSharedClip, False),
         (ConsentRecording, False),
         pytest.param(ImportedVoice, True, marks=pytest.mark.long),
-        pytest.param(VoiceWithQuarantine, True, marks=pytest.mark.long),
         pytest.param(VoiceOfSharedClip, True, marks=pytest.mark.long),
         pytest.param(ConsentRecording, True, marks=pytest.mark.long),
     ],

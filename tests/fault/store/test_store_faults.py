@@ -71,32 +71,57 @@ def everything(store):
     return {path for path in store.files.store.rglob("*") if path.is_file()}
 
 
+def flips(path, offsets):
+    """Flip one byte after the other; the file is whole again when this ends."""
+    good = path.read_bytes()
+    for offset in offsets:
+        byte = bytes([good[offset] ^ 0xFF])
+        path.write_bytes(good[:offset] + byte + good[offset + 1 :])
+        yield
+    path.write_bytes(good)
+
+
 def test_no_flipped_byte_of_an_encoding_is_ever_served(store):
     path = path_of(store, 0, KIND)
-    good = path.read_bytes()
-    for offset in range(len(good)):
-        path.write_bytes(
-            good[:offset] + bytes([good[offset] ^ 0xFF]) + good[offset + 1 :]
-        )
+    for _ in flips(path, range(path.stat().st_size)):
         with pytest.raises(EncodingCorruptError):
             store.read(key())
-        assert store.read(key()) is None, "it was not set aside"
-    assert len(list((store.directory / "quarantine").rglob("*.safetensors"))) == 1
-    publish(store)
+        assert store.read(key()) is None, "it stands for a good one"
 
 
-def test_no_flipped_byte_of_audio_is_ever_served(store):
-    path = path_of(store)
-    good = path.read_bytes()
-    for offset in [*range(300), *range(300, len(good), 97)]:
-        path.write_bytes(
-            good[:offset] + bytes([good[offset] ^ 0xFF]) + good[offset + 1 :]
-        )
-        with pytest.raises(SourceCorruptError):
-            store.read_audio(address())
-        assert store.read_audio(address()) is None
-    register(store, "Ann")
+def test_no_flipped_byte_of_audio_is_ever_served_and_none_is_removed(store):
+    path, record = path_of(store), store.find("Ann").record
+    for _ in flips(path, [*range(300), *range(300, path.stat().st_size, 97)]):
+        before = path.read_bytes()
+        for _ in range(2):
+            with pytest.raises(SourceCorruptError):
+                store.read_audio(address())
+        assert store.is_lost(record)
+        assert path.read_bytes() == before
+    assert not store.is_lost(record)
     assert store.read_audio(address()) is not None
+
+
+def test_registering_a_clip_again_heals_damage_that_nobody_has_read(store):
+    """Its file was there, and nothing was written."""
+    path = path_of(store)
+    path.write_bytes(path.read_bytes()[:-5] + b"fives")
+    register(store, "Bob")
+    assert store.verify() == []
+    assert store.read_audio(address()) is not None
+
+
+def test_repair_removes_damaged_encodings_and_says_that_audio_is_lost(store):
+    for kind in (KIND, "audio"):
+        path = path_of(store, 0, kind)
+        path.write_bytes(path.read_bytes()[:-5] + b"fives")
+    removed = f"{address()}: removed a damaged encoding by {KIND[:16]}"
+    assert store.repair() == [removed]
+    assert store.find("Ann").fingerprints == frozenset()
+    (problem,) = store.verify()
+    assert problem.startswith(f"corrupt: {path}")
+    assert store.is_lost(store.find("Ann").record)
+    register(store, "Ann")
 
 
 def test_what_cannot_be_tidied_up_makes_no_error_of_what_was_done(store, monkeypatch):
@@ -113,7 +138,7 @@ def test_what_cannot_be_tidied_up_makes_no_error_of_what_was_done(store, monkeyp
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
-def test_truncated_files_are_set_aside_and_can_be_stored_again(store, length):
+def test_truncated_files_can_be_stored_again(store, length):
     for kind in ("audio", KIND):
         path = path_of(store, 0, kind)
         os.truncate(path, length if length >= 0 else path.stat().st_size - 1)
@@ -121,7 +146,7 @@ def test_truncated_files_are_set_aside_and_can_be_stored_again(store, length):
         store.read_audio(address())
     with pytest.raises(EncodingCorruptError):
         store.read(key())
-    assert not store.has_audio(address())
+    assert store.is_lost(store.find("Ann").record)
     register(store, "Ann")
     publish(store)
     assert_same(store.read(key()), make_encoding())
@@ -151,34 +176,6 @@ def test_files_moved_to_another_key_are_not_served(store):
         store.read_audio(address(1))
     register(store, "Bob", 1)
     publish(store, 1)
-
-
-def test_a_corrupt_file_that_cannot_be_set_aside_is_removed(store):
-    (store.directory / "quarantine").write_text("in the way")
-    path_of(store, 0, KIND).write_bytes(b"x")
-    with pytest.raises(EncodingCorruptError):
-        store.read(key())
-    assert store.read(key()) is None
-    (store.directory / "quarantine").unlink()
-    publish(store)
-
-
-def test_audio_that_was_put_right_meanwhile_is_not_set_aside(store, monkeypatch):
-    path = path_of(store)
-    good = path.read_bytes()
-    path.write_bytes(b"x")
-    write = store.database.write
-
-    @contextmanager
-    def heal_first():
-        path.write_bytes(good)
-        with write() as db:
-            yield db
-
-    monkeypatch.setattr(store.database, "write", heal_first)
-    with pytest.raises(SourceCorruptError):
-        store.read_audio(address())
-    assert store.read_audio(address()) is not None
 
 
 def test_a_symlink_loop_is_reported_and_left_alone(store):

@@ -1,5 +1,7 @@
 """Two machines with a directory each, one catalogue and one bucket."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +31,7 @@ from vllm_tts_cache.errors import (
     SourceCorruptError,
     StorageError,
 )
-from vllm_tts_cache.store.bucket import Bucket
+from vllm_tts_cache.store.bucket import Bucket, shown
 from vllm_tts_cache.store.opening import open_existing
 
 pytestmark = pytest.mark.bucket
@@ -94,7 +96,7 @@ def test_who_stores_has_a_copy_at_once(fleet):
     register(one, "Ann", 0)
     publish(one, 0)
     assert len(copies_in(one)) == 2
-    assert one.blobs.counts()["fetched"] == 0
+    assert one.bucket_counts()["fetched"] == 0
 
 
 def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
@@ -107,7 +109,7 @@ def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
     assert objects_in(fleet) == []
     assert copies_in(one) == []
     # Each machine is asked, and deletes its own; see `entrypoints.deletions`.
-    other.blobs.delete_unstored(address(0))
+    other.copies.delete_unstored(address(0))
     assert traces(fleet.root, address(0)) == []
     assert other.read(key(0)) is None
     assert other.read_audio(address(0)) is None
@@ -135,7 +137,7 @@ def test_what_another_voice_has_stays(fleet):
     publish(one, 0)
     other.read(key(0))
     delete(one, "Ann")
-    other.blobs.delete_unstored(address(0))
+    other.copies.delete_unstored(address(0))
     assert other.is_stored(key(0))
     assert one.read(key(0)) is not None
     delete(one, "Bob")
@@ -148,14 +150,16 @@ def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
     one, other = fleet.open("one"), fleet.open("other")
     register(one, "Ann", 0)
     publish(one, 0)
-    write = other.blobs.copies.write
+    write = other.copies._write
 
     def slowly(sha, kind, data):
         delete(one, "Ann")
-        other.blobs.delete_unstored(sha)  # as its participant, before the copy is there
+        other.copies.delete_unstored(
+            sha
+        )  # as its participant, before the copy is there
         write(sha, kind, data)
 
-    monkeypatch.setattr(other.blobs.copies, "write", slowly)
+    monkeypatch.setattr(other.copies, "_write", slowly)
     assert other.read(key(0)) is not None  # it was there when it was asked for
     assert copies_in(other) == []
 
@@ -185,22 +189,128 @@ def test_a_damaged_copy_is_fetched_again(fleet):
     assert one.read_audio(address(0)) is not None
 
 
-def test_the_row_of_a_damaged_object_is_deleted_so_that_it_is_made_anew(fleet):
+def flipped(data: bytes) -> bytes:
+    return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+
+
+def test_one_404_deletes_nothing_and_a_later_read_has_it(fleet):
+    """The row went, then the object, and then the good copies of other machines."""
     one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
+    record = register(one, "Ann", 0).record
+    publish(one, 0)
+    hidden = {path: path.read_bytes() for path in objects_in(fleet)}
+    for path in hidden:
+        path.unlink()
+    assert other.read_audio(address(0)) is None
+    assert other.read(key(0)) is None
+    assert other.is_lost(record)
+    for path, data in hidden.items():
+        path.write_bytes(data)
+    assert other.sweep() == 0 and one.recover() == []
+    assert not other.is_lost(record)
+    for store in (one, other):
+        assert store.read_audio(address(0)) is not None
+        assert store.read(key(0)) is not None
+
+
+def test_a_machine_that_flips_a_bit_in_every_object_destroys_nothing(
+    fleet, monkeypatch
+):
+    one, bad = fleet.open("one"), fleet.open("bad")
+    numbers = range(5)
+    records = [register(one, f"Voice {number}", number).record for number in numbers]
+    with monkeypatch.context() as patched:
+        get = bad.blobs.bucket.get
+
+        def misread(name):
+            data = get(name)
+            return data if data is None or name == "catalogue-id" else flipped(data)
+
+        patched.setattr(bad.blobs.bucket, "get", misread)
+        for number in numbers:
+            with pytest.raises(SourceCorruptError):
+                bad.read_audio(address(number))
+        assert bad.sweep() == 0
+        assert all(bad.is_lost(record) for record in records)
+    assert one.recover() == []
+    assert len(objects_in(fleet)) == len(copies_in(one)) == len(numbers)
+    for store in (one, bad):
+        assert not any(store.is_lost(record) for record in records)
+        for number in numbers:
+            assert store.read_audio(address(number)) is not None
+
+
+def test_damaged_objects_stay_until_they_are_stored_again(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    record = register(one, "Ann", 0).record
     publish(one, 0)
     for path in objects_in(fleet):
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(EncodingCorruptError):
-        other.read(key(0))
-    assert other.find("Ann").fingerprints == frozenset()
-    with pytest.raises(SourceCorruptError):
-        other.read_audio(address(0))
+        path.write_bytes(flipped(path.read_bytes()))
+    damaged = set(objects_in(fleet))
+    for _ in range(2):
+        with pytest.raises(EncodingCorruptError):
+            other.read(key(0))
+        with pytest.raises(SourceCorruptError):
+            other.read_audio(address(0))
+    other.sweep()
+    assert set(objects_in(fleet)) == damaged
+    assert other.is_lost(record)
     register(other, "Ann", 0)
     assert publish(other, 0)
+    assert not one.is_lost(record)
     assert one.read(key(0)) is not None
     one.sweep()
     assert len(objects_in(fleet)) == 2
+    assert not damaged & set(objects_in(fleet))
+
+
+def test_registering_a_clip_again_heals_damage_that_nobody_has_read(fleet):
+    """Its row said that it is stored, and nothing was written."""
+    one, other = fleet.open("one"), fleet.open("other")
+    register(one, "Ann", 0)
+    for path in objects_in(fleet):
+        path.write_bytes(flipped(path.read_bytes()))
+    register(one, "Bob", 0)
+    assert one.verify() == []
+    assert other.read_audio(address(0)) is not None
+    assert one.sweep() == 1  # the damaged one
+
+
+def test_verify_tells_of_damage_and_a_machine_with_a_copy_repairs_it(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    record = register(one, "Ann", 0).record
+    publish(one, 0)
+    register(one, "Bob", 1)
+    gone, *damaged = sorted(objects_in(fleet), key=lambda p: address(1) not in str(p))
+    gone.unlink()
+    for path in damaged:
+        path.write_bytes(flipped(path.read_bytes()))
+    assert len([line for line in one.verify() if line.startswith("corrupt")]) == 2
+    assert f"audio {address(1)}: its audio is not there" in one.verify()
+    removed = f"{address(0)}: removed a damaged encoding by {'e' * 16}"
+    assert other.repair() == [removed]
+    assert other.is_lost(record)
+    restored = "restored the audio from this machine's copy"
+    assert set(one.repair()) == {
+        f"{address(0)}: removed 1 copies that nobody has",  # of the encoding
+        *(f"{address(number)}: {restored}" for number in range(2)),
+    }
+    assert one.verify() == []
+    assert not other.is_lost(record)
+    for number in range(2):
+        assert other.read_audio(address(number)) is not None
+
+
+def test_damaged_inline_audio_goes_and_its_next_request_brings_it_again(fleet):
+    one, other = fleet.open("one"), fleet.open("other")
+    one.keep_inline(clip(0))
+    for path in objects_in(fleet):
+        path.write_bytes(flipped(path.read_bytes()))
+    with pytest.raises(SourceCorruptError):
+        other.read_audio(address(0))
+    assert not one.has_audio(address(0))
+    one.keep_inline(clip(0))
+    assert other.read_audio(address(0)) is not None
 
 
 def test_an_object_that_fell_short_is_not_taken_for_damaged(fleet):
@@ -217,19 +327,6 @@ def test_an_object_that_fell_short_is_not_taken_for_damaged(fleet):
     for path, data in whole.items():
         path.write_bytes(data)
     assert other.read(key(0)) is not None
-    assert other.read_audio(address(0)) is not None
-
-
-def test_the_row_of_a_lost_object_is_deleted_where_the_bucket_is_there(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
-    publish(one, 0)
-    for path in objects_in(fleet):
-        path.unlink()
-    assert other.read(key(0)) is None
-    assert other.read_audio(address(0)) is None
-    assert other.find("Ann") is not None
-    register(other, "Ann", 0)
     assert other.read_audio(address(0)) is not None
 
 
@@ -253,7 +350,7 @@ def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(fleet):
 def test_what_a_killed_process_was_storing_goes_in_time(fleet, monkeypatch):
     one = fleet.open()
     monkeypatch.setattr(objects, "MAKING_SECONDS", -1.0)
-    one.blobs.stage(b"half a voice", address(0))
+    one.blobs.stage(b"half a voice", address(0), AUDIO_KIND)
     assert len(objects_in(fleet)) == 1
     monkeypatch.setattr(objects, "OVERDUE_SECONDS", 0.0)
     assert any("left behind" in line for line in one.verify())
@@ -266,8 +363,8 @@ def test_who_was_frozen_while_it_stored_stores_again(fleet, monkeypatch):
     register(one, "Ann", 0)
     stage = one.blobs.stage
 
-    def late(data, sha):
-        staged = stage(data, sha)
+    def late(data, sha, kind):
+        staged = stage(data, sha, kind)
         monkeypatch.setattr(one.blobs, "stage", stage)
         delete(other, "Ann")
         register(other, "Ann", 0)
@@ -286,7 +383,7 @@ def test_what_arrives_behind_its_deletion_is_removed_as_well(
     """The deletion has looked for it, and forgotten it, before it was there."""
     one, other = fleet.open("one"), fleet.open("other")
     register(one, "Ann", 0)
-    bucket = one.blobs._bucket
+    bucket = one.blobs.bucket
     put = bucket.put
 
     def late(name, data):
@@ -307,7 +404,7 @@ def test_an_object_that_a_file_has_is_not_swept_whatever_is_noted(fleet):
     one = fleet.open()
     register(one, "Ann", 0)
     [name] = [path.relative_to(fleet.bucket).as_posix() for path in objects_in(fleet)]
-    with one.blobs._database.alone() as db:
+    with one.database.alone() as db:
         objects.let_go(db, name, address(0))
     assert one.sweep() == 0
     assert one.read_audio(address(0)) is not None
@@ -320,7 +417,7 @@ def test_what_an_older_catalogue_knows_nothing_of_is_removed_when_it_is_asked_fo
     one = fleet.open()
     register(one, "Ann", 0)
     publish(one, 0)
-    announced = one.blobs.stage(b"half a voice", address(1))
+    announced = one.blobs.stage(b"half a voice", address(1), AUDIO_KIND)
     newer = objects.new_name(address(2))
     others = f"objects/{address(2)[:2]}/readme.txt"
     for name in (newer, others):
@@ -329,8 +426,8 @@ def test_what_an_older_catalogue_knows_nothing_of_is_removed_when_it_is_asked_fo
         path.write_bytes(b"of another time")
     assert f"nobody has the object {newer}" in one.verify()
     assert one.recover() == []
-    assert one.remove_strays() == [f"removed {newer}, which nobody had"]
-    assert one.remove_strays() == []
+    assert one.repair() == [f"removed {newer}, which nobody had"]
+    assert one.repair() == []
     assert not (fleet.bucket / newer).exists()
     for name in (others, announced.object_name):
         assert (fleet.bucket / name).exists()
@@ -378,7 +475,7 @@ def test_copies_stay_within_their_budget_and_go_by_their_last_use(fleet):
     other = fleet.open("other", copies_max_bytes=num_bytes // 2)
     for number in range(6):
         other.read_audio(address(number))
-    other.blobs.copies.trim()
+    other.copies.trim()
     kept = copies_in(other)
     assert 0 < sum(path.stat().st_size for path in kept) <= num_bytes // 2
     assert Path(other.files.file_name(address(5), AUDIO_KIND)) in kept
@@ -412,17 +509,29 @@ def test_a_catalogue_and_a_bucket_know_each_other(fleet, tmp_path):
     marker.write_bytes(before)
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("s3://key:secret@bucket/a", "s3://bucket/a"),
-        ("file:///a/b", "file:///a/b"),
-    ],
-)
-def test_no_secret_of_a_url_is_shown(url, shown):
-    from vllm_tts_cache.store import bucket
+def test_two_servers_that_are_the_first_on_a_new_bucket_both_start(fleet, monkeypatch):
+    """The second read the catalogue before the first one's row, and then its marker."""
+    get = Bucket.get
 
-    assert bucket.shown(url) == shown
+    def late(bucket, name):
+        monkeypatch.setattr(Bucket, "get", get)
+        fleet.open("one")
+        return get(bucket, name)
+
+    monkeypatch.setattr(Bucket, "get", late)
+    register(fleet.open("other"), "Ann", 0)
+
+
+def test_a_store_without_a_bucket_needs_no_client_of_object_stores():
+    code = (
+        "import sys; sys.modules['obstore'] = None; import vllm_tts_cache.store.opening"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_secret_of_a_url_is_shown():
+    assert shown("s3://key:secret@bucket/a") == "s3://bucket/a"
+    assert shown("file:///a/b") == "file:///a/b"
 
 
 def test_what_is_no_bucket_is_said_so():

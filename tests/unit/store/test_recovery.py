@@ -8,8 +8,6 @@ import pytest
 from tests.store_samples import (
     address,
     clip,
-    delete,
-    key,
     opened,
     publish,
     register,
@@ -17,7 +15,7 @@ from tests.store_samples import (
     traces,
 )
 from vllm_tts_cache.catalogue import stored_files
-from vllm_tts_cache.errors import ConfigError, StorageError
+from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.store import recovery
 from vllm_tts_cache.store.opening import open_existing
 
@@ -67,12 +65,12 @@ def test_rows_without_a_file_are_shown_and_deleted(store):
 
 @pytest.mark.directory
 def test_a_voice_whose_audio_is_gone_is_shown_until_it_is_registered_again(store):
-    register(store, "Ann")
+    record = register(store, "Ann").record
     publish(store)
     path_of(store).unlink()
-    store.recover()
-    assert store.verify() == [f"audio {address()}: not stored"]
-    assert publish(store) is False
+    assert store.recover() == []
+    assert store.verify() == [f"audio {address()}: its audio is not there"]
+    assert store.is_lost(record)
     register(store, "Ann")
     assert store.read_audio(address()) is not None
     assert store.find("Ann").fingerprints == {"e" * 64}
@@ -210,45 +208,15 @@ def test_stray_files_are_shown_and_left(store):
 @pytest.mark.directory
 def test_audio_that_comes_back_is_its_voices_again(store):
     """A disk that was away took its row along, and then the file was nobody's."""
-    register(store, "Ann", 0)
+    record = register(store, "Ann", 0).record
     folder = path_of(store, 0).parent
     folder.rename(store.directory / "away")
-    assert any("deleted the rows" in line for line in store.recover())
+    assert store.recover() == []
+    assert store.is_lost(record)
     (store.directory / "away").rename(folder)
-    assert any("restored the audio" in line for line in store.recover())
-    assert store.read_audio(address(0)) is not None
+    assert not store.is_lost(record)
     assert store.recover() == store.verify() == []
-
-
-@pytest.mark.directory
-def test_a_quarantine_of_nobody_is_shown_and_removed(store):
-    aside = store.directory / "quarantine" / address(5)
-    aside.mkdir(parents=True)
-    (aside / "audio.safetensors").write_bytes(b"?")
-    assert len(store.verify()) == 1
-    assert store.recover() == [f"{address(5)}: removed what was set aside"]
-
-
-@pytest.mark.directory
-@pytest.mark.parametrize("bound", ["recover", "sweep"])
-@pytest.mark.parametrize("kind", ["audio", "e" * 64], ids=["audio", "encodings"])
-def test_the_quarantine_is_bounded(store, monkeypatch, bound, kind):
-    """That of audio had no bound."""
-    monkeypatch.setattr("vllm_tts_cache.store.recovery._QUARANTINE_MAX_BYTES", 1_000)
-    for number in range(4):
-        register(store, f"{number}", number)
-        publish(store, number)
-        path_of(store, number, kind).write_bytes(b"x" * 400)
-        with pytest.raises(StorageError):
-            if kind == "audio":
-                store.read_audio(address(number))
-            else:
-                store.read(key(number))
-    getattr(store, bound)()
-    assert len(store.files.quarantined()) == 2
-    store.recover()  # the rows of what is not there any more
-    for number in range(4):
-        delete(store, f"{number}")  # one whose audio is gone is nothing that is right
+    assert store.read_audio(address(0)) is not None
 
 
 @pytest.mark.every_backend

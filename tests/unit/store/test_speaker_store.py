@@ -1,7 +1,6 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -362,19 +361,6 @@ def test_removing_files_twice_is_harmless_also_after_the_clip_came_back(store):
     register(store, "Bob")
     store.remove_files(deletion)
     assert store.read_audio(address()) is not None
-
-
-@pytest.mark.directory
-def test_what_was_set_aside_of_a_voice_goes_with_it(store):
-    register(store, "Ann")
-    publish(store)
-    path = Path(store.files.file_name(address(), "e" * 64))
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(StorageError):
-        store.read(key())
-    assert len(list((store.directory / "quarantine").rglob("*.safetensors"))) == 1
-    delete(store, "Ann")
-    assert traces(store.directory, address()) == []
 
 
 @pytest.mark.every_backend

@@ -77,7 +77,7 @@ def _tidied(store: "SpeakerStore") -> dict[str, Any]:
     while over := store.registrations.delete_expired(_EXPIRED_AT_ONCE):
         for deletion in over:
             store.remove_files(deletion)
-    recovered = [*store.recover(), *store.remove_strays()]
+    recovered = store.repair()
     excess, num_evicted = _excess(store), store.writer.trim()
     store.sweep()  # of a bucket's objects only the rows are gone by now
     return {
@@ -120,7 +120,9 @@ def verify(
         typer.Option(
             "--repair",
             help="first finish what killed processes began, as a server's start does, "
-            "and remove from a bucket what the catalogue does not know",
+            "remove damaged encodings, which are made again, and from a bucket what "
+            "the catalogue does not know, and restore its damaged audio from the "
+            "copies of this machine",
         ),
     ] = False,
     as_json: common.Json = False,
@@ -135,7 +137,7 @@ def verify(
     from vllm_tts_cache.store.opening import open_existing
 
     with closing(open_existing(load_settings())) as store:
-        repaired = [*store.recover(), *store.remove_strays()] if repair else []
+        repaired = store.repair() if repair else []
         problems = store.verify()
     directory = str(store.directory)
     if as_json:

@@ -129,7 +129,7 @@ class Metrics:
         self.misses = counter("misses", "Encodings that workers did not find.")
         self.corrupt = counter(
             "corrupt",
-            "Stored encodings that did not match their key and were set aside.",
+            "Stored encodings that did not match their key, and are made again.",
         )
         self.disk_errors = counter(
             "disk_errors", "Times that a worker's disk could not answer."

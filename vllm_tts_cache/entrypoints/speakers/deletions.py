@@ -358,7 +358,8 @@ class Deletions:
         if (sha := deletion.audio_sha256) is not None:
             # After the workers, of whom a prompt could have been made anew.
             self._delete_here(sha)
-            await self._own.run(self._store.blobs.delete_unstored, sha)
+            if (copies := self._store.copies) is not None:
+                await self._own.run(copies.delete_unstored, sha)
             if not await self._lookups.run(self._store.has_audio, sha):
                 self._end_waits(sha)
         await self._own.run(self._store.participants.confirm, deletion.id)

@@ -269,7 +269,7 @@ class Ensurer:
         if not force:
             missing = await self._missing(keys, sha, stored)
             absent = missing
-            if self._store.blobs.is_remote:
+            if self._store.copies is not None:
                 absent = [key for key in keys if key in missing or not self._had(key)]
         if not absent:
             return True
@@ -301,7 +301,7 @@ class Ensurer:
         return key.encoder_fingerprint in self._fetched.get(key.audio_sha256, ())
 
     def _note_here(self, keys: Iterable[EncodingKey]) -> None:
-        if not self._store.blobs.is_remote:
+        if self._store.copies is None:
             return
         for key in keys:
             had = self._fetched.setdefault(key.audio_sha256, set())
@@ -408,7 +408,7 @@ class Ensurer:
                     urgent=goes_first,
                     force=force,
                     # What is stored elsewhere is the worker's to fetch.
-                    is_doubted=self._store.blobs.is_remote
+                    is_doubted=self._store.copies is not None
                     or ref.audio_sha256 in self._doubted,
                 )
                 wants.append(want)

@@ -131,7 +131,7 @@ class Counts:
             "storage": storage,
             "deletions": {"unfinished": store.num_unfinished_deletions()},
         }
-        if bucket := store.blobs.counts():
+        if bucket := store.bucket_counts():
             counts["bucket"] = bucket
         if not self._tenants.is_on:
             return counts
