@@ -165,7 +165,10 @@ def to_encoding(audio: ReferenceAudio, sources: Sequence[bytes] = ()) -> Encodin
     if len(audio.clip_starts) == 1:
         stored = shortest(audio, sources[0] if sources else None)
         return Encoding({stored.form: stored.array, **rate})
-    joined, apart = shortest(audio, None), _apart(audio, sources)
+    clips = audio.clips()
+    files = sources if len(sources) == len(clips) else [None] * len(clips)
+    apart = [shortest(clip, file) for clip, file in zip(clips, files, strict=True)]
+    joined = shortest(audio, None)
     if sum(clip.array.nbytes for clip in apart) * MAX_OVERHEAD < joined.array.nbytes:
         arrays = {f"{n}/{clip.form}": clip.array for n, clip in enumerate(apart)}
         return Encoding({**arrays, **rate})
@@ -197,13 +200,10 @@ def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
         raise SourceCorruptError(audio_sha256, f"cannot be read: {exc}") from exc
     if any(clip.form == UPLOAD for clip in clips):
         return _as_it_decodes_now(audio, audio_sha256)
-    return _of_address(audio, audio_sha256)
-
-
-def _apart(audio: ReferenceAudio, sources: Sequence[bytes]) -> list[StoredClip]:
-    clips = audio.clips()
-    files = sources if len(sources) == len(clips) else [None] * len(clips)
-    return [shortest(clip, file) for clip, file in zip(clips, files, strict=True)]
+    if audio.audio_sha256 != audio_sha256:
+        reason = f"holds the audio {audio.audio_sha256} by its samples"
+        raise SourceCorruptError(audio_sha256, reason)
+    return audio
 
 
 def _clips(encoding: Encoding) -> list[StoredClip]:
@@ -257,13 +257,6 @@ def _as_it_decodes_now(audio: ReferenceAudio, audio_sha256: str) -> ReferenceAud
         audio_sha256,
     )
     return dataclasses.replace(audio, audio_sha256=audio_sha256)
-
-
-def _of_address(audio: ReferenceAudio, audio_sha256: str) -> ReferenceAudio:
-    if audio.audio_sha256 != audio_sha256:
-        reason = f"holds the audio {audio.audio_sha256} by its samples"
-        raise SourceCorruptError(audio_sha256, reason)
-    return audio
 
 
 def to_bytes(decoded: DecodedAudio) -> bytes:

@@ -50,7 +50,18 @@ KEY_FILE = "bundle.key"
 _KEY_BYTES = 32
 _MAX_RENAMES = 1000
 _MAX_ENCODINGS = 32
-_RESERVED = 1024 * 1024  # for what is told of the voice, and the directory
+_RESERVED = 1024 * 1024  # for ``voice.json``, and the directory
+# Fields of a voice that a bundle has as the catalogue has them.
+_AS_REGISTERED = (
+    "consent",
+    "ref_text",
+    "description",
+    "language",
+    "labels",
+    "file_size",
+    "mime_type",
+    "expires_at",
+)
 # What is in a bundle has been an upload: a file without loss is larger than it was.
 _LIMITS = replace(DEFAULT_LIMITS, max_bytes=bundle_format.MAX_BYTES)
 
@@ -273,21 +284,14 @@ def _told(record: SpeakerRecord, consent: ConsentRecord | None) -> BundledVoice:
         )
     several = record.num_clips > 1
     return BundledVoice(
+        **{field: getattr(record, field) for field in _AS_REGISTERED},
         format=bundle_format.CLIPS_VERSION if several else bundle_format.FORMAT_VERSION,
         id=record.speaker_id,
         name=record.name,
-        consent=record.consent,
         audio_sha256=record.audio_sha256,
         files={},
-        ref_text=record.ref_text,
-        description=record.description,
-        language=record.language,
-        labels=record.labels,
-        file_size=record.file_size,
-        mime_type=record.mime_type,
         created_at=record.created_at,
         updated_at=record.updated_at,
-        expires_at=record.expires_at,
         consent_recording=recording,
         clip_starts=record.clip_starts if several else msgspec.UNSET,
     )
@@ -313,18 +317,11 @@ def _new(
         }
     return NewSpeaker(
         **sample,
+        **{field: getattr(told, field) for field in _AS_REGISTERED},
         embedding=None if embedding is None else unpack_embedding(embedding),
         tenant=tenant,
         name=name,
-        consent=told.consent,
-        ref_text=told.ref_text,
-        description=told.description,
-        mime_type=told.mime_type,
-        file_size=told.file_size,
         identity=_identity(bundle, told.id, told.created_at, told.updated_at),
-        language=told.language,
-        labels=told.labels,
-        expires_at=told.expires_at,
     )
 
 
