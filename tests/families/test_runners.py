@@ -1,13 +1,12 @@
 """A talker that an engine so set up would leave voiceless says so at start."""
 
-from importlib import import_module
 from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
 
 from vllm_tts_cache.errors import ConfigError
-from vllm_tts_cache.model_executor.talker import SamplingTalker
+from vllm_tts_cache.model_executor.talker import SamplingTalker, refuse_prefix_caching
 from vllm_tts_cache.speaker.family import families
 
 REFUSING = [family for family in families() if family.needs_first_runner]
@@ -35,14 +34,17 @@ def test_the_second_runner_is_refused_by_the_name_of_its_setting(family, plugin_
 
 @pytest.mark.parametrize("name", ["cosyvoice3", "voxcpm2"])
 def test_prefix_caching_is_refused_for_it_would_mix_up_voices(name, plugin_log):
-    worker = import_module(f"vllm_tts_cache.families.{name}.worker")
+    (family,) = (family for family in families() if family.name == name)
 
-    def started(is_on):
-        cache = SimpleNamespace(enable_prefix_caching=is_on)
-        worker._check(SimpleNamespace(cache_config=cache))
+    def config(is_on):
+        return SimpleNamespace(
+            model_config=SimpleNamespace(model_stage="cosyvoice3_talker"),
+            cache_config=SimpleNamespace(enable_prefix_caching=is_on),
+        )
 
+    (talker,) = map(resolve_name, family.models.values())
     with pytest.raises(ConfigError, match="enable_prefix_caching: false"):
-        started(True)
-    started(False)
+        talker(vllm_config=config(True))
+    refuse_prefix_caching(config(False), family)
     (line,) = plugin_log.messages
     assert "enable_prefix_caching" in line and "\n" not in line
