@@ -1,11 +1,10 @@
-"""What commands share: how they are made, fail and print; options, and whose voices."""
+"""What commands share: how they are made, fail and print; options, and a client."""
 
 import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +16,6 @@ from vllm_tts_cache.logs import printable
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
-    from vllm_tts_cache.entrypoints.cli.voices.library import VoicesDirectory
 
 FAILED, WRONG, UNREACHABLE, NOT_FOUND, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -233,35 +231,6 @@ def pairs(labels: list[str] | None) -> dict[str, str]:
     if not all(key.strip() and separator for key, separator, _ in found):
         raise ConfigError("--label: write it as KEY:VALUE")
     return {key.strip(): value.strip() for key, _, value in found}
-
-
-@contextmanager
-def voices_of(
-    url: str,
-    api_key: str | None,
-    directory: Path | None,
-    tenant: str | None,
-    *,
-    writes: bool = False,
-) -> Iterator["VoicesClient | VoicesDirectory"]:
-    """Open the directory if there is one, else be a client of the URL.
-
-    Raises: ConfigError, StorageError.
-    """
-    if directory is not None:
-        # SQLAlchemy and numpy take longer to import than a client takes for its answer.
-        from vllm_tts_cache.entrypoints.cli.voices.library import open_directory
-
-        with open_directory(directory, tenant, writes=writes) as voices:
-            yield voices
-    elif tenant is not None:
-        raise ConfigError(
-            "--tenant goes with --directory; a server takes the tenant from the key "
-            "(--api-key)"
-        )
-    else:
-        with client_of(url, api_key) as client:
-            yield client
 
 
 def client_of(url: str, api_key: str | None) -> "VoicesClient":

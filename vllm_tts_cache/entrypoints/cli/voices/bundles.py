@@ -18,6 +18,7 @@ from vllm_tts_cache.entrypoints.cli.voices.registered import (
     Chosen,
     Names,
     chosen_of,
+    voices_of,
 )
 from vllm_tts_cache.errors import ConfigError, StorageError
 from vllm_tts_cache.files import PARTIAL_PREFIX, storage_errors
@@ -79,7 +80,7 @@ def export(
     def one(voice: Chosen, stop: "Stop") -> "Outcome":
         return bulk.patiently(lambda: save(voice), stop)
 
-    with common.voices_of(url, api_key, directory, tenant) as source:
+    with voices_of(url, api_key, directory, tenant) as source:
         chosen = chosen_of(source, names, all_, {"search": search, "label": label})
         is_whole = all_ and not (search or label)
         if is_whole and (left := library.num_left_consents(source)):
@@ -218,7 +219,7 @@ def import_(
     files = files_of(files)
     if name is not None and len(files) > 1:
         raise ConfigError("--name: give it with one file")
-    with common.voices_of(url, api_key, directory, tenant, writes=True) as target:
+    with voices_of(url, api_key, directory, tenant, writes=True) as target:
         importing = Importing(target, name, on_conflict)
         many = in_parallel(files, importing.add, title="importing", num_jobs=jobs)
         verified = None

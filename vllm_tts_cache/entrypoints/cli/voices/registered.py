@@ -3,8 +3,8 @@
 import itertools
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -58,6 +58,35 @@ class Chosen:
         return self.name
 
 
+@contextmanager
+def voices_of(
+    url: str,
+    api_key: str | None,
+    directory: Path | None,
+    tenant: str | None,
+    *,
+    writes: bool = False,
+) -> Iterator["VoicesClient | VoicesDirectory"]:
+    """Open the directory if there is one, else be a client of the URL.
+
+    Raises: ConfigError, StorageError.
+    """
+    if directory is not None:
+        # SQLAlchemy and numpy take longer to import than a client takes for its answer.
+        from vllm_tts_cache.entrypoints.cli.voices.library import open_directory
+
+        with open_directory(directory, tenant, writes=writes) as voices:
+            yield voices
+    elif tenant is not None:
+        raise ConfigError(
+            "--tenant goes with --directory; a server takes the tenant from the key "
+            "(--api-key)"
+        )
+    else:
+        with common.client_of(url, api_key) as client:
+            yield client
+
+
 def chosen_of(
     source: "VoicesClient | VoicesDirectory",
     names: list[str] | None,
@@ -93,7 +122,7 @@ def ls(
 
     JSON: {"voices": [...]}, each as `GET /v1/audio/voices` shows it.
     """
-    with common.voices_of(url, api_key, directory, tenant) as source:
+    with voices_of(url, api_key, directory, tenant) as source:
         found = list(source.voices(limit, search=search, label=label, sort=sort))
     if as_json:
         common.print_json({"voices": found})
@@ -116,7 +145,7 @@ def show(
     JSON: what `GET /v1/audio/voices/NAME` answers; of a directory, which knows no
     model, "encoded_by" has the fingerprints of encoders in place of "cache_status".
     """
-    with common.voices_of(url, api_key, directory, tenant) as source:
+    with voices_of(url, api_key, directory, tenant) as source:
         _print_voice(source.get(name), as_json)
 
 
@@ -301,7 +330,7 @@ def rm(
             return bulk.Outcome(name=name, outcome="missing")
         return bulk.Outcome(name=name, outcome="deleted")
 
-    with common.voices_of(url, api_key, directory, tenant, writes=True) as source:
+    with voices_of(url, api_key, directory, tenant, writes=True) as source:
         many = bulk.in_parallel(chosen, one, title="deleting", num_jobs=jobs)
     num_missing = many.counts.get("missing")
     if not as_json:
