@@ -42,11 +42,6 @@ _FIELDS = tuple(field.name for field in fields(ConsentRecord))
 _COLUMNS = [consent.c[field] for field in _FIELDS]
 
 
-def checked_name(name: str) -> str:
-    """Return the label, cleaned. Raises: InvalidSpeakerError."""
-    return clean(name)
-
-
 def add(
     db: Connection,
     *,
@@ -74,7 +69,7 @@ def add(
     row: dict[str, Any] = {
         "consent_id": identity.public_id,
         "tenant": tenant,
-        "name": checked_name(name),
+        "name": clean(name),
         "language": language,
         "audio_sha256": audio_sha256,
         "num_samples": num_samples,

@@ -47,21 +47,13 @@ class Backend(Protocol):
     """
 
     has_leases: bool
-
-    @property
-    def where(self) -> str: ...  # noqa: D102  see the class
-    @property
-    def reading(self) -> Engine: ...  # noqa: D102
-    @property
-    def writing(self) -> Engine: ...  # noqa: D102
-    @property
-    def writing_long(self) -> Engine: ...  # noqa: D102
-    @property
-    def snapshots(self) -> Engine: ...  # noqa: D102
-    @property
-    def renewing(self) -> Engine: ...  # noqa: D102
-    @property
-    def quick(self) -> Engine: ...  # noqa: D102
+    where: str
+    reading: Engine
+    writing: Engine
+    writing_long: Engine
+    snapshots: Engine
+    renewing: Engine
+    quick: Engine
 
     def opening(self) -> AbstractContextManager[None]:
         """Hold the turn to make or open it, having made what a first use needs."""

@@ -176,16 +176,14 @@ def files_are_removed(db: Connection, deletion_id: int) -> None:
     _finish(db, deletion_id)
 
 
-def acknowledge(db: Connection, deletion_id: int) -> bool:
-    """Delete the row of a deletion that is finished; False if it is not."""
+def acknowledge(db: Connection, deletion_id: int) -> None:
+    """Delete the row of a deletion, if it is finished."""
     found = get(db, deletion_id)
     if found is None or not found.is_finished:
-        return False
-    nobody = {"name_hash": None, "public_id": None}
+        return
     where = deletion.c.id == deletion_id
-    db.execute(deletion.update().where(where).values(**nobody))
+    db.execute(deletion.update().where(where).values(name_hash=None, public_id=None))
     _finish(db, deletion_id)
-    return True
 
 
 def delete_old(db: Connection) -> None:

@@ -9,7 +9,7 @@ has an hour to commit the file that it is; then it is nobody's.
 import re
 import secrets
 
-from sqlalchemy import Connection, Select, exists, select
+from sqlalchemy import Connection, exists, select
 from sqlalchemy.dialects.postgresql import insert
 
 from vllm_tts_cache.catalogue.leases import NOW
@@ -106,7 +106,12 @@ def take_removable(
     due = _NAMES.where(loose_object.c.removable_from <= NOW, ~_HAS_FILE)
     if audio_sha256 is not None:
         due = due.where(loose_object.c.audio_sha256 == audio_sha256)
-    return _taken(db, due.order_by(loose_object.c.removable_from).limit(limit))
+    due = due.order_by(loose_object.c.removable_from).limit(limit)
+    # Asked once more as it is updated: what was claimed meanwhile is not there.
+    where = loose_object.c.object_name.in_(due), loose_object.c.removable_from <= NOW
+    same = {"removable_from": loose_object.c.removable_from}
+    taken = loose_object.update().where(*where).values(**same)
+    return list(db.execute(taken.returning(loose_object.c.object_name)).scalars())
 
 
 def removed(db: Connection, object_names: list[str]) -> None:
@@ -125,14 +130,3 @@ def overdue(db: Connection) -> list[str]:
     overdue_from = NOW - OVERDUE_SECONDS
     due = _NAMES.where(loose_object.c.removable_from <= overdue_from, ~_HAS_FILE)
     return list(db.execute(due.order_by(loose_object.c.object_name)).scalars())
-
-
-def _taken(db: Connection, due: "Select[tuple[str]]") -> list[str]:
-    # Asked once more as it is updated: what was claimed meanwhile is not there.
-    where = (
-        loose_object.c.object_name.in_(due),
-        loose_object.c.removable_from <= NOW,
-    )
-    same = {"removable_from": loose_object.c.removable_from}
-    taken = loose_object.update().where(*where).values(**same)
-    return list(db.execute(taken.returning(loose_object.c.object_name)).scalars())

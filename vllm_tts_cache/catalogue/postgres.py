@@ -128,8 +128,8 @@ class PostgresServer:
         # reads is asked once more.
         self.quick = self._open(_QuickConnection, QUICK_SECONDS, autocommit=True)
         at_once = {"isolation_level": "AUTOCOMMIT"}
-        self.reading = self._readers.execution_options(**at_once)
-        self.renewing = self._keeper.execution_options(**at_once)
+        self.reading: Engine = self._readers.execution_options(**at_once)
+        self.renewing: Engine = self._keeper.execution_options(**at_once)
         # Whatever the server's default is: each statement has to see what was committed
         # before the turn came.
         committed = {"isolation_level": "READ COMMITTED"}
@@ -137,7 +137,7 @@ class PostgresServer:
         self.writing = beginning(writing, _TAKE_TURN)
         patient = self._patient.execution_options(**committed)
         self.writing_long = beginning(patient, _WAIT_LONG, _TAKE_TURN)
-        self.snapshots = self._patient.execution_options(
+        self.snapshots: Engine = self._patient.execution_options(
             isolation_level="REPEATABLE READ"
         )
 

@@ -237,8 +237,8 @@ home = Table(
     Column("place", _TEXT, nullable=False),
 )
 
-# Until when a participant is waited for, in Unix seconds of the server's clock; for how
-# long that is without a word of it; and up to which change it has heard.
+# Until when a participant is waited for, in Unix seconds of the server's clock, and for
+# how long that is without a renewal.
 lease = Table(
     "lease",
     on_server,
@@ -247,8 +247,6 @@ lease = Table(
     Column("seconds", Float, nullable=False),
 )
 
-# A speaker whose row changed or went, by its public id: whoever remembers the row
-# deletes it there. Known until all who take part have heard of it.
 # Objects of the bucket that no row of ``stored_file`` names. Nobody uses one from
 # ``removable_from`` on, in Unix seconds of the server's clock.
 loose_object = Table(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import (
     BigInteger,
@@ -107,7 +107,10 @@ def put(db: Connection, file: StoredFile, used_at: int | None = None) -> None:
     is_audio = int(file.kind == AUDIO_KIND)
     if used_at is None:
         used_at = _next_use(db, file.segment, is_audio)
-    db.execute(stored_file.insert(), _row(file, is_audio, used_at))
+    row = asdict(file) | {"segment": file.segment.value, "is_audio": is_audio}
+    row["is_suspect"] = int(file.is_suspect)
+    times = {"used_at": used_at, "created_at": time.time()}
+    db.execute(stored_file.insert(), row | times)
     _count(db, file.segment, is_audio, 1, file.num_bytes)
 
 
@@ -261,20 +264,6 @@ def _count(
         db.execute(usage.insert(), row)
 
 
-def _row(file: StoredFile, is_audio: int, used_at: int) -> dict[str, object]:
-    return {
-        "audio_sha256": file.audio_sha256,
-        "kind": file.kind,
-        "segment": file.segment.value,
-        "is_audio": is_audio,
-        "num_bytes": file.num_bytes,
-        "object_name": file.object_name,
-        "is_suspect": int(file.is_suspect),
-        "used_at": used_at,
-        "created_at": time.time(),
-    }
-
-
 def _next_use(db: Connection, segment: Segment, is_audio: int) -> int:
     """A time that is later than every use before, wherever the clock was set to."""
     newest = select(func.max(stored_file.c.used_at)).where(
@@ -307,19 +296,6 @@ def last_used_speakers(db: Connection, limit: int) -> list[tuple[str, str]]:
     The last one comes first. Of several speakers of one audio it is the newest: which
     of them spoke is not known.
     """
-    audios = _audios(db, limit)
-    newest = (
-        select(func.max(speaker.c.generation))
-        .where(speaker.c.audio_sha256.in_(audios))
-        .group_by(speaker.c.audio_sha256)
-    )
-    columns = speaker.c.audio_sha256, speaker.c.tenant, speaker.c.name
-    rows = db.execute(select(*columns).where(speaker.c.generation.in_(newest)))
-    named = {sha: (tenant, name) for sha, tenant, name in rows}
-    return [named[sha] for sha in audios if sha in named]
-
-
-def _audios(db: Connection, limit: int) -> list[str]:
     query = (
         select(stored_file.c.audio_sha256)
         .where(
@@ -329,5 +305,13 @@ def _audios(db: Connection, limit: int) -> list[str]:
         .order_by(stored_file.c.used_at.desc(), stored_file.c.id.desc())
         .limit(_ENCODINGS_EACH * limit)
     )
-    found = dict.fromkeys(db.execute(query).scalars())
-    return list(found)[:limit]
+    audios = list(dict.fromkeys(db.execute(query).scalars()))[:limit]
+    newest = (
+        select(func.max(speaker.c.generation))
+        .where(speaker.c.audio_sha256.in_(audios))
+        .group_by(speaker.c.audio_sha256)
+    )
+    columns = speaker.c.audio_sha256, speaker.c.tenant, speaker.c.name
+    rows = db.execute(select(*columns).where(speaker.c.generation.in_(newest)))
+    named = {sha: (tenant, name) for sha, tenant, name in rows}
+    return [named[sha] for sha in audios if sha in named]

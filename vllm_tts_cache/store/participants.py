@@ -97,7 +97,7 @@ class Participants(ABC):
 
         Else none is finished, whatever the catalogue says.
         """
-        return self.missed() is None
+        return self._num_returns == self._num_deleted
 
     def standing(self) -> Standing:
         """For how long deletions wait for us, and what there is to be done of them.

@@ -20,7 +20,7 @@ from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.details import check_is_to_come
-from vllm_tts_cache.catalogue.names import is_consent_id
+from vllm_tts_cache.catalogue.names import clean, is_consent_id
 from vllm_tts_cache.catalogue.records import (
     AUDIO_KIND,
     DEFAULT_TENANT,
@@ -123,12 +123,12 @@ class Registrations:
                 # left of it is removed by whoever adopts deletions.
                 self._delete(db, replaced)
                 replaced = None
-            if replaced is not None and self._stays(db, replaced, new):
-                raise SpeakerExistsError(replaced.name)
-            if replaced is not None and is_new:
-                raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
             if replaced is None:
                 self._check_room(db, new.tenant, limits)
+            elif self._policy == "immutable" and not _brings_back(db, new, replaced):
+                raise SpeakerExistsError(replaced.name)
+            elif is_new:
+                raise SpeakerExistsError(replaced.name, hint=CHOOSE_ANOTHER)
             is_same = replaced is not None and _sounds_the_same(db, new, replaced)
             done = _replace(db, new, replaced, self._consent_id(db, new))
             return done if is_same else _with_stock_files(db, done)
@@ -259,10 +259,6 @@ class Registrations:
         if found is None and self._needs_recording:
             raise ConsentRequiredError
         return None if found is None else found.consent_id
-
-    def _stays(self, db: Connection, old: SpeakerRecord, new: NewSpeaker) -> bool:
-        """Whether a speaker may not be registered over."""
-        return self._policy == "immutable" and not _brings_back(db, new, old)
 
     def _check_room(self, db: Connection, tenant: str, limits: Limits) -> None:
         """See that one more may be registered."""
@@ -432,7 +428,7 @@ class Consents:
 
         Raises: ConsentNotFoundError, InvalidSpeakerError.
         """
-        name = consents.checked_name(name)
+        name = clean(name)
         with self._database.write() as db:
             _found(db, consent_id, tenant)
             consents.rename(db, consent_id, name)

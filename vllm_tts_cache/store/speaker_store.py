@@ -11,13 +11,13 @@ What must hold, whenever a process dies:
 
 import logging
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+from cachetools import TTLCache
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -138,8 +138,8 @@ class SpeakerStore:
         else:
             self.participants = LockedParticipants(files.root, database)
         self._verification = Verification(files, database, blobs)
-        # When this process last wrote down a use.
-        self._touched: OrderedDict[str, float] = OrderedDict()
+        # Whose use this process has just written down.
+        self._touched = TTLCache[str, None](_MAX_TOUCHED, _TOUCH_INTERVAL_SECONDS)
         self._touching = threading.Lock()
 
     @property
@@ -510,14 +510,8 @@ class SpeakerStore:
             binding.check_still(self.directory, self.database)
 
     def _touch(self, sha: str) -> None:
-        now = time.monotonic()
         with self._touching:
-            if now - self._touched.get(sha, -_TOUCH_INTERVAL_SECONDS) < (
-                _TOUCH_INTERVAL_SECONDS
-            ):
+            if sha in self._touched:
                 return
-            self._touched[sha] = now
-            self._touched.move_to_end(sha)
-            if len(self._touched) > _MAX_TOUCHED:
-                self._touched.popitem(last=False)
+            self._touched[sha] = None
         self.used([sha])
