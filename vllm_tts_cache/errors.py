@@ -404,6 +404,7 @@ class StorageUnavailableError(StorageError):
             "should, and this server's log says why. Try again in "
             f"{retry_after_seconds} s."
         )
+        self.detail = detail
         self.retry_after_seconds = retry_after_seconds
         self.was_cut_off = was_cut_off
         self.detail = detail
