@@ -407,7 +407,6 @@ class StorageUnavailableError(StorageError):
         self.detail = detail
         self.retry_after_seconds = retry_after_seconds
         self.was_cut_off = was_cut_off
-        self.detail = detail
         self._log_text = f"The voice catalogue {where} is down: {detail}."
 
 
