@@ -427,8 +427,8 @@ def test_a_clip_that_goes_right_after_it_was_found_is_stored_with_its_import(
     write("ana", 2000, tensors={"audio": np.full(RATE, 1000 / 1e6, np.float32)})
     is_kept, found = Writer.is_kept, []
 
-    def found_and_gone(writer, sha):
-        found.append(is_kept(writer, sha))
+    def found_and_gone(writer, sha, **how):
+        found.append(is_kept(writer, sha, **how))
         if other.find("bob") is not None:
             deleted(other, "bob")
         return found[-1]
