@@ -249,28 +249,3 @@ def test_an_aborted_request_leaves_nothing(speech, scheduler):
     engine, _ = speak(speech, made, abort)
     assert engine.num_preemptions
     assert speech.num_kept() == 0
-
-
-@pytest.mark.long  # that the tests above can fail
-@pytest.mark.parametrize(
-    "left_out", ["_reserve_prefill_lookahead", "_preempt_request", "computed_blocks"]
-)
-def test_without_any_of_the_hooks_it_says_something_else(
-    own_case, speech, scheduler, undisturbed, left_out
-):
-    """The proof above bites."""
-    if not own_case.family.shares_kv:
-        pytest.skip("no blocks of another request are found")
-    made = scheduler()
-    if left_out == "computed_blocks":
-        del made.kv_cache_manager.get_computed_blocks
-    else:
-        delattr(made, left_out)
-    try:
-        differs = not is_same(speak(speech, made), undisturbed)
-    except (Exception, pytest.fail.Exception):  # noqa: BLE001  the host's is not made for it
-        differs = True
-    finally:
-        speech.talker._spoken._requests.clear()
-        speech.talker._failed_requests._ids.clear()
-    assert differs
