@@ -12,7 +12,7 @@ from vllm_omni.model_executor.models.fish_speech import dac_encoder
 from vllm_omni.model_executor.models.fish_speech import fish_speech_slow_ar as host
 
 from tests.families.fish_speech.voices import Bench, Voice
-from tests.families.runner import UNKNOWN, StoredVoice, as_the_runner_says
+from tests.families.runner import UNKNOWN, StoredVoice
 from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.families.fish_speech.family import CODEC, FAMILY
 from vllm_tts_cache.families.fish_speech.worker import CachedFishSpeechSlowAR
@@ -49,13 +49,6 @@ def test_decoding_is_the_hosts(talker):
     )
     assert torch.equal(row, talker.embed_input_ids(token).bfloat16())
     assert torch.equal(update["mtp_inputs"][0].flatten(), last)
-
-
-def test_a_clone_request_of_the_hosts_own_shape_is_left_to_the_host(talker, plugin_log):
-    ids = torch.ones(8, dtype=torch.int32)
-    told = {"fish_structured_voice_clone": True, **as_the_runner_says("request", 0, 8)}
-    talker.preprocess(ids, None, **told)
-    assert "string text and ref_text" in plugin_log.text
 
 
 def ended(row):

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import io
-import threading
 from types import ModuleType
 
 import numpy as np
@@ -15,10 +14,7 @@ from tests.families.serving import message
 from tests.speaking import wav
 from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.entrypoints.speakers.service import Upload
-from vllm_tts_cache.families.fish_speech import prompt
 from vllm_tts_cache.tenants import ALONE
-
-NUM_FRAMES = 44  # of two seconds
 
 
 async def test_a_stored_transcript_is_checked_once_and_goes_with_its_voice(
@@ -60,39 +56,6 @@ def texts_kept_by(adapter):
     return found
 
 
-async def test_the_salt_is_made_once_for_a_voice(server, monkeypatch):
-    """It ran a regex over the transcript for each request."""
-    await server.register("Ann", wav(), ref_text="words")
-    made, salt_of = [], prompt.salt_of
-
-    def counted(*args):
-        made.append(args)
-        return salt_of(*args)
-
-    monkeypatch.setattr(prompt, "salt_of", counted)
-    for _ in range(3):
-        assert (await server.speak(voice="Ann")).status_code == 200
-    assert len(made) == 1
-
-
-async def test_a_long_text_is_read_off_the_event_loop(server, monkeypatch):
-    """100 KB of `<|` took 9 s of it."""
-    await server.register("Ann", wav(), ref_text="words")
-    here, threads = threading.get_ident(), []
-    checked_text = prompt.checked_text
-
-    def seen(field, text):
-        threads.append((field, len(text) > 2000, threading.get_ident() == here))
-        return checked_text(field, text)
-
-    monkeypatch.setattr(prompt, "checked_text", seen)
-    for text in ("short", "long " * 1000, "<|" * 50_000):
-        await asyncio.wait_for(server.speak(voice="Ann", input=text), 20)
-        await asyncio.wait_for(server.speak(input=text), 20)
-    assert ("input", True, True) not in threads
-    assert ("input", True, False) in threads
-
-
 async def test_a_warm_clone_needs_no_thread_of_the_default_pool(server):
     await server.register("Ann", wav(), ref_text="words")
     asked = [{"input": text} for text in ("Short.", "Long. " * 1000)]
@@ -102,14 +65,6 @@ async def test_a_warm_clone_needs_no_thread_of_the_default_pool(server):
         for fields in asked:
             speaking = server.speak(voice="Ann", **fields)
             assert (await asyncio.wait_for(speaking, 20)).status_code == 200
-
-
-async def test_a_deleted_voice_leaves_no_prompt_behind(server):
-    await server.register("Ann", wav(), ref_text="words")
-    await server.speak(voice="Ann")
-    assert server.service.prompts.num_bytes > 0
-    assert (await server.client.delete("/v1/audio/voices/Ann")).status_code == 200
-    assert server.service.prompts.num_bytes == 0
 
 
 async def test_a_codec_that_only_memory_keeps_is_asked_of_the_worker(server):
@@ -227,15 +182,6 @@ async def test_a_transcript_of_a_request_has_a_line_for_each_clip_as_well(server
     assert "1 line, and the voice 2 clips" in message(refused)
     spoken = await server.speak(voice="Ann", ref_text="\n".join(WORDS))
     assert spoken.status_code == 200, spoken.text
-
-
-async def test_a_check_names_the_clip(server):
-    quality = (await add(server, "Ann", check="true")).json()["quality"]
-    models.Quality.model_validate(quality)
-    assert quality["duration_seconds"] == 3.5 and quality["verdict"] == "poor"
-    messages = [reason["message"] for reason in quality["reasons"]]
-    for index in range(2):
-        assert any(text.startswith(f"audio_sample[{index}]: ") for text in messages)
 
 
 async def test_a_bundle_carries_the_clips_and_speaks_the_same_prompt(server):

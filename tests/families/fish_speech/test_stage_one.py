@@ -1,18 +1,13 @@
 """Stage 1 of Fish Speech: the host's samples, from a codec that is loaded whole."""
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
 from vllm_omni.model_executor.models.fish_speech import fish_speech_dac_decoder as host
-from vllm_omni.model_executor.models.fish_speech.dac_modules.transformer import (
-    precompute_freqs_cis,
-)
 
 from tests.families.fish_speech.test_encoders import CodecFile
 from tests.real_talker import loaded
-from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.fish_speech.codec import build_codec, read_sizes
 
 NUM_CODEBOOKS, SAMPLES_PER_FRAME = 10, 2_048
@@ -67,29 +62,6 @@ def codec_file(own_checkpoint, tmp_path):
     return CodecFile(own_checkpoint, tmp_path)
 
 
-def loaded_from(codec_file, decoder):
-    """What loading the model makes of the file, in a checkpoint of its own."""
-    config = copy.copy(decoder.vllm_config)
-    config.model_config = copy.copy(config.model_config)
-    config.model_config.model = str(codec_file.save())
-    stage = type(decoder)(vllm_config=config)
-    stage.load_weights(())
-    return stage
-
-
-def test_the_registered_model_is_ours_and_has_its_codec_before_the_first_request(
-    decoder,
-):
-    from vllm_tts_cache.families.fish_speech.codec_worker import (
-        CachedFishSpeechDACDecoder,
-    )
-
-    assert type(decoder) is CachedFishSpeechDACDecoder
-    codec = decoder._codec
-    decoder._ensure_codec_loaded()
-    assert decoder._codec is codec
-
-
 @pytest.mark.parametrize("num_frames", LENGTHS)
 def test_the_samples_are_the_hosts(decoder, hosts_decoder, num_frames):
     codes = codes_of(num_frames)
@@ -122,50 +94,9 @@ def test_only_what_decoding_needs_is_kept(decoder, codec_file):
     assert num_kept < 0.8 * sum(t.numel() for t in codec_file.tensors.values())
 
 
-def test_rotary_frequencies_in_the_file_are_used_as_the_host_uses_them(
-    decoder, codec_file
-):
-    other = precompute_freqs_cis(4_096, 64, 500, dtype=torch.float32)
-    codec_file.tensors["quantizer.post_module.freqs_cis"] = other
-    stage = loaded_from(codec_file, decoder)
-    hosts = loaded_by_the_host(stage.vllm_config)
-    models = (stage, hosts, decoder)
-    [ours], [expected], [without] = (samples_of(m, codes_of(10)) for m in models)
-    assert torch.equal(ours, expected)
-    assert not torch.equal(ours, without)
-
-
-def test_a_file_that_is_not_the_whole_codec_is_refused_while_the_model_loads(
-    decoder, codec_file
-):
-    """The same reader is tested with the encoder, on all that can be wrong."""
-    codec_file.tensors.pop("decoder.model.0.conv.bias")
-    missing = r"1 tensors missing: decoder\.model\.0\.conv\.bias"
-    with pytest.raises(CheckpointError, match=missing):
-        loaded_from(codec_file, decoder)
-
-
-def test_tensors_that_are_left_over_are_one_warning(decoder, codec_file, plugin_log):
-    for number in range(10):
-        codec_file.tensors[f"decoder.extra.{number}"] = torch.zeros(1)
-    [loaded] = samples_of(loaded_from(codec_file, decoder), codes_of(10))
-    [expected] = samples_of(decoder, codes_of(10))
-    assert torch.equal(loaded, expected)
-    [warning] = (r.message for r in plugin_log.records if r.levelname == "WARNING")
-    assert "10 tensors unexpected and left out: decoder.extra.0, " in warning
-    assert warning.endswith("decoder.extra.7 and 2 more")
-
-
 def test_the_codec_has_decoded_before_the_first_request(decoder):
     # The host notes its first decoding, to log it once.
     stage = type(decoder)(vllm_config=decoder.vllm_config)
     assert not stage._logged_codec_stats
     stage.load_weights(())
     assert stage._logged_codec_stats
-
-
-def test_a_model_that_loads_no_weights_still_takes_the_whole_codec(decoder):
-    """``load_format: dummy`` skips ``load_weights``."""
-    stage = type(decoder)(vllm_config=decoder.vllm_config)
-    [late], [expected] = (samples_of(m, codes_of(5)) for m in (stage, decoder))
-    assert torch.equal(late, expected)

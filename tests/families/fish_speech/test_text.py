@@ -1,7 +1,5 @@
 """Texts for Fish Speech: the host's rules, and no text that keeps a server busy."""
 
-import time
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -23,15 +21,6 @@ PIECES = [
     *("<|phoneme_start|>", "<|phoneme_end|>", "<|phoneme_", "<|im_end|>"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
-EXAMPLES = [
-    "<||>",
-    "<|>",
-    "<|||>",
-    "<|a<|speaker:0|>",
-    "<|<|im_end|>",
-    "<|a>|>",
-    "<||a|>",
-]
 
 
 def hosts(text, **options):
@@ -55,32 +44,11 @@ def test_a_text_passes_where_it_passes_at_the_host_and_is_the_same_then(text):
     assert ours(text) == hosts(text)
 
 
-@pytest.mark.parametrize("text", EXAMPLES + [f"a{text}b{text}" for text in EXAMPLES])
-def test_what_nearly_is_a_token_is_what_the_host_says(text):
-    assert ours(text) == hosts(text)
-
-
 @settings(max_examples=500, deadline=None)
 @given(text=TEXTS.filter(lambda text: ours(text) is not None))
 def test_a_transcript_is_read_as_the_host_reads_it(text):
     assert transcript(text) == hosts(text, add_default_speaker=True)
     assert transcript(checked_text("ref_text", text)) == transcript(text)
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=60), token=st.text("abc_:0", min_size=1, max_size=12))
-def test_no_control_token_gets_through(text, token):
-    with pytest.raises(InvalidSpeakerError, match="control token") as raised:
-        checked_text("ref_text", f"{text}<|im_{token}|>")
-    assert raised.value.field == "ref_text"
-    assert f"<|im_{token}|>" in str(raised.value)
-
-
-def test_a_refusal_names_tokens_without_repeating_the_whole_text():
-    text = "".join(f"<|im_{n}_{'x' * 1000}|>" for n in range(50))
-    with pytest.raises(InvalidSpeakerError, match=r"<\|im_0_x.* and 46 more") as raised:
-        checked_text("input", text)
-    assert len(str(raised.value)) < 300
 
 
 def test_a_text_longer_than_the_model_could_ever_speak_is_refused():
@@ -108,17 +76,6 @@ HOSTILE = {
     "tokens": "<|x|>",
     "closings": "|>",
 }
-
-
-@pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_text_of_a_megabyte_is_read_once(unit):
-    text = unit * (1_000_000 // len(unit))
-    started = time.monotonic()
-    tokens, num_loose = control_tokens(text)
-    assert ours(text) is None  # too long
-    # The host's expression would take a quarter of an hour over the first of them.
-    assert time.monotonic() - started < 20
-    assert len(tokens) + num_loose == text.count("<|")
 
 
 class CountingText(str):
