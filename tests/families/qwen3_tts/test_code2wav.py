@@ -142,51 +142,6 @@ def test_the_hosts_dummy_run_passes(stage):
         assert not model._decoder_state_cache
 
 
-def test_a_dummy_request_that_has_a_reference_begins_nothing(stage):
-    [first, *_] = clone("__qwen3_tts_dummy_run__0", 1)
-    mine, theirs = (stepped(model, first) for model in (stage.ours, stage.hosts))
-    assert torch.equal(*mine, *theirs)
-    assert stage.states.stats(0).made == 0
-
-
-def test_what_is_no_dict_keeps_its_place(stage):
-    """Whose id the runner tells: the host decodes it without a reference."""
-    first, _, _ = clone("b", 2)
-    plain = Chunk("a", codes_of(1, 3, 2048))
-    plain.info = None  # pyright: ignore[reportAttributeAccessIssue]
-    pairs = zip(
-        *(
-            stepped(model, plain, first, request_ids=["a", "b"])
-            for model in (stage.ours, stage.hosts)
-        ),
-        strict=True,
-    )
-    for mine, theirs in pairs:
-        assert mine.shape == theirs.shape == (1920,)
-        assert (mine - theirs).abs().max() < TOLERANCE
-
-
-def test_numbers_may_come_in_tensors_and_in_lists(stage):
-    [first, *_] = clone("a", 1)
-    meta = first.info["meta"]
-    meta["ref_context_size"] = torch.tensor([WINDOW])
-    meta["ref_context_included"] = torch.tensor(True)
-    meta["request_id"] = ["a"]
-    [mine], [theirs] = (stepped(model, first) for model in (stage.ours, stage.hosts))
-    assert (mine - theirs).abs().max() < TOLERANCE
-    assert stage.states.stats(0).made == 1
-
-
-def test_codes_beside_the_ids_are_those_that_are_decoded(stage):
-    [first, *_] = clone("a", 1)
-    [expected] = stepped(stage.ours, first)
-    stage.ours._decoder_state_cache.clear()
-    first.info["codes"] = {"audio": first.codes.reshape(-1).tolist()}
-    first.codes = torch.zeros(1, dtype=torch.long)
-    [samples] = stepped(stage.ours, first)
-    assert torch.equal(samples, expected)
-
-
 def test_with_no_bytes_for_states_all_samples_are_the_hosts_to_the_bit(
     stage, monkeypatch
 ):
@@ -197,13 +152,6 @@ def test_with_no_bytes_for_states_all_samples_are_the_hosts_to_the_bit(
     for chunk in clone("a", 1):
         [mine], [theirs] = (stepped(model, chunk) for model in (without, stage.hosts))
         assert torch.equal(mine, theirs)
-
-
-def test_a_first_chunk_without_its_reference_is_refused_as_by_the_host(stage):
-    cut = Chunk("a", codes_of(1, 1, 2048), WINDOW)
-    for model in (stage.ours, stage.hosts):
-        with pytest.raises(ValueError, match="reference prefix"):
-            stepped(model, cut, request_ids=["a"])
 
 
 def test_without_memory_for_a_state_the_hosts_first_chunk_is_decoded(

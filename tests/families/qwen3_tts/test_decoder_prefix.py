@@ -94,27 +94,6 @@ def test_a_hit_is_the_miss_to_the_bit_and_requests_share_a_state(ours, num_frame
     assert not torch.equal(alone[0], alone[1])
 
 
-def test_first_chunks_of_any_length_go_on_as_the_hosts(stock, ours):
-    reference, codes = codes_of(WINDOW), codes_of(40, seed=2)
-    for first in (2, 8, CHUNK):
-        state = ours.begin(reference, None)
-        hosts = {"prefix_frames": WINDOW}
-        begun = torch.cat([reference, codes[:, :first]], dim=1)
-        pairs = [
-            (
-                decoded(ours.decoder, codes[:, :first], state),
-                decoded(stock, begun, hosts),
-            ),
-            *(
-                (decoded(ours.decoder, chunk, state), decoded(stock, chunk, hosts))
-                for chunk in (codes[:, first : first + 7], codes[:, first + 7 :][:, :3])
-            ),
-        ]
-        for mine, theirs in pairs:
-            assert mine.shape == theirs.shape
-            assert (mine - theirs).abs().max() < TOLERANCE
-
-
 def begun_together(decoder, codes, states, **settings):
     """First chunks of several requests at once, and the sizes of their batches."""
     sizes = []
@@ -224,26 +203,6 @@ def test_of_a_longer_reference_no_more_is_held_than_is_counted(ours):
         for kept in (layer.keys, layer.values):
             held = kept.untyped_storage().nbytes()
             assert held == kept.numel() * kept.element_size()
-
-
-def test_in_bfloat16_every_sample_is_the_hosts_within_its_rounding():
-    """What the deploy files serve in: 8 bits of each number, on either way."""
-    decoders = {
-        (who, dtype): decoder_of(SMALL).to(dtype)
-        for who in ("stock", "ours")
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    reference, codes = codes_of(WINDOW), codes_of(ENDS[-1], seed=2)
-    samples = {}
-    for (who, dtype), decoder in decoders.items():
-        prefixes = DecoderPrefixes(decoder, DecoderStates(max_bytes=0))
-        state = prefixes.begin(reference, None) if who == "ours" else None
-        samples[who, dtype] = spoken(decoder, reference, codes, state).float()
-    exact = samples["stock", torch.float32]
-    rounding = (samples["stock", torch.bfloat16] - exact).pow(2).mean().sqrt()
-    between = samples["ours", torch.bfloat16] - samples["stock", torch.bfloat16]
-    assert 0.001 < rounding < 0.01
-    assert between.pow(2).mean().sqrt() < 1.5 * rounding
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_tts_cache.families.qwen3_tts.family import CODEC, SPEAKER
-from vllm_tts_cache.model_executor.talker import on_device
 from vllm_tts_cache.speaker.reference import FIELD
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -59,23 +58,6 @@ def recorded(monkeypatch):
 
     with Recorded(Addresses()) as mode:
         yield mode
-
-
-@pytest.mark.parametrize("dtype", [None, torch.long])
-def test_a_copy_is_pinned_first_and_changes_its_type_before(recorded, dtype):
-    made = on_device(np.arange(6, dtype=np.int16).reshape(2, 3), META, dtype)
-    assert made.device == META
-    assert made.dtype == (dtype or torch.int16)
-    assert recorded.copies == [(6, False, True)]
-
-
-def test_on_the_cpu_it_is_a_copy_and_nothing_else(recorded):
-    array = np.arange(6, dtype=np.float32)
-    array.setflags(write=False)
-    made = on_device(array, torch.device("cpu"))
-    made += 1
-    assert array[0] == 0
-    assert recorded.pinned.__contains__(made.data_ptr()) is False
 
 
 @pytest.fixture(scope="module")

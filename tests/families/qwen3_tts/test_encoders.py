@@ -1,6 +1,5 @@
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
 
 CPU = torch.device("cpu")
-ARRAY = {"speaker": "speaker_embedding", "codec": "codes"}
 
 
 def clip(seconds):
@@ -40,19 +38,6 @@ def fingerprints(directory):
     return {
         k: e.fingerprint for k, e in load_reference_encoders(directory, CPU).items()
     }
-
-
-def test_a_new_thread_records_no_gradients_and_its_settings_stay(encoders):
-    seen = []
-
-    def work():
-        encoders["speaker"].encode(clip(1.0))
-        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [(True, False)]
 
 
 def test_the_host_attention_window_is_off(own_checkpoint, encoders):
