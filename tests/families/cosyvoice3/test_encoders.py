@@ -13,10 +13,6 @@ from onnx import load, save
 from tests.families.clip import noisy_tone
 from vllm_tts_cache.errors import CheckpointError, EncodeError
 from vllm_tts_cache.families.cosyvoice3.encoders import load_reference_encoders
-from vllm_tts_cache.families.cosyvoice3.positions import (
-    num_used_tokens,
-    used_tokens,
-)
 from vllm_tts_cache.families.networks import onnx
 
 CPU = torch.device("cpu")
@@ -78,22 +74,6 @@ def test_no_thread_is_started_so_the_encode_threads_manners_hold(
     assert started == []
     # The system may still list a thread that Python has joined.
     assert threads() - own <= before
-
-
-# How much
-
-
-def test_as_much_is_used_as_is_announced(encoders):
-    for rate_hz, num_samples in (
-        *((16_000, n) for n in (16_000, 16_159, 16_160, 16_639, 16_640, 479_999)),
-        *((22_050, 22_051), (24_000, 24_479), (24_000, 24_480), (44_100, 44_101)),
-        *((44_101, 44_101), (48_000, 100_003), (96_000, 96_001)),
-    ):
-        clip = audio(num_samples, rate_hz)
-        codes = encoders["speech_tokens"].encode(clip)["speech_tokens"]
-        mel = encoders["mel"].encode(clip)["mel"]
-        announced = num_used_tokens(num_samples, rate_hz)
-        assert announced == used_tokens(len(codes), len(mel))
 
 
 # What they are made of

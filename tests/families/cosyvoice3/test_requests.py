@@ -7,7 +7,6 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from vllm_omni.model_executor.models.cosyvoice3 import cosyvoice3 as host
 from vllm_omni.model_executor.models.cosyvoice3.tokenizer import CosyVoice3Tokenizer
 from vllm_omni.model_executor.models.cosyvoice3.utils import (
     concat_text_with_prompt_ids,
@@ -17,7 +16,7 @@ from vllm_omni.model_executor.models.cosyvoice3.utils import (
 from tests.audio_clips import sndfile_bytes, voiced
 from tests.families.cosyvoice3.case import CASE
 from tests.families.serving import message
-from tests.speaking import data_url, wav
+from tests.speaking import wav
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY
 from vllm_tts_cache.families.cosyvoice3.positions import (
     num_used_tokens,
@@ -130,24 +129,6 @@ async def test_instructions_choose_their_mode_unless_the_request_names_another(s
         assert modes(server)[-1] == mode
     # One clip, encoded once for all of them.
     assert server.encodes == dict.fromkeys(FAMILY.encoders, 1)
-
-
-async def test_no_reference_is_fetched_or_encoded_by_the_api_process(
-    server, monkeypatch
-):
-    """Stock runs three networks on the event loop, one of them downloaded."""
-
-    def refuse(*_, **__):
-        raise AssertionError("the host's processor")
-
-    processor = host.CosyVoice3MultiModalProcessor
-    monkeypatch.setattr(processor, "_ensure_s3_model", refuse)
-    monkeypatch.setattr(processor, "_build_runtime_components", refuse)
-    monkeypatch.setattr(type(server.handler), "_resolve_ref_audio", refuse)
-    await ann(server, ref_text=SPOKEN)
-    assert (await server.speak(voice="Ann")).status_code == 200
-    inline = await server.speak(ref_audio=data_url(), ref_text=SPOKEN)
-    assert inline.status_code == 200, inline.text
 
 
 async def test_a_speech_is_as_long_as_officially(server, tokenizer, monkeypatch):

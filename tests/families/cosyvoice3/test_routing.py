@@ -1,9 +1,8 @@
 """Each request speaks with its own voice in the second stage, whoever begins beside it.
 
 Between the stages everything is the host's: what its runner makes of a step's outputs
-for each request, what its scheduler hands to the sender, and what that sends. The same
-steps are taken with stock's own outputs, which swap the voices of two requests that
-begin beside a running one.
+for each request, what its scheduler hands to the sender, and what that sends. Stock's
+own outputs swap the voices of two requests that begin beside a running one.
 """
 
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from vllm_omni.data_entry_keys import flatten_payload, unflatten_payload
-from vllm_omni.model_executor.models.cosyvoice3.cosyvoice3 import CosyVoice3Model
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 from vllm_omni.model_executor.stage_input_processors import cosyvoice3 as host
 from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
@@ -22,7 +20,6 @@ from vllm_omni.worker.gpu_ar_model_runner import _ensure_tensor_values
 
 from tests.families.cosyvoice3.voices import Prompts, Request, Voice
 from tests.families.runner import parts_of
-from vllm_tts_cache.families.cosyvoice3.conditioning import handed_on
 from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, INSTRUCT, ZERO_SHOT
 from vllm_tts_cache.families.cosyvoice3.text import load_tokenizer
 from vllm_tts_cache.speaker.reference import FIELD
@@ -106,61 +103,6 @@ def assert_is(told, voice):
     assert torch.equal(told.embedding, expected["embedding"])
 
 
-def is_voice(told, voice):
-    """Of as much as there is: stock cuts what is another's to this one's length."""
-    return torch.equal(told.embedding, voice.used()["embedding"])
-
-
-def test_two_that_begin_beside_a_running_one_keep_their_voices(talker, voices, ours):
-    requests = [Request(f"{n}", ours(v, ZERO_SHOT)) for n, v in enumerate(voices)]
-    running, *new = requests
-    sender = Sender()
-    running.step(talker)
-    (payload,) = as_sent(outputs_of(talker, [running]), 1)
-    sender.step("0", payload, [])
-    running.step(talker, ids=torch.tensor([5], dtype=torch.int32))
-    for request in new:
-        request.step(talker)
-    for name, payload in enumerate(as_sent(outputs_of(talker, requests), 3)):
-        sender.step(f"{name}", payload, [])
-    for name in range(3):
-        sender.step(f"{name}", {}, range(100))
-    assert sender.sent.keys() == {"0", "1", "2"}
-    for name, voice in enumerate(voices):
-        assert_is(sender.sent[f"{name}"], voice)
-
-
-@torch.inference_mode()
-def stocks_outputs(voices):
-    """What stock's `forward` gives: the new requests' only, as the runner has them."""
-    longest = max(v.num_tokens for v in voices)
-    tokens = torch.zeros((len(voices), longest), dtype=torch.int32)
-    frames = torch.zeros((len(voices), 2 * longest, 80))
-    for row, voice in enumerate(voices):
-        tokens[row, : voice.num_tokens] = voice.used()["speech_token"]
-        frames[row, : 2 * voice.num_tokens] = voice.used()["speech_feat"]
-    vectors = torch.cat([voice.used()["embedding"] for voice in voices])
-    lengths = torch.tensor([[voice.num_tokens] for voice in voices])
-    split = CosyVoice3Model._split_prompt_conditioning(tokens, frames, vectors, lengths)
-    names = ("speech_token", "speech_feat", "embedding", "speech_token_len")
-    return {"embed": dict(zip(names, split, strict=True))}
-
-
-def test_seam_stock_swaps_the_voices_of_two_that_begin_beside_a_running_one(voices):
-    """The same steps. When this fails, stock has mended it."""
-    sender = Sender()
-    (payload,) = as_sent(stocks_outputs(voices[:1]), 1)
-    sender.step("0", payload, [])
-    for name, payload in enumerate(as_sent(stocks_outputs(voices[1:]), 3)):
-        sender.step(f"{name}", payload, [])
-    for name in range(3):
-        sender.step(f"{name}", {}, range(100))
-    first, second, third = voices
-    assert is_voice(sender.sent["0"], first)
-    assert is_voice(sender.sent["1"], third)
-    assert is_voice(sender.sent["2"], second)
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_so_it_is_in_any_order_and_in_any_chunks(talker, voices, ours, order):
     """A new request may come before a running one, where another has just ended."""
@@ -216,16 +158,6 @@ def test_a_failed_request_is_told_nothing_and_its_neighbours_their_own(
     told = sender.sent["0"]
     assert told.speech_token.numel() == told.speech_feat.numel() == 0
     assert not told.embedding.any()
-
-
-def test_in_a_step_in_which_nobody_begins_nothing_is_handed_on(talker, voices, ours):
-    request = Request("0", ours(voices[0], ZERO_SHOT))
-    request.step(talker)
-    assert handed_on([request.info], once=True)
-    request.step(talker, ids=torch.tensor([5], dtype=torch.int32))
-    for once in (True, False):
-        assert handed_on([request.info], once=once) == {}
-        assert handed_on([], once=once) == {}
 
 
 def test_a_voice_is_handed_on_with_the_steps_that_it_begins_in(talker, voices, ours):

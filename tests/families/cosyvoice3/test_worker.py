@@ -81,23 +81,6 @@ def hosts_rows(talker, ids, tokens):
     )
 
 
-def test_a_resumed_code_is_not_looked_up_among_the_texts_as_by_the_host(
-    talker, voice, ours
-):
-    prompt = ours(voice, ZERO_SHOT)
-    whole, request = prefill(talker, prompt)
-    code = torch.tensor([700], dtype=torch.int32)
-    said = request.step(talker, ids=code)
-    span = torch.cat([torch.ones(request.num_tokens, dtype=torch.int32), code])
-    again = Request("resumed", prompt).step(talker, ids=span)
-    assert torch.equal(again, torch.cat([whole, said]))
-    texts = [*chain(*prompt["additional_information"][prompts.TEXT_IDS])]
-    tokens = voice.used()["speech_token"]
-    hosts = hosts_rows(talker, [*texts, *code.tolist()], tokens)
-    as_text = talker.talker.llm.model.embed_tokens(code)
-    assert torch.equal(hosts[1 + len(texts)], as_text[0])
-
-
 @MODES
 def test_each_mode_is_the_official_codes(talker, voice, ours, mode):
     rows, _ = prefill(talker, ours(voice, mode))
@@ -131,14 +114,6 @@ def test_so_it_is_in_chunks(talker, voice, ours, mode, chunk):
         assert torch.equal(request.info["embed"][name], tensor)
 
 
-def test_a_decode_step_is_the_hosts(talker, voice, ours):
-    _, request = prefill(talker, ours(voice, ZERO_SHOT))
-    for code in (0, 17, 6_560):
-        ids = torch.tensor([code], dtype=torch.int32)
-        row = request.step(talker, ids=ids)
-        assert torch.equal(row, talker.embed_input_ids(ids.long()))
-
-
 @torch.inference_mode()
 def test_requests_that_decode_side_by_side_are_asked_for_at_once(talker, voice, ours):
     """A failed one among them: what it computes is thrown away."""
@@ -154,22 +129,6 @@ def test_requests_that_decode_side_by_side_are_asked_for_at_once(talker, voice, 
     )
     assert torch.equal(found, ids) and updates == [{}, {}, {}]
     assert torch.equal(rows, talker.embed_input_ids(ids.long()))
-
-
-@pytest.mark.parametrize("chunk", [3, 16, 1_000])
-def test_what_was_spoken_before_a_preemption_is_computed_as_it_was(
-    talker, voice, ours, chunk
-):
-    """Stock looks the codes up among the texts."""
-    spoken = torch.arange(40, 400, 9, dtype=torch.int32)
-    prompt = ours(voice, ZERO_SHOT)
-    rows, first = prefill(talker, prompt, name="first")
-    expected = [rows] + [first.step(talker, ids=code[None]) for code in spoken]
-    request = Request("request", prompt)
-    ids = torch.cat([torch.ones(request.num_tokens, dtype=torch.int32), spoken])
-    parts = [request.step(talker, ids=part) for part in ids.split(chunk)]
-    assert torch.equal(torch.cat(parts), torch.cat(expected))
-    assert not talker._failed_requests._ids
 
 
 def test_a_preempted_request_goes_on_though_its_voice_was_deleted(talker, ours):
@@ -277,6 +236,3 @@ def test_nothing_samples_the_failure_id_by_chance(talker):
     assert FAMILY.failure_id is not None and FAMILY.failure_id not in finite
     # It has a row, should it be looked up in a step that was planned before.
     assert FAMILY.failure_id < len(talker.talker.speech_embedding.weight)
-
-
-# What is said at the start

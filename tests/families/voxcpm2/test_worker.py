@@ -30,7 +30,6 @@ from vllm_tts_cache.families.voxcpm2 import worker
 from vllm_tts_cache.families.voxcpm2.family import CONTINUATION, FAMILY, REFERENCE
 from vllm_tts_cache.families.voxcpm2.positions import SAMPLE_RATE_HZ, num_positions
 from vllm_tts_cache.families.voxcpm2.prompt import PromptBuilder
-from vllm_tts_cache.speaker.reference import FIELD
 
 TEXT = "The keeper counts the ships, and then counts them again."
 TRANSCRIPT = "What is said in the reference. 你好"
@@ -150,19 +149,6 @@ def test_no_prefill_encodes(talker, voice, ours, monkeypatch):
     for mode in FAMILY.modes:
         prefill(talker, ours(voice, mode), request_id=mode.name)
     assert not talker._failed_requests._ids
-
-
-def test_the_hosts_memory_of_names_is_not_asked(talker, voice, ours):
-    """Stock's defect: what it kept under a name is of another mode or length."""
-    expected, _ = prefill(talker, ours(voice, CONTINUATION), request_id="alone")
-    prefill(talker, ours(voice, REFERENCE), request_id="named")
-    rows, _ = prefill(talker, ours(voice, CONTINUATION), request_id="transcript")
-    assert torch.equal(rows, expected)
-    other = Voice(talker, samples_of(1.0))
-    prefill(talker, ours(other, REFERENCE), request_id="inline")
-    assert not talker._failed_requests._ids
-    told = ours(other, REFERENCE)["additional_information"]
-    assert set(told) == {FIELD, prompts.MODE, prompts.TEXT_IDS}
 
 
 def test_a_text_without_a_speaker_is_the_hosts(talker, tokenizer, split_map):
