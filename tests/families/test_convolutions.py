@@ -8,22 +8,16 @@ import torch
 from torch import nn
 from transformers.models.mimi.configuration_mimi import MimiConfig
 from transformers.models.mimi.modeling_mimi import MimiEncoder
-from vllm_omni.model_executor.models.fish_speech.dac_modules.layers import Snake1d
 
 from tests.torch_threads import on_threads
 from vllm_tts_cache.families.fish_speech import codec_convolutions as fish
 from vllm_tts_cache.families.fish_speech.codec import (
-    RELEASED,
-    CodecSizes,
-    build_codec,
     read_sizes,
 )
 from vllm_tts_cache.families.fish_speech.codec_halves import build_encoding_half
 from vllm_tts_cache.families.fish_speech.family import FAMILY as FISH
 from vllm_tts_cache.families.networks.dac.file import fix_weight_norms, read_codec_file
 from vllm_tts_cache.families.networks.qwen3_codec import convolutions as qwen3
-from vllm_tts_cache.families.qwen3_tts.encoders import load_reference_encoders
-from vllm_tts_cache.families.qwen3_tts.family import FAMILY as QWEN3
 from vllm_tts_cache.testing.tiny_checkpoint import TinyCheckpoint
 
 RATE_HZ = 24_000
@@ -41,8 +35,6 @@ LONG_LENGTHS = {
     "fish": [n * SAMPLES_PER_FRAME for n in (7, 43, 44, 64, 65, 141)],
     "qwen3": [24_001, 95_999, 96_001, 143_999, 250_007],
 }
-# Torch computes some convolutions over fewer numbers on a CPU by another kernel.
-FEWEST_NUMBERS = 20_481
 
 
 def mimi(num_filters, hidden_size, **options):
@@ -107,50 +99,6 @@ def test_they_are_with_the_released_sizes(tmp_path, name):
     assert_same(pair, 70 * SAMPLES_PER_FRAME, num_threads=2)
     for num_samples in LONG_LENGTHS[name]:
         assert_same(pair, num_samples, num_threads=1)
-
-
-SLICED = {
-    "fish, released": lambda: fish.SlicedEncoder(build_codec(RELEASED).encoder),
-    "fish": lambda: fish.SlicedEncoder(build_codec(CodecSizes(encoder_dim=8)).encoder),
-    "qwen3, released": lambda: qwen3.SlicedEncoder(mimi(64, 64), RATE_HZ),
-    "qwen3": lambda: qwen3.SlicedEncoder(mimi(4, 64), RATE_HZ),
-}
-
-
-@pytest.mark.parametrize("made", SLICED.values(), ids=SLICED)
-def test_no_convolution_of_a_slice_is_so_short_that_another_kernel_computes_it(made):
-    """A slice is about a second of whole latents, or two of whole strides."""
-    with torch.device("meta"):
-        encoder = made()
-        clip = torch.zeros(1, 1, 3 * encoder.num_samples)
-    seen = []
-    for module in encoder.sliced.modules():
-        if isinstance(module, nn.Conv1d):
-            module.register_forward_pre_hook(
-                lambda _, args: seen.append(args[0].numel())
-            )
-    with torch.inference_mode():
-        encoder(clip)
-    is_fish = isinstance(encoder, fish.SlicedEncoder)
-    assert len(seen) == 3 * (1 + 4 * 7 if is_fish else 1 + 2 * 3)
-    assert min(seen) >= FEWEST_NUMBERS
-    assert encoder.num_samples == (86 * 512 if is_fish else 2 * RATE_HZ)
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 1), (1, 64, 33), (2, 512, 700)])
-def test_the_activation_of_fish_speech_has_the_hosts_bits(shape):
-    torch.manual_seed(0)
-    host = Snake1d(shape[1]).requires_grad_(False)
-    nn.init.uniform_(host.alpha, 0.05, 3)
-    x = 5 * torch.randn(shape)
-    with torch.inference_mode():
-        assert torch.equal(fish.Snake(host.alpha)(x), host(x))
-
-
-def test_the_encoder_that_is_loaded_is_sliced(tiny):
-    encoders = load_reference_encoders(tiny(QWEN3), torch.device("cpu"))
-    network = encoders["codec"].network  # pyright: ignore[reportAttributeAccessIssue]
-    assert isinstance(network.encoder, qwen3.SlicedEncoder)
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,6 @@ def test_no_encode_takes_more_than_its_encoder_says(case, encoders_of, seconds):
             assert declared <= 10 * measured, f"{encoder.name} says far too much"
 
 
-def test_a_need_is_a_line_and_grows_with_the_network():
-    need = MemoryNeed(fixed_bytes=100, bytes_per_second=10)
-    assert [need.of(seconds) for seconds in (0, 0.05, 3)] == [100, 101, 130]
-    assert need.scaled(0.125) == MemoryNeed(fixed_bytes=13, bytes_per_second=2)
-
-
 # -------- what is done with a clip before it is encoded
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import pad
 
 from tests.families.cases import every_case
 from tests.families.test_encoders import audio
@@ -14,8 +13,6 @@ from vllm_tts_cache.families.networks.slices import (
     in_slices,
     slice_lengths,
 )
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -51,39 +48,6 @@ def test_a_slice_is_never_shorter_than_asked_for_unless_the_clip_is():
         assert lengths[-1] in range(min(length, 10), 20)
 
 
-# Kernel, stride and dilation, as the networks have them.
-CONVOLUTIONS = [(7, 1, 1), (7, 1, 9), (1, 1, 1), (4, 2, 1), (16, 8, 1), (3, 1, 2)]
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 63, 64, 65, 4_096, 4_099])
-@pytest.mark.parametrize("kernel, stride, dilation", CONVOLUTIONS)
-@pytest.mark.usefixtures("one_thread")
-def test_a_convolution_sees_what_came_before_and_silence_around(
-    kernel, stride, dilation, length
-):
-    torch.manual_seed(0)
-    conv = nn.Conv1d(2, 3, kernel, stride=stride, dilation=dilation).double()
-    x = torch.randn(1, 2, length, dtype=torch.float64)
-    num_before = (kernel - 1) * dilation + 1 - stride
-    with torch.inference_mode():
-        whole = conv(pad(x, (num_before, -length % stride)))
-        sliced = in_slices(
-            lambda part, causal: causal.convolve(conv, part), x, num_samples=64
-        )
-    assert sliced.shape == whole.shape == (1, 3, -(-length // stride))
-    torch.testing.assert_close(sliced, whole, rtol=0, atol=1e-12)
-
-
-def test_two_clips_at_once_do_not_see_each_other():
-    conv = nn.Conv1d(1, 1, 5)
-    one, other = torch.ones(1, 1, 8), torch.zeros(1, 1, 8)
-    first, second = CausalPass(), CausalPass()
-    with torch.inference_mode():
-        alone = [CausalPass().convolve(conv, x) for x in (one, other)]
-        beside = [first.convolve(conv, one), second.convolve(conv, other)]
-    assert all(torch.equal(*pair) for pair in zip(alone, beside, strict=True))
-
-
 def test_what_is_kept_of_a_slice_is_no_longer_than_the_kernel():
     conv, causal = nn.Conv1d(4, 4, 7), CausalPass()
     with torch.inference_mode():
@@ -103,13 +67,6 @@ def test_there_is_a_rest_between_slices_and_none_before_or_after(monkeypatch):
 
     in_slices(layers, torch.zeros(1, 1, 35), num_samples=10)
     assert order == [10, "rest", 10, "rest", 15]
-
-
-def test_a_cpu_is_not_waited_for(monkeypatch):
-    slept = []
-    monkeypatch.setattr(slices.time, "sleep", slept.append)
-    in_slices(lambda x, _: x, torch.zeros(1, 1, 35), num_samples=10)
-    assert not slept
 
 
 def test_a_gpu_rests_for_a_share_of_what_the_slice_took(monkeypatch):
@@ -133,10 +90,3 @@ class FinishedEvent:
 
     def synchronize(self):
         assert self.is_recorded
-
-
-def test_several_threads_of_a_cpu_compute_the_whole_at_once(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    seen = []
-    in_slices(lambda x, _: seen.append(x) or x, torch.zeros(1, 1, 35), num_samples=10)
-    assert [x.shape[-1] for x in seen] == [35]

@@ -94,19 +94,6 @@ def test_a_file_of_hashes_that_cannot_be_read_is_as_good_as_none(tiny, tmp_path,
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("kept", [7, None, "", ["0" * 64]])
-def test_what_is_no_hash_is_computed(tmp_path, kept):
-    file, tensors = tmp_path / "weights", {"weight": torch.ones(3)}
-    file.touch()
-    for _ in range(2):
-        with remembered(tmp_path):
-            checkpoint.reads(file)
-            assert checkpoint.sha256_of(tensors, lambda _: "0" * 64) == "0" * 64
-        (key,) = json.loads((tmp_path / HASHES_NAME).read_bytes())
-        (tmp_path / HASHES_NAME).write_text(json.dumps({key: kept}))
-
-
-@pytest.mark.usefixtures("settled")
 def test_the_next_start_hashes_again_where_nothing_can_be_kept(
     tiny, tmp_path, plugin_log
 ):

@@ -80,14 +80,6 @@ def spoken(talker, request_id, seed, *, neighbours=()):
     return torch.stack(frames)
 
 
-def test_the_host_draws_some_codes_anew(talker):
-    """Else the tests below would say nothing of those."""
-    torch.manual_seed(5)
-    with Draws() as draws:
-        spoken(as_stock(talker), "alone", None)
-    assert draws.num > NUM_FRAMES + 5
-
-
 def test_a_lone_request_speaks_as_on_the_host(talker):
     torch.manual_seed(5)
     stock = spoken(as_stock(talker), "alone", None)
@@ -102,13 +94,6 @@ def test_what_is_drawn_for_a_request_depends_on_no_neighbour(talker):
     before = torch.get_rng_state()
     assert torch.equal(spoken(talker, "again", seed=5, neighbours=beside), alone)
     assert not torch.equal(torch.get_rng_state(), before), "the others have no seed"
-
-
-def test_on_the_host_a_seed_means_nothing(talker):
-    stock = as_stock(talker)
-    torch.manual_seed(0)
-    first = spoken(stock, "alone", seed=5)
-    assert not torch.equal(spoken(stock, "again", seed=5), first)
 
 
 def test_a_chunk_that_ends_in_its_reference_uses_up_none_of_its_generator(talker):

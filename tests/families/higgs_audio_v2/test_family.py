@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.speaking import wav
-from tests.speech_server import Server, running
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.families.higgs_audio_v2.encoders import load_reference_encoders
@@ -86,32 +84,3 @@ def test_both_families_have_one_encoding(both):
     audio = ReferenceAudio.of(0.1 * samples, 22_050)
     codes = [encoder.encode(audio)["codes"] for encoder in both]
     np.testing.assert_array_equal(*codes)
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["v2 first", "v3 first"])
-async def test_a_voice_that_one_model_encoded_is_not_encoded_again_for_the_other(
-    both, own_checkpoint, tiny, tmp_path, monkeypatch, order
-):
-    """Two servers, one after the other, on one directory."""
-    families, checkpoints = (FAMILY, V3), (own_checkpoint, tiny(V3))
-    first, second = (
-        with_its_own(families[n], checkpoints[n], both[n], tmp_path, monkeypatch)
-        for n in order
-    )
-    async with running(first) as server:
-        fields = {"ref_text": "words", "precompute": "true"}
-        assert (await server.register("Ann", wav(), **fields)).status_code == 200
-        await server.settled()
-        assert server.encodes == {"codec": 1}
-    async with running(second) as server:
-        spoken = await server.speak(voice="Ann")
-        assert (spoken.status_code, spoken.headers["X-Speaker-Cache"]) == (200, "hit")
-        assert server.encodes == {"codec": 0}
-        assert server.speakers.stats().failed_prompts == 0
-
-
-def with_its_own(family, checkpoint, encoder, directory, monkeypatch):
-    """A server of a family, with the encoder of its checkpoint."""
-    made = Server(checkpoint, directory, monkeypatch, [encoder], family=family)
-    made.encoders = []  # it has no gate to open at the end
-    return made

@@ -7,7 +7,7 @@ takes the next that is free. Beside stock, which takes a row for a request.
 import pytest
 import torch
 
-from tests.families.higgs_audio_v2.voices import as_stock, rows_of
+from tests.families.higgs_audio_v2.voices import rows_of
 from tests.sampling import greedy
 
 BEGIN, AUDIO, WORD = 128_013, 128_016, 300
@@ -95,12 +95,6 @@ def test_one_that_moves_goes_on_from_its_own(batch, num_steps):
     assert begun == [min(step, 8) for step in range(num_steps + 5)]
 
 
-def test_stock_lets_it_go_on_from_what_the_one_before_it_spoke(talker):
-    batch = Batch(as_stock(talker))
-    (c, b), lasts = three_of_which_the_first_ends(batch, num_steps=3)
-    assert torch.equal(c, lasts["a"]) and torch.equal(b, lasts["b"])
-
-
 def test_one_that_sat_a_step_out_goes_on_from_its_own(batch):
     for _ in range(4):
         batch.step("a", "b")
@@ -125,11 +119,6 @@ def beside_a_newcomer(batch):
 def test_beside_a_prefill_it_goes_on_from_its_own(batch):
     b, last = beside_a_newcomer(batch)
     assert torch.equal(b, last)
-
-
-def test_beside_a_prefill_stock_feeds_it_nothing(talker):
-    b, _ = beside_a_newcomer(Batch(as_stock(talker)))
-    assert torch.equal(b, talker.embed_tokens(torch.tensor([AUDIO]))[0])
 
 
 def test_a_chunk_of_a_reference_is_not_taken_for_a_step_of_another(batch, talker):

@@ -3,7 +3,6 @@
 The host has no adapter there: one method of its serving class does it all.
 """
 
-import asyncio
 from functools import partial
 
 from tests.families.omnivoice.case import CASE
@@ -16,7 +15,6 @@ from tests.speaking import (
 )
 from tests.two_tenants import two_tenants
 from vllm_tts_cache.entrypoints.serving.serving import MAX_SUBMITS
-from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 
 SPOKEN = "What is said in it"
@@ -64,23 +62,6 @@ async def test_what_the_host_reads_of_a_request_stays_in_its_prompt(server):
     assert (params.num_inference_steps, params.guidance_scale) == (4, 3.0)
 
 
-async def test_concurrent_requests_keep_their_voices(server):
-    shas = {"Ann": await ann(server)}
-    await server.register("Bob", wav(pitch_hz=440.0), ref_text="Bob's words.")
-    answers = await asyncio.gather(
-        *(server.speak(voice=v, input=v) for v in ("Ann", "Bob") * 4),
-        *(server.speak(input="nobody") for _ in range(4)),
-    )
-    assert {a.status_code for a in answers} == {200}
-    for prompt in server.engine.prompts:
-        expected = {"Ann": f"{SPOKEN}.", "Bob": "Bob's words.", "nobody": None}
-        assert prompt.get("ref_text") == expected[prompt["input"]]
-        assert (FIELD in prompt) is (prompt["input"] != "nobody")
-    ids = [p[REQUEST_FIELD] for p in server.engine.prompts if FIELD in p]
-    assert len(set(ids)) == 8
-    assert shas["Ann"] in {p[FIELD][0] for p in server.engine.prompts if FIELD in p}
-
-
 # What the engine could not find
 
 
@@ -102,14 +83,6 @@ async def test_another_failure_of_the_engine_is_the_hosts_to_tell(server):
     server.engine.before_prefill = [fail]
     assert "something else" in message(await server.speak(voice="Ann"), 500)
     assert len(server.engine.prompts) == 1
-
-
-async def test_an_encoder_that_fails_is_an_error_of_that_request(server):
-    await ann(server)
-    server.encoders[0].errors.append(EncodeError("all silence"))
-    assert "all silence" in message(await server.speak(voice="Ann"), 500)
-    assert server.engine.prompts == []
-    assert (await server.speak(voice="Ann")).status_code == 200
 
 
 # What is refused

@@ -20,7 +20,6 @@ from tests.real_pipeline import batch, one_step_at_a_time
 from vllm_tts_cache.families.omnivoice.family import FAMILY
 from vllm_tts_cache.families.omnivoice.preparation import LOUDNESS
 from vllm_tts_cache.model_executor.failed_requests import REASON
-from vllm_tts_cache.speaker.family import family_of_model, family_of_pipeline
 from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
 
 RATE_HZ = 24_000
@@ -114,15 +113,6 @@ def test_every_voice_text_and_instruction_is_heard(pipeline, voice):
     for number, one in enumerate(heard):
         for two in heard[number + 1 :]:
             assert one.shape != two.shape or not torch.equal(one, two)
-
-
-def test_the_hosts_own_memory_of_names_is_out_of_play(pipeline, voice):
-    other = Voice(pipeline, samples_of(330.0))
-    named = {"voice_name": "ann", "voice_created_at": 1}
-    for each in (voice, other):
-        assert torch.equal(
-            audio(pipeline, ours(each, **named)), audio(pipeline, ours(each))
-        )
 
 
 def test_no_reference_is_encoded_while_a_batch_is_computed(
@@ -286,16 +276,3 @@ def test_weights_that_are_loaded_again_load_no_encoder_again(pipeline):
     pipeline.load_weights(())
     assert pipeline.tts_cache_speakers is speakers
     assert speakers.fingerprints is fingerprints
-
-
-def test_seam_registry_what_comes_after_the_pipeline_is_looked_up_in_our_module():
-    from vllm_omni.diffusion import registry
-
-    from vllm_tts_cache.families.omnivoice import worker
-
-    for architecture in ("OmniVoicePipeline", "OmniVoice"):
-        assert family_of_pipeline(architecture) is FAMILY
-        assert family_of_model(architecture) is None
-    for other in ("WanPipeline", "", None):
-        assert family_of_pipeline(other) is None
-    assert hasattr(worker, registry._DIFFUSION_POST_PROCESS_FUNCS["OmniVoicePipeline"])
