@@ -1,6 +1,5 @@
 """torch's own functions are replaced by those of a GPU that a test describes."""
 
-import platform
 import subprocess
 import sys
 import threading
@@ -17,7 +16,6 @@ from vllm_tts_cache.model_executor.encode_device import (
     EncodeDevice,
     capture_beside_encodes,
 )
-from vllm_tts_cache.speaker import precision
 from vllm_tts_cache.speaker.precision import cpu_name
 from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import ComputedOn
@@ -197,19 +195,6 @@ def test_running_out_of_memory_twice_names_the_setting(gpu, wrapped):
     assert encode.num_calls == 2
 
 
-def test_another_error_is_not_tried_again(gpu):
-    num_calls = []
-
-    def encode():
-        num_calls.append(1)
-        raise EncodeError("the network failed")
-
-    with pytest.raises(EncodeError, match="the network failed"):
-        run(encode)
-    assert len(num_calls) == 1
-    assert gpu.num_tidied == 0
-
-
 def test_the_need_of_the_longest_clip_is_logged_on_a_gpu_only(gpu, plugin_log):
     needs = [
         MemoryNeed(fixed_bytes=GIB, bytes_per_second=1),
@@ -219,10 +204,6 @@ def test_the_need_of_the_longest_clip_is_logged_on_a_gpu_only(gpu, plugin_log):
     assert plugin_log.text == ""
     EncodeDevice(GPU).log_need(needs)
     assert "30 s of reference audio takes up to 1800 MiB" in plugin_log.text
-
-
-def test_memory_of_a_cpu_is_not_asked():
-    assert_same(run(Encode(), 10**15, CPU), ENCODING)
 
 
 # -------- what computed it
@@ -235,15 +216,6 @@ def test_an_encoding_says_which_chip_and_torch_computed_it(gpu, device, name):
     assert run(Encode(), device=device).origin == ComputedOn(
         device=device.type, device_name=name, torch_version=str(torch.__version__)
     )
-
-
-def test_a_cpu_is_called_as_its_maker_calls_it(tmp_path, monkeypatch):
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor\t: 0\nmodel name\t: Z80: the 2nd\nmodel name\t: B\n")
-    monkeypatch.setattr(precision, "_CPU_INFO", info)
-    assert cpu_name() == "Z80: the 2nd"
-    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "absent")
-    assert cpu_name() in (platform.processor(), platform.machine())
 
 
 # -------- the thread

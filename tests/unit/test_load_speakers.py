@@ -134,11 +134,6 @@ def test_on_an_accelerator_the_thread_that_encodes_loads_and_warms_up(
     assert "Warmed the reference encoders up in" in plugin_log.text
 
 
-def test_on_a_cpu_nothing_is_gained_by_warming_up(talker, loaded, tmp_path):
-    talker._load_speakers(vllm_config(tmp_path / "model", "cpu"))
-    assert [e.num_calls for e in loaded.encoders.values()] == [0, 0]
-
-
 def test_encoders_that_compute_on_the_cpu_do_so_beside_any_talker(
     talker, loaded, tmp_path
 ):

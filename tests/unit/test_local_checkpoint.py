@@ -90,12 +90,6 @@ def test_what_the_host_took_from_main_is_fetched_of_the_revision_itself(
     assert len(hub.asked) == num_asked, "the next start finds it"
 
 
-def test_a_branch_that_moved_on_is_fetched_as_it_was_loaded(cache, hub):
-    folder = download(cache, OTHER, "config.json", branch="main")
-    assert whole_checkpoint(vllm_config(), SIDE_FILES) == folder
-    assert all(OTHER in path for _, path in hub.asked)
-
-
 def test_a_folder_that_a_partial_download_left_is_found(cache):
     """A listing of the tree makes the client refuse a folder that lacks any file."""
     _, other = as_the_host_leaves_it(cache)
@@ -137,17 +131,6 @@ def test_a_model_that_is_nowhere_is_named_with_the_command_that_fetches_it():
 # -------- --download-dir
 
 
-def test_with_a_download_dir_main_is_whole_where_the_host_put_all_of_it(
-    cache, tmp_path, hub
-):
-    weights = tmp_path / "weights"
-    main, _ = as_the_host_leaves_it(cache)
-    download(weights, MAIN, "model.safetensors", branch="main")
-    config = vllm_config(download_dir=str(weights))
-    assert whole_checkpoint(config, SIDE_FILES) == main
-    assert hub.asked == []
-
-
 def test_with_a_download_dir_another_revision_is_made_whole_beside_its_weights(
     cache, tmp_path, hub
 ):
@@ -176,14 +159,6 @@ def test_a_file_of_several_names_is_fetched_under_the_one_that_it_has(
     config = vllm_config(revision="v2")
     assert whole_checkpoint(config, ("config.json", VAE)) == other
     assert [(other / name).is_file() for name in VAE] == [n == there for n in VAE]
-
-
-@pytest.mark.parametrize("there", VAE)
-def test_one_that_is_there_under_one_name_is_not_fetched(cache, hub, there):
-    other = download(cache, OTHER, "config.json", there, branch="v2")
-    config = vllm_config(revision="v2")
-    assert whole_checkpoint(config, ("config.json", VAE)) == other
-    assert hub.asked == []
 
 
 def test_one_that_is_nowhere_is_told_with_all_its_names(cache, hub):
@@ -254,17 +229,3 @@ def test_a_batch_job_reads_the_revision_that_its_engine_runs(
     prompts: Any = speakers._prompts
     assert prompts._model == str(other), "and its tokenizer is of it"
     speakers._store.close()
-
-
-def test_the_api_process_loads_no_torch_for_it():
-    program = (
-        "import sys; import vllm_tts_cache.speaker.checkpoint_dir; "
-        "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
-# -------- the families

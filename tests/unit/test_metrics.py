@@ -21,10 +21,9 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
-from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.metrics import refresh
-from vllm_tts_cache.entrypoints.metrics.refresh import Growth, MetricsRefresh, Turn
+from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh, Turn
 from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
 from vllm_tts_cache.errors import (
@@ -32,9 +31,7 @@ from vllm_tts_cache.errors import (
     SpeakerNotFoundError,
     StorageFullError,
 )
-from vllm_tts_cache.model_executor.encode_line import EncodeClock
 from vllm_tts_cache.speaker.rpc_client import AsyncWorkers
-from vllm_tts_cache.speaker.wire import DURATION_BOUNDS_SECONDS, Durations
 from vllm_tts_cache.store.opening import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -132,44 +129,6 @@ def test_a_request_is_counted_once_by_what_it_found():
         assert scrape("requests_failed_total", reason=reason, fault=fault) == 1
 
 
-def test_what_may_not_happen_for_long_is_shown_before_it_does():
-    """Prometheus sees no growth in a series that begins with its first event."""
-    registry = CollectorRegistry()
-    Metrics(registry)
-    scrape = Scrape(registry)
-    for outcome in ("fetched", "lost", "corrupt"):
-        assert scrape("bucket_objects_total", outcome=outcome) == 0
-
-
-def test_counts_of_another_process_become_a_histogram():
-    registry = CollectorRegistry()
-    counts = [0] * (len(DURATION_BOUNDS_SECONDS) + 1)
-    counts[0], counts[3], counts[-1] = 2, 5, 1
-    histogram = Metrics(registry).encode_seconds.labels("codec", "inline")
-    for _ in range(2):
-        histogram.add(Durations(counts=counts, total_seconds=201.5))
-    scrape = Scrape(registry)
-    below = {0.005: 4, 0.025: 4, 0.05: 14, 120.0: 14}
-    for bound, number in below.items():
-        assert scrape("encode_seconds_bucket", le=str(bound), lane="inline") == number
-    assert scrape("encode_seconds_bucket", le="+Inf") == 16
-    assert scrape("encode_seconds_count", encoder="codec") == 16
-    assert scrape("encode_seconds_sum") == 403.0
-
-
-def test_durations_are_counted_up_to_and_with_their_bound():
-    clock = EncodeClock()
-    for seconds in (0.005, 0.0051, 1000.0):
-        clock.add("codec", Segment.INLINE, encode_seconds=seconds, queue_seconds=0.0)
-    (times,) = clock.times()
-    assert (times.encoder, times.segment) == ("codec", "inline")
-    assert times.encode.counts[:2] == [1, 1]
-    assert times.encode.counts[-1] == 1
-    assert sum(times.encode.counts) == sum(times.queue.counts) == 3
-    assert times.encode.total_seconds == pytest.approx(1000.0101)
-    assert times.queue.counts[0] == 3
-
-
 async def test_what_a_worker_did_is_shown_once_however_often_it_is_asked(rig):
     ref = rig.register("Ann")
     prepare(rig.speakers, ref, ["codec"])
@@ -227,14 +186,6 @@ async def test_encodes_are_timed_and_failures_counted(rig):
     assert scrape("encodes_in_flight") == 0
 
 
-async def test_a_scrape_asks_nobody(rig):
-    await rig.refresher.refresh()
-    rig.engine.calls.clear()
-    for _ in range(100):
-        generate_latest(rig.registry)
-    assert rig.engine.calls == []
-
-
 async def test_counts_go_on_when_a_worker_is_started_anew(rig):
     ref = rig.register("Ann")
     prepare(rig.speakers, ref, ["codec"])
@@ -265,13 +216,6 @@ async def test_of_several_ranks_the_first_counts_and_all_remember(rig):
     assert twice == 2 * held
 
 
-@pytest.mark.parametrize(
-    ("took_seconds", "pause_seconds"), [(0.001, 5.0), (1.0, 20.0), (30.0, 60.0)]
-)
-def test_workers_that_answer_slowly_are_asked_seldom(took_seconds, pause_seconds):
-    assert refresh.pause_after(took_seconds) == pause_seconds
-
-
 async def test_the_background_goes_on_after_an_error(rig, monkeypatch):
     monkeypatch.setattr(refresh, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(refresh, "PAUSE_OF_ANSWERS", 0)
@@ -282,17 +226,6 @@ async def test_the_background_goes_on_after_an_error(rig, monkeypatch):
     rig.engine.workers = workers
     while not rig.scrape("workers_seen_timestamp_seconds"):
         await asyncio.sleep(0.01)
-
-
-async def test_files_that_this_process_evicts_are_counted(tmp_path):
-    rig = Rig(tmp_path, inline_audio_max_bytes=40_000)
-    for seed in range(3):  # of which one fits
-        rig.store.keep_inline(decoded(clip(seed=seed)))
-    await rig.refresher.refresh()
-    await rig.refresher.refresh()
-    assert rig.scrape("evictions_total", tier="disk", segment="inline") == 2
-    assert rig.scrape("evictions_total", tier="disk", segment="registered") == 0
-    rig.close()
 
 
 def test_one_process_at_a_time_has_the_turn(tmp_path):
@@ -307,14 +240,6 @@ def test_one_process_at_a_time_has_the_turn(tmp_path):
     assert not first.is_ours()
     second.close()
     assert Turn(None).is_ours()
-
-
-def test_what_was_shown_before_is_not_shown_again():
-    growth = Growth(is_first=False)
-    assert growth.of(7, "worker", "hits") == 0
-    growth.end_look()
-    assert growth.of(9, "worker", "hits") == 2
-    assert growth.of(3, "another", "hits") == 3
 
 
 PROCESS = """

@@ -33,17 +33,6 @@ def test_tf32_is_off_inside_and_back_afterwards(reduced_precision):
     assert torch.get_float32_matmul_precision() == "high"
 
 
-def test_on_the_cpu_the_flags_of_the_gpu_stay_untouched():
-    with exact_float32(CPU):
-        assert tf32() == (False, True)
-
-
-def test_a_reduced_matmul_precision_of_the_cpu_is_raised(reduced_precision):
-    with exact_float32(CPU):
-        assert torch.get_float32_matmul_precision() == "highest"
-    assert torch.get_float32_matmul_precision() == "high"
-
-
 def test_overlapping_blocks_keep_it_off_until_the_last_one_ends(reduced_precision):
     first_is_in, first_may_end = threading.Event(), threading.Event()
 
@@ -140,14 +129,6 @@ def test_float32_is_exact_however_less_was_asked_for_and_that_comes_back(asked, 
             assert read() == before
 
 
-def test_the_precision_of_the_other_device_comes_back_as_it_was(reduced_precision):
-    B.mkldnn.matmul.fp32_precision = "none"  # as cuda.matmul.allow_tf32 leaves it
-    before = read()
-    with exact_float32(CUDA):
-        assert is_exact(CUDA)
-    assert read() == before
-
-
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 @pytest.mark.parametrize("what", [MATMUL, CONV], ids=["matmul", "conv"])
 def test_what_was_computed_while_somebody_set_a_flag_is_not_kept(device, what):
@@ -173,12 +154,3 @@ def test_a_flag_that_cannot_be_turned_off_is_an_error(monkeypatch):
     ):
         pytest.fail("the block was entered")
     assert tf32() == (False, True)
-
-
-def test_a_failed_block_gives_the_flags_back_to_the_next_one(reduced_precision):
-    with pytest.raises(EncodeError), exact_float32(CUDA):
-        B.cuda.matmul.fp32_precision = "tf32"
-    assert tf32() == (True, True)
-    with exact_float32(CUDA):
-        assert is_exact(CUDA)
-    assert tf32() == (True, True)

@@ -102,43 +102,6 @@ async def rig(tmp_path):
     await made.close()
 
 
-async def test_what_another_server_registers_replaces_or_deletes_is_seen_at_once(
-    rig, tmp_path
-):
-    other = Rig(tmp_path)
-    assert await rig.service.lookups.find(ALONE, "Ann") is None
-    for pitch_hz in (220, 330):
-        record = await other.register(pitch_hz=pitch_hz)
-        assert (await rig.service.lookups.get(ALONE, "Ann")).record == record
-    await other.service.deletions.delete("Ann", ALONE.name)
-    assert await rig.service.lookups.find(ALONE, "Ann") is None
-    await other.close()
-
-
-async def test_precomputing_in_the_background_leaves_nothing_for_the_first_request(rig):
-    await rig.register(precompute=True, ref_text="said")
-    await rig.settled()
-    assert await rig.status() == ("ready", None)
-    assert rig.encodes == {"speaker": 1, "codec": 1}
-    assert await rig.precompute() is True
-
-
-async def test_a_speaker_without_a_transcript_needs_no_codes(rig):
-    await rig.register()
-    assert await rig.precompute() is False
-    assert rig.encodes == {"speaker": 1, "codec": 0}
-
-
-async def test_an_embedding_is_ready_and_needs_no_worker(rig):
-    await rig.service.register_embedding(ALONE, upload(), (0.5, -1.0))
-    rig.engine.calls.clear()
-    assert await rig.status() == ("ready", None)
-    assert await rig.precompute(force=True) is True
-    assert rig.engine.calls == []
-    found = await rig.service.lookups.get(ALONE, "Ann")
-    assert await rig.service.lookups.embedding(found.record) == (0.5, -1.0)
-
-
 @pytest.mark.parametrize("data", [b"", b"garbage", wav(seconds=0.5), wav(peak=0.0)])
 async def test_a_failed_upload_leaves_the_speaker_as_it_was(rig, data):
     old = await rig.register()
@@ -166,17 +129,6 @@ async def test_a_field_that_is_wrong_is_refused_before_anything_is_decoded(
         with pytest.raises(InvalidSpeakerError):
             await rig.service.register_audio(ALONE, wrong, wav(), precompute=False)
     assert rig.store.num_speakers() == 0
-
-
-async def test_replacing_removes_the_old_clip_and_the_generation_grows(rig):
-    old = await rig.register(pitch_hz=220)
-    await rig.precompute()
-    new = await rig.register(pitch_hz=330)
-    await rig.settled()
-    assert new.generation > old.generation
-    assert not rig.store.has_audio(old.audio_sha256)
-    assert rig.speakers.stats().tiers["memory"].entries == 0
-    assert rig.store.verify() == []
 
 
 # -------- models that we do not serve

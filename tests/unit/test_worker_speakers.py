@@ -33,14 +33,12 @@ from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
 from vllm_tts_cache.store.encoding import EncodingKey, encoding_from_bytes
 
 NAMES = ("speaker", "codec")
-QUEUED, ENCODING, READY, MISSING, FAILED, REFUSED, NO_AUDIO = (
+QUEUED, READY, MISSING, FAILED, REFUSED = (
     JobState.QUEUED,
-    JobState.ENCODING,
     JobState.READY,
     JobState.MISSING,
     JobState.FAILED,
     JobState.REFUSED,
-    JobState.NO_AUDIO,
 )
 
 
@@ -106,30 +104,6 @@ def hold(speakers, encoder, ref):
 # -------- wanting
 
 
-def test_wanting_returns_at_once_and_encodes_in_the_background(speakers, encoders, ref):
-    hold(speakers, encoders[0], ref)
-    assert look(speakers, ref) == {"speaker": ENCODING, "codec": MISSING}
-    answer = speakers.want(want_call(ref, NAMES), 0)
-    assert [r.state for r in answer.reports] == [ENCODING, QUEUED]
-    assert answer.reports[0].encoding_seconds >= 0.0
-    assert answer.num_finished == 0
-    encoders[0].gate.set()
-    wait_until_idle(speakers)
-    assert look(speakers, ref) == both(READY)
-    assert speakers.stats().encodes == {"speaker": 1, "codec": 1}
-    assert speakers.want(want_call(ref, NAMES), 0).num_finished == 2
-
-
-def test_forcing_encodes_anew_once_however_often_it_is_asked(speakers, ref):
-    for _ in range(2):
-        prepare(speakers, ref, NAMES)
-    assert num_encodes(speakers) == 2
-    for _ in range(3):
-        prepare(speakers, ref, NAMES, force_id="now")
-    assert num_encodes(speakers) == 4
-    assert prepare(speakers, ref, NAMES, force_id="now") == both(READY)
-
-
 def test_rank_0_encodes_and_the_others_find_what_it_published(speakers, restarted, ref):
     assert prepare(restarted, ref, NAMES, rank=1) == both(MISSING)
     prepare(speakers, ref, NAMES)
@@ -176,15 +150,6 @@ def test_a_thousand_wants_in_one_call_are_answered_and_more_are_refused(
         assert states == [QUEUED] * MAX_WANTS + [REFUSED] * 10
         assert speakers.stats().waiting["registered"] == MAX_WANTS
     assert threading.active_count() == num_threads
-
-
-def test_missing_audio_is_told_and_wanting_again_tries_again(speakers, store):
-    ref = ref_of(clip())
-    prepare(speakers, ref, ["codec"])
-    assert prepare(speakers, ref, ["codec"]) == {"codec": NO_AUDIO}
-    store_clip(store, clip())
-    assert prepare(speakers, ref, ["codec"]) == {"codec": QUEUED}
-    assert look(speakers, ref)["codec"] is READY
 
 
 # -------- a disk that fails costs time only
@@ -262,26 +227,6 @@ def test_no_other_encoder_ever_fills_a_key(speakers, encoders, store, ref):
     assert look(speakers, waiting, names=["codec"]) == {"codec": READY}
 
 
-def test_asleep_it_encodes_nothing_and_says_so_and_what_is_there_is_there(
-    speakers, encoders, store, ref
-):
-    prepare(speakers, ref, NAMES)
-    other = store_clip(store, clip(1))
-    speakers.sleep()
-    answer = speakers.want(want_call(other, ["codec"]), 0)
-    (report,) = answer.reports
-    assert (report.state, report.reason) == (
-        FAILED,
-        "the model is asleep; wake it up first",
-    )
-    assert look(speakers, other)["codec"] is MISSING
-    assert look(speakers, ref) == both(READY)
-    assert speakers.stats().in_flight == 0
-    speakers.wake_up()
-    prepare(speakers, other, ["codec"])
-    assert look(speakers, other)["codec"] is READY
-
-
 # -------- prompts
 
 
@@ -294,21 +239,6 @@ def test_a_prompt_that_is_missing_fails_at_once_while_the_encode_thread_is_held(
         speakers.prompt(other, NAMES)
     assert not encoders[0].gate.is_set()
     assert speakers.stats().in_flight == 1, "a prompt queues nothing"
-
-
-def test_a_corrupt_file_fails_the_prompt_and_is_encoded_again_when_wanted(
-    speakers, restarted, store, tmp_path, ref
-):
-    prepare(speakers, ref, NAMES)
-    for path in (tmp_path / "store").rglob("*.safetensors"):
-        if path.stem != "audio":
-            path.write_bytes(b"\0" * 100)
-    with pytest.raises(EncodeError, match="not stored"):
-        restarted.prompt(ref, NAMES)
-    assert restarted.stats().corrupt == 2
-    prepare(restarted, ref, NAMES)
-    assert num_encodes(restarted) == 2
-    assert spectra(restarted, ref).keys() == set(NAMES)
 
 
 def test_all_ranks_fail_a_prompt_that_one_of_them_misses(
@@ -345,23 +275,6 @@ def test_failed_prompts_are_remembered_up_to_a_number_and_a_length(speakers):
 # -------- deleting
 
 
-def test_deleting_empties_memory_and_queue_of_this_speaker_only(
-    speakers, encoders, store, ref
-):
-    other, third = (store_clip(store, clip(number)) for number in (1, 2))
-    prepare(speakers, ref, NAMES)
-    prepare(speakers, other, NAMES)
-    hold(speakers, encoders[0], third)
-    waiting = ref_of(clip(3))
-    speakers.want(want_call(waiting, ["codec"]), 0)
-    shas = [r.audio_sha256 for r in (ref, waiting)]
-    told = speakers.delete(shas)
-    assert (told.num_entries, told.busy) == (2, [])
-    assert speakers.stats().in_flight == 1
-    assert speakers.stats().tiers["memory"].entries == 2
-    assert speakers.delete(shas).num_entries == 0
-
-
 def test_deleting_all_leaves_what_is_in_hand_and_names_it(
     speakers, encoders, store, ref
 ):
@@ -381,22 +294,6 @@ def test_deleting_all_leaves_what_is_in_hand_and_names_it(
     assert speakers.delete_all().busy == []
     speakers.prompt(ref, NAMES)  # from its files
     assert speakers.stats().tiers["memory"].entries == 2
-
-
-def test_a_voice_that_is_deleted_while_it_is_encoded_is_kept_nowhere(
-    speakers, encoders, store, ref, tmp_path
-):
-    hold(speakers, encoders[0], ref)
-    deletion = store.registrations.delete(f"voice-{ref.audio_sha256[:8]}")
-    store.remove_files(deletion)
-    speakers.delete([ref.audio_sha256])
-    encoders[0].gate.set()
-    wait_until_idle(speakers)
-    assert speakers.stats().tiers["memory"].entries == 0
-    assert list((tmp_path / "store").rglob("*.safetensors")) == []
-    assert store.verify() == []
-    report = speakers.want(want_call(ref, ["speaker"]), 0).reports[0]
-    assert report.state is NO_AUDIO
 
 
 # -------- the rest
