@@ -118,16 +118,3 @@ def test_it_is_the_attention_that_the_kernel_computes(attend, tokens):
     )[0].transpose(0, 1)
     ours = attend(single_queries(batch([(0, LENGTH)])), [(0, LENGTH)])
     assert torch.allclose(ours.float(), expected, atol=0.02)
-
-
-def test_each_query_sees_its_own_keys():
-    metadata = single_queries(batch([(5, 8), (3, 4), (0, 2)]))
-    assert metadata.seq_lens.tolist() == [6, 7, 8, 4, 1, 2]
-    assert metadata.query_start_loc.tolist() == list(range(7))
-    assert (metadata.num_reqs, metadata.max_query_len) == (6, 1)
-    assert metadata.block_table_tensor.shape[0] == 6
-
-
-def test_a_batch_of_decode_steps_stays_as_it_is():
-    metadata = batch([(9, 10), (4, 5)])
-    assert single_queries(metadata) is metadata

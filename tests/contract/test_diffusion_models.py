@@ -3,7 +3,6 @@
 The host calls each of them OmniVoice, and gives each the prompt that OmniVoice reads.
 """
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ from vllm_tts_cache.speaker.family import families, family_of_pipeline
 
 VOICES = "/v1/audio/voices"
 MODELS = Path(registry.__file__).parent / "models"
-# What the host's speech route puts a voice into a prompt by.
-REFERENCES = {"ref_audio", "voice_name"}
 OURS = next(family for family in families() if family.pipelines)
 
 PATHS = {
@@ -53,28 +50,6 @@ def serve(server, name):
 def message(answer):
     assert answer.status_code == 400, answer.text
     return answer.json()["error"]["message"]
-
-
-def strings_in(path):
-    text = path.read_text()
-    if not any(name in text for name in REFERENCES):
-        return set()  # to parse all of them takes long
-    return {
-        node.value
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-
-
-def test_seam_of_the_hosts_pipelines_ours_alone_reads_a_reference_of_a_speech_request():
-    """When this fails, voices are of use to another: see `other_model_of`."""
-    files = MODELS.rglob("*.py")
-    reading = {file.parent.name for file in files if REFERENCES & strings_in(file)}
-    assert reading == {"omnivoice"}
-
-
-def test_there_are_models_to_test_with():
-    assert {"StableAudioPipeline", "AuKPipeline", "Magi2Pipeline"} <= set(AUDIBLE)
 
 
 async def test_neither_a_clip_nor_an_embedding_is_stored(server):

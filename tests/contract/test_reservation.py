@@ -4,7 +4,6 @@ The scheduler is real, with a KV cache too small for its load; only the model is
 played, by a dice that says which token each request samples and which stop early.
 """
 
-import logging
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from tests.real_scheduler import (
     new_scheduler,
     stage_config_of,
 )
-from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor import kv_room
 
 OTHER = 8
@@ -57,11 +55,6 @@ def installed():
     with pytest.MonkeyPatch.context() as patch:
         installed_for(patch, family)
         yield family
-
-
-def without_reservation(scheduler):
-    vars(scheduler.kv_cache_manager).pop("allocate_slots", None)
-    return scheduler
 
 
 def reserves(scheduler):
@@ -191,16 +184,6 @@ def test_with_several_kv_cache_groups_no_request_is_preempted(stage_config, inst
     assert player.preempted == []
 
 
-@LOADS
-def test_without_the_reservation_the_same_load_preempts(
-    stage_config, asynchronous, policy, seed
-):
-    stock = new_scheduler(stage_config, asynchronous=asynchronous, policy=policy)
-    player, requests = play_load(without_reservation(stock), seed, number=60)
-    assert player.preempted
-    assert sum(request.num_preemptions for request in requests) > 0
-
-
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "max_tokens", "resumable", "expected"),
     [
@@ -281,13 +264,6 @@ def test_with_an_ample_cache_nothing_is_hooked(stage_config, installed, caplog):
     assert not reserves(new_scheduler(stage_config, num_blocks=ample))
     assert "KV cache" not in caplog.text
     assert reserves(new_scheduler(stage_config, num_blocks=ample - 1))
-
-
-@pytest.mark.parametrize("family", [None, SimpleNamespace(resumes=True)])
-def test_a_model_that_resumes_or_is_not_ours_reserves_nothing(stage_config, family):
-    with pytest.MonkeyPatch.context() as patch:
-        installed_for(patch, family)
-        assert not reserves(new_scheduler(stage_config))
 
 
 def test_where_two_requests_speak_one_text_the_host_reserves(stage_config, installed):
@@ -376,19 +352,6 @@ def test_the_text_is_found_as_it_crosses_to_the_engine(stage_config, plausible):
         assert kv_room._text_of(request) is None
 
 
-def test_texts_let_more_requests_speak_at_once(stage_config, plausible):
-    def num_running(text):
-        player = Player(new_scheduler(stage_config))
-        for number in range(8):
-            player.scheduler.add_request(of_text(f"{number}", 40, 400, text))
-        player.step()
-        return len(player.running())
-
-    # 39 blocks: 14 for 441 tokens, 4 for 101.
-    assert num_running("") == 2
-    assert num_running("x" * 60) == 8
-
-
 def test_a_request_that_outgrows_its_text_holds_up_the_new_ones(
     stage_config, plausible
 ):
@@ -446,30 +409,6 @@ def test_nobody_goes_on_after_everybody_was_preempted(
     assert not scheduler.requests
 
 
-def test_many_that_are_preempted_are_one_line_of_the_log(
-    stage_config, installed, monkeypatch, caplog
-):
-    """Each was an error of its own in the log."""
-    throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
-    monkeypatch.setattr(kv_room, "throttled", throttled, raising=False)
-    player = Player(new_scheduler(stage_config, num_blocks=200))
-    for number in range(MAX_NUM_SEQS):
-        player.scheduler.add_request(new_request(str(number), 40, 100))
-    for _ in range(6):
-        player.step()
-    assert player.scheduler.reset_prefix_cache(reset_running_requests=True)
-    player.finish()
-    said = [each.getMessage() for each in caplog.records]
-    (line,) = [each for each in said if "was preempted" in each]
-    assert "gpu_memory_utilization" in line
-
-
 def test_seam_every_scheduler_of_the_stage_is_made_by_the_hooked_class():
     assert issubclass(OmniARAsyncScheduler, OmniARScheduler)
     assert "__init__" not in vars(OmniARAsyncScheduler)
-
-
-def test_installing_twice_is_installing_once(installed):
-    once = OmniARScheduler.__init__
-    kv_room.install()
-    assert OmniARScheduler.__init__ is once

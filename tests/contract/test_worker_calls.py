@@ -132,9 +132,3 @@ async def test_the_hosts_own_calls_are_handled_by_the_host(orchestrator):
     made = orchestrator(Client())
     await made._handle_collective_rpc(call_of("is_sleeping"))
     assert made.rpc_async_queue.get_nowait().results == [["is_sleeping"]]
-
-
-def test_installed_again_it_changes_nothing(orchestrator):
-    before = OrchestratorBase._handle_collective_rpc
-    beside_others()
-    assert OrchestratorBase._handle_collective_rpc is before
