@@ -2,10 +2,11 @@
 
 Promises that a back end could break alone have the mark ``every_backend``: what a
 database makes of types, texts, order, conflicts, time and locks, and a bucket of files
-that are placed, removed and recovered. They run on SQLite and on PostgreSQL, those of
-stores with a bucket as well (``pytest -m every_backend``), and so does whatever breaks
-things (``tests/fault``). One that is about SQLite's file, a server, a directory that
-has the truth, or a bucket, has a mark of that name, and runs there alone.
+that are placed, removed and recovered. They run on SQLite and on PostgreSQL, and so
+does whatever breaks things (``tests/fault``). Those of stores keep their files in a
+directory there, and here in a bucket; with PostgreSQL and a directory they are long.
+One that is about SQLite's file, a server, a directory that has the truth, or a bucket,
+has a mark of that name, and runs there alone.
 
 A conftest that imports all of this has the tests below it parametrised.
 """
@@ -22,6 +23,11 @@ from tests.postgres import Server, running
 ENGINES = ("sqlite", "postgresql")
 # A bucket has its catalogue on PostgreSQL.
 ALL = (*ENGINES, "bucket")
+WITH_BUCKET = (
+    "sqlite",
+    pytest.param("postgresql", marks=pytest.mark.long),
+    "bucket",
+)
 _OF_STORES, _OF_FAULTS = "tests/unit/store/", "tests/fault/"
 
 
@@ -32,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif "every_backend" in marks or _breaks_a_store(metafunc):
         is_of_store = metafunc.definition.nodeid.startswith(_OF_STORES)
         has_bucket = is_of_store and "directory" not in marks
-        engines = ALL if has_bucket else ENGINES
+        engines = WITH_BUCKET if has_bucket else ENGINES
         metafunc.parametrize("engine", engines, indirect=True)
 
 

@@ -202,6 +202,7 @@ def keeper(client, make_clip):
     return client
 
 
+@pytest.mark.long  # test_host_surface.py has in process which of them there are
 def test_no_route_of_the_host_ends_the_engine(family, keeper, shared_server):
     http, sockets = routes_of(shared_server)
     assert ("POST", "/v1/chat/completions") in http and "/v1/realtime" in sockets

@@ -125,12 +125,13 @@ def send_all(server, given):
 
 
 def test_no_value_of_any_field_ends_the_engine(keeper, shared_server):
-    assert not send_all(shared_server, bodies(OTHERS, [10**40, NESTED, "x"]))
+    assert not send_all(shared_server, bodies([10**40, NESTED], [NESTED]))
 
 
 @pytest.mark.long
 def test_no_odd_value_of_any_field_ends_the_engine(keeper, shared_server):
-    assert not send_all(shared_server, bodies(MORE, [*TEXTS, *OTHERS, *MORE]))
+    given = bodies([*OTHERS, *MORE], [*TEXTS, *OTHERS, *MORE])
+    assert not send_all(shared_server, given)
 
 
 @pytest.mark.parametrize("field", ["input", "instructions", "ref_text", "language"])

@@ -266,7 +266,7 @@ def test_kill_in_the_middle_of_uploads_and_of_a_precompute(told, case, make_clip
             attempt += 1
             try:
                 name = f"victim-{number}-{attempt}"
-                own.register(name, make_clip(20.0), ref_text="x", precompute="true")
+                own.register(name, make_clip(8.0), ref_text="x", precompute="true")
             except httpx.HTTPError:
                 own.close()
                 return

@@ -172,6 +172,23 @@ def every_case(test: Any) -> Any:
     return pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)(test)
 
 
+def unlike_cases(test: Any) -> Any:
+    """As `every_case`; in the long proofs only but for two that have little in common.
+
+    One computes by torch what the host's own classes would, and the other by ONNX.
+    """
+    marked = [
+        pytest.param(case, marks=() if is_tried(case.family) else pytest.mark.long)
+        for case in cases()
+    ]
+    return pytest.mark.parametrize("case", marked, ids=lambda case: case.name)(test)
+
+
+def is_tried(family: Family) -> bool:
+    """Whether `unlike_cases` has it in each run."""
+    return family.name in ("qwen3_tts", "cosyvoice3")
+
+
 def cloning_cases() -> tuple[Case, ...]:
     """Those of all families that clone, the default one first."""
     return tuple(case_of(family) for family in families() if family.modes)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import set_num_threads
 
 from tests.audio_clips import voiced
-from tests.families.cases import every_case
+from tests.families.cases import every_case, unlike_cases
 from tests.families.conftest import load
 from tests.torch_threads import on_threads
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -115,7 +115,7 @@ def test_speakers_are_told_apart_and_one_is_the_same_twice(case, encoders_of):
 # What could change an encoding, and does not
 
 
-@every_case
+@unlike_cases
 def test_they_are_float32_though_they_load_while_the_default_is_bfloat16(
     case, tiny, encoders_of
 ):
@@ -129,7 +129,7 @@ def test_they_are_float32_though_they_load_while_the_default_is_bfloat16(
     assert all_encoded(loaded) == all_encoded(encoders_of(case))
 
 
-@every_case
+@unlike_cases
 def test_a_matmul_precision_that_the_engine_lowered_changes_nothing(case, encoders_of):
     before = all_encoded(encoders_of(case))
     torch.set_float32_matmul_precision("medium")
@@ -153,7 +153,7 @@ def test_an_encoding_does_not_depend_on_what_is_encoded_before_or_beside_it(
         assert alone[0] != alone[1]
 
 
-@every_case
+@unlike_cases
 def test_no_random_number_is_drawn(case, tiny):
     """It would shift what an unseeded request draws."""
     before = torch.get_rng_state()
@@ -161,7 +161,7 @@ def test_no_random_number_is_drawn(case, tiny):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@every_case
+@unlike_cases
 def test_rewriting_a_file_changes_nothing_that_is_loaded(
     case, tiny, tmp_path, encoders_of
 ):
@@ -173,7 +173,7 @@ def test_rewriting_a_file_changes_nothing_that_is_loaded(
     assert all_encoded(loaded) == all_encoded(encoders_of(case))
 
 
-@every_case
+@unlike_cases
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.families.cases import cases, identities_of
+from tests.families.cases import cases, identities_of, is_tried
 from tests.families.test_encoders import audio
 from vllm_tts_cache.speaker import checkpoint
 
@@ -22,6 +22,15 @@ EVERY = [(case.family, name) for case in cases() for name in case.family.encoder
 IDS = [f"{family.name}-{name}" for family, name in EVERY]
 
 every_encoder = pytest.mark.parametrize(("owner", "name"), EVERY, ids=IDS)
+# It is loaded for each value that there is: of other families in the long proofs.
+every_value = pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        pytest.param(*each, marks=() if is_tried(each[0]) else pytest.mark.long)
+        for each in EVERY
+    ],
+    ids=IDS,
+)
 
 
 def load(family, directory, name):
@@ -104,7 +113,7 @@ def test_it_moves_with_every_weight(owner, name, known):
         assert checkpoint._sha256(moved) != checkpoint._sha256(identity), changed
 
 
-@every_encoder
+@every_value
 def test_weights_that_are_not_in_it_change_no_encoding(owner, name, known, copied):
     encoder, weights, _ = known(owner, name)
     directory = copied(owner)
@@ -144,7 +153,7 @@ def is_among(tensor, kept):
     )
 
 
-@every_encoder
+@every_value
 def test_it_moves_with_every_value_of_the_config_that_is_read(
     owner, name, known, copied
 ):
@@ -175,7 +184,7 @@ def test_it_moves_with_every_value_of_the_config_that_is_read(
     assert identity.read <= moved
 
 
-@every_encoder
+@every_value
 def test_it_moves_with_every_number_of_the_preprocessing(
     owner, name, tiny, known, monkeypatch
 ):

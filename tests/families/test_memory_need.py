@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu_check.clips import noise
 from benchmarks.gpu_check.memory import MIB, TensorBytes, peak_bytes
-from tests.families.cases import cases, every_case
+from tests.families.cases import cases, unlike_cases
 from tests.torch_threads import on_threads
 from vllm_tts_cache.families.omnivoice import preparation
 from vllm_tts_cache.speaker.reference import MemoryNeed
@@ -27,7 +27,7 @@ def one_thread():
         yield
 
 
-@every_case
+@unlike_cases
 @pytest.mark.parametrize("seconds", [1.0, 1.9, 3.9, 10.0])
 @pytest.mark.usefixtures("one_thread")
 def test_no_encode_takes_more_than_its_encoder_says(case, encoders_of, seconds):

@@ -213,7 +213,12 @@ def test_all_that_is_spoken_is_sent_once(speech, undisturbed):
 
 
 @pytest.mark.parametrize(
-    ("policy", "chunk"), [("fcfs", 0), ("fcfs", 17), ("priority", 33)]
+    ("policy", "chunk"),
+    [
+        ("fcfs", 17),
+        pytest.param("fcfs", 0, marks=pytest.mark.long),
+        pytest.param("priority", 33, marks=pytest.mark.long),
+    ],
 )
 def test_a_preempted_request_says_what_it_would_have_said(
     speech, scheduler, undisturbed, policy, chunk

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.families.cases import every_case
+from tests.families.cases import every_case, unlike_cases
 from tests.tiny_files import contents
 from vllm_tts_cache.speaker.family import CloneFacts, families, family_of_checkpoint
 from vllm_tts_cache.testing.tiny_checkpoint import MARKER, TinyCheckpoint
@@ -57,7 +57,7 @@ def test_its_tiny_checkpoint_is_of_it_and_clones(case, tiny):
     assert case.family.clones(tiny(case.family)) is None
 
 
-@every_case
+@unlike_cases
 def test_another_seed_changes_all_weights_and_nothing_else(case, tiny, tmp_path):
     other = TinyCheckpoint.of(case.family, seed=1).write(tmp_path / "other")
     one, two = contents(tiny(case.family)), contents(other)
@@ -65,7 +65,7 @@ def test_another_seed_changes_all_weights_and_nothing_else(case, tiny, tmp_path)
     assert changed == {name for name in one if name.endswith(WEIGHTS)} | {MARKER}
 
 
-@every_case
+@unlike_cases
 def test_another_process_writes_the_same_tiny_checkpoint(case, tiny, tmp_path):
     command = (
         "from vllm_tts_cache.entrypoints.cli import main; raise SystemExit(main())"

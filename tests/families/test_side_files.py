@@ -14,7 +14,7 @@ from tests.fake_hub import (
     use_hub,
     vllm_config,
 )
-from tests.families.cases import every_case
+from tests.families.cases import unlike_cases
 from vllm_tts_cache.speaker.checkpoint_dir import whole_checkpoint
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def as_the_host_leaves_it(cache, checkpoint):
     return folder
 
 
-@every_case
+@unlike_cases
 def test_of_a_revision_what_the_host_loads_and_the_side_files_suffice(
     case, tiny, cache, hub_of
 ):

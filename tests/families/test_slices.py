@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.families.cases import every_case
+from tests.families.cases import unlike_cases
 from tests.families.test_encoders import audio
 from tests.torch_threads import on_threads
 from vllm_tts_cache.families.networks import slices
@@ -21,10 +21,10 @@ def one_thread():
         yield
 
 
-@every_case
+@unlike_cases
 @pytest.mark.parametrize(
     "rate_hz, num_samples",
-    [(24_000, 24_000), (24_000, 95_999), (44_100, 44_101), (48_000, 240_007)],
+    [(24_000, 95_999), (44_100, 44_101), (48_000, 240_007)],
 )
 @pytest.mark.usefixtures("one_thread")
 def test_an_encoding_is_the_same_in_one_slice(

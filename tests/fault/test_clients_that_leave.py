@@ -19,7 +19,7 @@ from tests.unit import test_inline
 from tests.unit.test_inline import CountingHandler
 from tests.waiting import soon
 
-NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "300"))
+NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "150"))
 NUM_CLIENTS = max(80, min(NUM_CASES // 4, 200))
 AT_ONCE = 40  # fewer than may wait to be decoded
 
@@ -104,7 +104,15 @@ async def by_websocket(port, url):
     return socket.transport
 
 
-WAYS = pytest.mark.parametrize("ask", [plainly, as_a_stream, in_a_batch, by_websocket])
+WAYS = pytest.mark.parametrize(
+    "ask",
+    [
+        plainly,
+        by_websocket,
+        pytest.param(as_a_stream, marks=pytest.mark.long),
+        pytest.param(in_a_batch, marks=pytest.mark.long),
+    ],
+)
 
 
 async def leave(connections):

@@ -19,7 +19,7 @@ from tests.fault.held import ON_DEMAND, Held, held_at_rest, with_all_threads
 from tests.fault.hostile_input import CONSENTS, VOICES, cases
 from tests.speech_server import Server, running
 
-NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "300"))
+NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "150"))
 AT_ONCE = 4
 # The host's own, for a path or a method that is nobody's.
 OF_NO_ROUTE = b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}'

@@ -16,7 +16,7 @@ from tests.fault.held import ON_DEMAND, Held, with_all_threads
 from tests.fault.hostile_input import NAMES, clip, names, texts, urls, values
 from tests.speech_server import Server, listening, running
 
-NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "300")) // 4
+NUM_CASES = int(os.environ.get("TTS_CACHE_TEST_HOSTILE_CASES", "150")) // 4
 ANSWER_SECONDS = 20.0
 PATH = "/v1/audio/speech/stream"
 AHEAD_MAX_BYTES = 8 * 1024**2  # as docs/http-api.md says

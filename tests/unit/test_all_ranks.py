@@ -28,7 +28,10 @@ NAMES = ("speaker", "codec")
 ANSWERS = [(True, True), (True, False), (False, True), (False, False)]
 WAIT_SECONDS = 120.0
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [
+    pytest.mark.long,  # each of the two imports what a worker has
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ def noise(rate, scale=0.1):
     return np.random.default_rng(0).normal(0, scale, 3 * rate)
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", (8_000, 44_100, 384_000))
 @pytest.mark.parametrize(
     "make",
     [

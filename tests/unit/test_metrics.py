@@ -271,6 +271,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long  # each of them imports what a worker has
 def test_several_api_processes_add_up_and_one_of_them_asks_the_workers(tmp_path):
     """As with --api-server-count: the host reads one directory for all of them."""
     from prometheus_client.multiprocess import MultiProcessCollector

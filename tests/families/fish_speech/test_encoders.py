@@ -103,7 +103,7 @@ def test_codes_equal_the_hosts_around_a_single_frame(encoder, host_codes, num_sa
     assert np.array_equal(codes, host_codes(clip.samples.copy(), 44_100))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_codes_equal_the_hosts_with_the_released_sizes(tmp_path, monkeypatch):
     """391 million weights; the host's constructor need not draw random ones first."""
     checkpoint = TinyCheckpoint.of(FAMILY, encoders="real").write(tmp_path / "real")

@@ -45,7 +45,7 @@ def test_what_the_official_package_keeps_for_a_prompt_equals_ours(model, encoder
         assert np.array_equal(features(encoders[name], SPEECH.path), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_features_equal_the_official_ones_with_the_released_sizes(tmp_path):
     checkpoint = TinyCheckpoint.of(FAMILY, encoders="real").write(tmp_path / "real")
     model = official.load(checkpoint)

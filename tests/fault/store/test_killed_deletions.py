@@ -116,13 +116,13 @@ class ConsentRecording(Voice):
     ("kind", "is_alone"),
     [
         (Voice, True),
-        (Voice, False),
-        (ImportedVoice, False),
         (VoiceOfSharedClip, False),
-        (ConsentRecording, False),
-        pytest.param(ImportedVoice, True, marks=pytest.mark.long),
-        pytest.param(VoiceOfSharedClip, True, marks=pytest.mark.long),
-        pytest.param(ConsentRecording, True, marks=pytest.mark.long),
+        *(
+            pytest.param(kind, is_alone, marks=pytest.mark.long)
+            for kind in (Voice, ImportedVoice, VoiceOfSharedClip, ConsentRecording)
+            for is_alone in (False, True)
+            if (kind, is_alone) not in ((Voice, True), (VoiceOfSharedClip, False))
+        ),
     ],
 )
 def test_a_delete_that_is_killed_at_any_step_is_finished_by_another(
