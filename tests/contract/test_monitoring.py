@@ -53,11 +53,6 @@ def queries():
     return found
 
 
-def filled_in(query):
-    """A panel's query with Grafana's variables filled in."""
-    return query.replace("$__rate_interval", "1m").replace("$instance", ".*")
-
-
 def table():
     """The page's table, as the code has it."""
     lines = ["| series | kind | labels | meaning |", "|---|---|---|---|"]
@@ -90,28 +85,6 @@ def test_what_is_asked_for_is_there(where, query):
         assert used <= exported[match["name"]] | OF_PROMETHEUS, where
     for group in GROUPED.findall(query):
         assert {label.strip() for label in group.split(",")} <= known, where
-
-
-def test_every_series_is_drawn():
-    """A series that nobody looks at is one too many."""
-    drawn = {
-        match["name"] for _, query in queries() for match in SERIES.finditer(query)
-    }
-    for _, metric in families():
-        names = {
-            metric.name.removeprefix(PREFIX) + suffix
-            for suffix in SUFFIXES[metric.type]
-        }
-        assert names & drawn, f"{metric.name} is not in the dashboard"
-
-
-def test_what_names_a_reason_names_an_error_of_ours():
-    from vllm_tts_cache import errors
-
-    for where, query in queries():
-        for reasons in re.findall(r'reason=~?"([^"]*)"', query):
-            for reason in reasons.split("|"):
-                assert hasattr(errors, reason), f"{where} asks for {reason}"
 
 
 @pytest.fixture

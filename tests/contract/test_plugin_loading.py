@@ -213,10 +213,6 @@ def test_the_page_can_be_switched_off(fingerprints):
     assert fingerprints["once"]["pages"] == []
 
 
-def test_registering_twice_is_registering_once(fingerprints):
-    assert fingerprints["twice"] == fingerprints["once"]
-
-
 def test_the_cpu_platform_can_be_switched_off():
     code = """
 import json
@@ -239,20 +235,6 @@ def test_a_vllm_for_gpus_that_finds_none_has_not_our_cpu_platform(tmp_path):
     """It says so itself, and has no kernels for the CPU; any server here has ours."""
     path = installed(tmp_path, "0.30.0+cu130", name="vllm")
     assert told(PLATFORM, path=path, CUDA_VISIBLE_DEVICES="") is None
-
-
-def test_an_unknown_setting_stops_the_start_with_its_name():
-    code = """
-import json
-import vllm_tts_cache.plugin as plugin
-from vllm_tts_cache.errors import ConfigError
-try:
-    plugin.register()
-except ConfigError as exc:
-    print(json.dumps(str(exc)))
-"""
-    message = told(code, SPEAKER_CACHE_MAX_BYTE="1")
-    assert message.startswith("Unknown setting SPEAKER_CACHE_MAX_BYTE; known: ")
 
 
 def test_a_wrong_setting_of_ours_does_not_stop_a_plain_vllm():

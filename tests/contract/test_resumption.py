@@ -88,15 +88,6 @@ def test_what_was_spoken_is_computed_in_steps_of_several_and_the_last_token_alon
         assert begin < num_prompt or end - begin > 1
 
 
-def test_a_request_that_has_said_nothing_and_a_decode_step_are_the_hosts():
-    replay = replay_of(lambda _request, _computed, wanted: wanted - 1)
-    for spoken, computed in ((0, 0), (0, 39), (3, 42)):
-        request: Any = SimpleNamespace(
-            num_prompt_tokens=40, num_output_tokens=spoken, num_tokens=40 + spoken
-        )
-        assert replay.num_new_tokens(request, computed, 20) == 19
-
-
 def played(scheduler, requests):
     """Each step's tokens by request, until all have ended."""
     player, steps = Player(scheduler), []

@@ -121,13 +121,6 @@ async def test_of_why_requests_failed_no_answer_is_missing(orchestrator):
     assert (await answer(made)).results == [[FAILED.name]] * 2
 
 
-async def test_without_replicas_there_is_nothing_to_ask(orchestrator):
-    made = orchestrator(None)
-    for stage_ids in ((0,), (1,)):
-        await made._handle_collective_rpc(call_of(DELETE.name, stage_ids=stage_ids))
-        assert (await answer(made)).results == []
-
-
 async def test_the_hosts_own_calls_are_handled_by_the_host(orchestrator):
     made = orchestrator(Client())
     await made._handle_collective_rpc(call_of("is_sleeping"))

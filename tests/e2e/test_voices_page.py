@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 import soundfile
@@ -31,12 +30,6 @@ NUM_SPOKEN = """
 const asked = performance.getEntriesByType("resource");
 return asked.filter(({ name }) => name.endsWith("/v1/audio/speech")).length;
 """
-VIEWS = {
-    "": "#voice-list .pill.ready",
-    "add": "#view-add [data-clip=clip]",
-    "consents": "#consents-title",
-    "cache": ".worker",
-}
 SECONDS = f"{soundfile.info(SPEECH.path).duration:.1f}"
 
 
@@ -179,26 +172,6 @@ def test_a_voice_of_a_file_is_judged_added_tried_and_deleted(
     assert browser.all(markup) == [] and browser.driver.title != "taken"
     browser.click("dialog .danger")
     browser.see(".toast", "is deleted")
-
-
-def test_each_address_shows_its_view_and_no_error(visit, library, client):
-    """By a voice's name the page showed an error of JavaScript."""
-    browser = visit()
-    for view, shown in VIEWS.items():
-        browser.open(view)
-        browser.see(shown)
-        assert browser.all("[role=alert]") == []
-    voices = client.http.get("/v1/audio/voices").json()["uploaded_voices"]
-    for voice in voices:
-        for address in (quote(voice["name"]), voice["name"], voice["id"]):
-            browser.open(f"voices/{address}")
-            browser.driver.refresh()  # as from a bookmark
-            browser.see("#voice-title", voice["name"])
-            browser.see("#detail .voice-head .pill.ready")
-            browser.see("#reference .player")
-            assert browser.all("[role=alert]") == []
-    browser.open("voices/nobody%")
-    browser.see("#detail [role=alert]", "'nobody%' is not registered")
 
 
 @pytest.mark.parametrize("is_dark", (False, True), ids=("light", "dark"))

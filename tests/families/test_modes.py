@@ -12,6 +12,12 @@ GIVEN, STORED = {"given_transcript": True}, {"stored_transcript": True}
 INLINE = {"is_inline": True}
 
 CHOSEN = [
+    # A transcript makes it in context, but where the host's field says otherwise.
+    ("qwen3_tts", {}, "x_vector"),
+    ("qwen3_tts", STORED, "in_context"),
+    ("qwen3_tts", GIVEN | INLINE, "in_context"),
+    ("qwen3_tts", STORED | {"x_vector_only": True}, "x_vector"),
+    ("qwen3_tts", INLINE | {"x_vector_only": True}, "x_vector"),
     # A transcript makes it zero-shot, wherever it is from; a voice without one is
     # cloned across languages, and inline audio only if the request says that it means
     # it, as by stock.
@@ -35,6 +41,9 @@ CHOSEN = [
     ("voxcpm2", GIVEN | {"named": "reference"}, "reference"),
 ]
 REFUSED = [
+    ("qwen3_tts", INLINE, "Give ref_text"),
+    ("qwen3_tts", {"x_vector_only": False}, "Give ref_text"),
+    ("fish_speech", {}, "Give ref_text"),
     ("cosyvoice3", INLINE, "'cross_lingual' needs none"),
     ("cosyvoice3", {"named": "zero_shot"}, "ref_text"),
     ("omnivoice", {}, "Give ref_text"),

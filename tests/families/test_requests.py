@@ -251,6 +251,20 @@ async def test_what_the_family_cannot_do_is_a_400_that_says_so(server, own_case)
     await speak(server, voice="Ann", ref_text=SPOKEN)
 
 
+@of([case for case in CLONING if case.name in ("breeze_tts_2", "cosyvoice3")])
+@pytest.mark.parametrize("limit", [None, 20])
+async def test_instructions_are_as_long_as_the_host_lets_them_be(
+    server, monkeypatch, limit
+):
+    await server.register("Ann", wav(), ref_text=SPOKEN)
+    if limit is not None:  # as the host's option has it
+        monkeypatch.setattr(server.handler, "_max_instructions_length", limit)
+    longest = server.handler._max_instructions_length
+    await speak(server, voice="Ann", instructions="x" * longest)
+    answer = await server.speak(voice="Ann", instructions="x" * (longest + 1))
+    assert "nstructions" in message(answer) and str(longest) in message(answer)
+
+
 @of([case for case in CLONING if case.control_tokens])
 async def test_a_control_token_is_refused_in_every_text(server, own_case):
     """The model would read it as something else; `<s>` ended stock's engine."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.audio_clips import sndfile_bytes, voiced
-from vllm_tts_cache.audio.decode import DecodedAudio, cut, decode, decode_clips, join
-from vllm_tts_cache.audio.reference import MAX_CLIPS, ReferenceAudio
+from vllm_tts_cache.audio.decode import DecodedAudio, cut, decode, decode_clips
+from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import InvalidAudioError
 
 LOW = voiced(peak=0.005)
@@ -21,42 +21,6 @@ def test_clips_are_joined_as_each_of_them_is_decoded():
     alone = [decode(data).audio.audio_sha256 for data in files]
     assert [clip.audio_sha256 for clip in joined.audio.clips()] == alone
     assert (joined.audio.seconds, joined.sources) == (3.5, tuple(files))
-
-
-def test_one_clip_is_what_it_always_was():
-    data = wav(voiced())
-    ours, plain = decode_clips([data]), decode(data)
-    assert ours.audio.audio_sha256 == plain.audio.audio_sha256
-    assert ours.sources == (data,)
-
-
-def test_clips_of_which_one_never_was_a_file_came_from_none():
-    one = decode(wav(voiced()))
-    assert join([one, DecodedAudio(one.audio, ())]).sources == ()
-
-
-@pytest.mark.parametrize(
-    ("second", "said"),
-    (
-        (wav(voiced(seconds=0.5)), r"audio_sample\[1\]: it lasts 0.50 s"),
-        (wav(np.zeros_like(voiced())), r"audio_sample\[1\]: it is silent"),
-        (b"RIFF", r"audio_sample\[1\]: "),
-        (
-            wav(voiced(16_000), 16_000),
-            r"\[1\].* 16000 Hz, and audio_sample\[0\].*24000",
-        ),
-        (wav(voiced(seconds=29)), r"2 clips last 31.0 s together; at most 30 s"),
-    ),
-    ids=("short", "silent", "no audio", "another rate", "too long together"),
-)
-def test_what_is_wrong_with_a_clip_names_it(second, said):
-    with pytest.raises(InvalidAudioError, match=said):
-        decode_clips([wav(voiced()), second])
-
-
-def test_too_many_clips_are_refused_before_any_is_decoded():
-    with pytest.raises(InvalidAudioError, match=f"at most {MAX_CLIPS}"):
-        decode_clips([b"RIFF"] * (MAX_CLIPS + 1))
 
 
 def test_a_warning_names_its_clip():

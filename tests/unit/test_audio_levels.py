@@ -37,16 +37,6 @@ def test_silence_is_refused_with_its_level(samples):
         decode(data)
 
 
-def test_short_word_in_a_long_pause_is_not_silence():
-    clip = np.zeros((24_000 * 20, 1), np.float32)
-    clip[240_000:247_200] = 0.1 * np.sin(np.arange(7_200) / 20)[:, None]
-    assert codes(clip) == []
-
-
-def test_usual_level_warns_of_nothing():
-    assert codes(voiced()) == []
-
-
 @pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
 def test_low_level_is_warned_of(subtype):
     assert codes(voiced(peak=0.005), subtype=subtype) == ["low_level"]
@@ -74,12 +64,6 @@ def test_sine_that_touches_full_scale_is_not_clipping():
 def test_samples_that_are_not_finite_are_refused(bad, num_channels):
     clip = voiced(num_channels=num_channels)
     clip[1_000, -1] = bad
-    with pytest.raises(InvalidAudioError, match="not finite"):
-        decode(sndfile_bytes(clip, 24_000, "WAV", "FLOAT"))
-
-
-def test_finite_channels_whose_sum_overflows_are_refused():
-    clip = np.full((48_000, 2), np.finfo(np.float32).max, np.float32)
     with pytest.raises(InvalidAudioError, match="not finite"):
         decode(sndfile_bytes(clip, 24_000, "WAV", "FLOAT"))
 

@@ -17,7 +17,6 @@ from vllm_tts_cache.model_executor.encode_device import (
     capture_beside_encodes,
 )
 from vllm_tts_cache.speaker.precision import cpu_name
-from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import ComputedOn
 
 MIB, GIB = 1024**2, 1024**3
@@ -193,17 +192,6 @@ def test_running_out_of_memory_twice_names_the_setting(gpu, wrapped):
     with pytest.raises(EncodeError, match="gpu_memory_utilization"):
         run(encode)
     assert encode.num_calls == 2
-
-
-def test_the_need_of_the_longest_clip_is_logged_on_a_gpu_only(gpu, plugin_log):
-    needs = [
-        MemoryNeed(fixed_bytes=GIB, bytes_per_second=1),
-        MemoryNeed(fixed_bytes=300 * MIB, bytes_per_second=50 * MIB),
-    ]
-    EncodeDevice(CPU).log_need(needs)
-    assert plugin_log.text == ""
-    EncodeDevice(GPU).log_need(needs)
-    assert "30 s of reference audio takes up to 1800 MiB" in plugin_log.text
 
 
 # -------- what computed it

@@ -30,12 +30,6 @@ def executor():
     made.shutdown()
 
 
-async def test_what_comes_after_the_end_is_told_so(executor):
-    executor.shutdown()
-    with pytest.raises(ServerBusyError, match="it stops"):
-        await executor.run(lambda: None)
-
-
 async def test_a_caller_that_leaves_makes_no_room_before_its_thread_is_free(
     executor, gate
 ):

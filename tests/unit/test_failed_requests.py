@@ -37,13 +37,6 @@ def test_a_failed_request_is_logged_with_its_cause_and_counted(tmp_path, plugin_
     speakers.close()
 
 
-def test_a_hundred_failed_requests_are_one_line(plugin_log):
-    requests = FailedRequests(NO_SPEAKER_PROMPT)
-    for number in range(100):
-        requests.add(f"request-{number}", CAUSE, None)
-    assert plugin_log.messages == [f"No prompt for request request-0: {CAUSE}"]
-
-
 def test_a_failed_request_can_sample_one_id_and_its_neighbours_what_they_could(failed):
     given = logits()
     ended = failed.end(given.clone(), ["one", "failed", "two"])

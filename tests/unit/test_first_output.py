@@ -54,19 +54,6 @@ async def test_a_stream_arrives_whole_with_its_headers():
     assert stream.is_closed
 
 
-async def test_an_empty_stream_stays_empty():
-    assert await body_of(await after_first_chunk(Stream().response)) == b""
-
-
-async def test_the_answer_waits_for_the_first_chunk():
-    event = asyncio.Event()
-    task = asyncio.create_task(after_first_chunk(Stream(event, b"one").response))
-    await asyncio.sleep(0.01)
-    assert not task.done()
-    event.set()
-    assert await body_of(await task) == b"one"
-
-
 class Chunks:
     """Chunks that are no generator, so that nothing but `aclose` ends them."""
 

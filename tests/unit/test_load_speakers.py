@@ -21,7 +21,6 @@ from vllm_tts_cache.model_executor.failed_requests import FailedRequests
 from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
 from vllm_tts_cache.model_executor.talker import CachedTalker
 from vllm_tts_cache.speaker.precision import computed_on
-from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.opening import open_store
 
 NAMES = ("speaker", "codec")
@@ -199,21 +198,6 @@ def test_weights_that_are_loaded_again_leave_the_speakers_as_they_are(
     assert len(loaded.loads) == 1
     assert encode_threads() == threads
     assert speakers.prompt(ref, NAMES).keys() == set(NAMES)
-    store.close()
-
-
-def test_another_checkpoint_brings_its_encoders_to_the_same_thread_and_store(
-    talker, loaded, tmp_path
-):
-    talker._load_speakers(vllm_config(tmp_path / "model", "cpu"))
-    speakers, threads = talker.tts_cache_speakers, encode_threads()
-    store = open_store(Settings(samples_dir=tmp_path / "samples"))
-    prepare(speakers, ref := store_clip(store, clip()), NAMES)
-    talker._load_speakers(vllm_config(tmp_path / "other", "cpu"))
-    assert talker.tts_cache_speakers is speakers
-    assert encode_threads() == threads
-    assert [load[0].name for load in loaded.loads] == ["model", "other"]
-    assert prepare(speakers, ref, NAMES) == dict.fromkeys(NAMES, JobState.READY)
     store.close()
 
 

@@ -1,8 +1,6 @@
 """A Hugging Face cache as the host leaves it behind, and what is made of it."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import huggingface_hub
@@ -131,20 +129,6 @@ def test_a_model_that_is_nowhere_is_named_with_the_command_that_fetches_it():
 # -------- --download-dir
 
 
-def test_with_a_download_dir_another_revision_is_made_whole_beside_its_weights(
-    cache, tmp_path, hub
-):
-    weights = tmp_path / "weights"
-    download(cache, MAIN, *SIDE_FILES, branch="main")
-    download(cache, OTHER, "config.json", branch="v2")
-    beside = download(weights, OTHER, "model.safetensors", branch="v2")
-    config = vllm_config(revision="v2", download_dir=str(weights))
-    assert local_checkpoint(config.model_config).parent.parent.parent == cache
-    assert whole_checkpoint(config, SIDE_FILES) == beside
-    assert (beside / "config.json").read_text() == f"config.json of {OTHER}"
-    assert (beside / "codec.pth").read_text() == f"codec.pth of {OTHER}"
-
-
 # -------- a file of several names
 
 VAE = ("audiovae.safetensors", "audiovae.pth")
@@ -161,22 +145,7 @@ def test_a_file_of_several_names_is_fetched_under_the_one_that_it_has(
     assert [(other / name).is_file() for name in VAE] == [n == there for n in VAE]
 
 
-def test_one_that_is_nowhere_is_told_with_all_its_names(cache, hub):
-    download(cache, OTHER, "config.json", branch="v2")
-    expected = rf"lacks {' or '.join(VAE)}, .*404.* {' '.join(VAE)} --revision {OTHER}$"
-    with pytest.raises(CheckpointError, match=expected):
-        whole_checkpoint(vllm_config(revision="v2"), ("config.json", VAE))
-
-
 # -------- directories
-
-
-def test_a_directory_is_itself_and_its_files_are_its_readers_matter(tmp_path, hub):
-    """As ModelScope and object stores give one; a revision says nothing of it."""
-    config = vllm_config(model=str(tmp_path), revision="v2")
-    assert local_checkpoint(config.model_config) == tmp_path
-    assert whole_checkpoint(config, SIDE_FILES) == tmp_path
-    assert hub.asked == []
 
 
 def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(cache):
@@ -189,28 +158,6 @@ def test_off_line_the_host_names_a_folder_of_the_cache_and_that_must_be_whole(ca
 
 
 # -------- HF_HOME and HF_HUB_OFFLINE, of the environment
-
-
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_a_process_finds_it_below_hf_home(tmp_path, offline):
-    main = download(tmp_path / "hub", MAIN, *SIDE_FILES, branch="main")
-    program = (
-        "from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir\n"
-        f"print(checkpoint_dir({MODEL!r}, side_files={SIDE_FILES!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_OFFLINE": offline,
-            "HF_ENDPOINT": NOWHERE,
-            "PYTHONPATH": ":".join(sys.path),
-        },
-    )
-    assert done.stdout.strip() == str(main)
 
 
 # -------- batch jobs

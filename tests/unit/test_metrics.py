@@ -23,7 +23,7 @@ from tests.in_process_workers import (
 )
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.metrics import refresh
-from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh, Turn
+from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
 from vllm_tts_cache.entrypoints.metrics.series import PREFIX, Metrics
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders
 from vllm_tts_cache.errors import (
@@ -226,20 +226,6 @@ async def test_the_background_goes_on_after_an_error(rig, monkeypatch):
     rig.engine.workers = workers
     while not rig.scrape("workers_seen_timestamp_seconds"):
         await asyncio.sleep(0.01)
-
-
-def test_one_process_at_a_time_has_the_turn(tmp_path):
-    first, second = Turn(tmp_path), Turn(tmp_path)
-    assert first.is_ours()
-    assert first.is_ours()
-    assert not second.is_ours()
-    assert first.is_first
-    first.close()
-    assert second.is_ours()
-    assert not second.is_first, "what was counted before was shown"
-    assert not first.is_ours()
-    second.close()
-    assert Turn(None).is_ours()
 
 
 PROCESS = """

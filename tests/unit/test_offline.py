@@ -174,15 +174,6 @@ def test_a_clip_that_is_gone_with_its_encoding_is_named(job, samples_dir):
         job.speakers.prompt(prepared, "Hello.")
 
 
-def test_a_warm_prompt_asks_the_workers_nothing(job, monkeypatch):
-    [prepared] = job.prepare([job.clip(0)])
-    monkeypatch.setattr(job.speakers._prompts, "prompt", lambda *_: {})
-    job.speakers.prompt(prepared, "Hello.")
-    num_calls = len(job.engine.calls)
-    job.speakers.prompt(prepared, "Hello again.")
-    assert len(job.engine.calls) == num_calls
-
-
 def test_an_encoding_comes_from_the_store_and_else_from_a_worker(job, samples_dir):
     [prepared] = job.prepare([job.clip(0)])
     key, stored = job.speakers.encoding(prepared.ref, "speaker")
@@ -194,12 +185,6 @@ def test_an_encoding_comes_from_the_store_and_else_from_a_worker(job, samples_di
     np.testing.assert_array_equal(stored["spectrum"], of_worker["spectrum"])
 
 
-def test_an_encoder_that_fails_fails_the_job_with_its_reason(job):
-    job.encoder.errors = [EncodeError("the network had enough")]
-    with pytest.raises(EncodeError, match="the network had enough"):
-        job.speakers.prepare([job.clip(0)])
-
-
 def test_a_worker_that_finishes_nothing_ends_the_waiting(
     default_checkpoint, samples_dir, tmp_path, monkeypatch
 ):
@@ -209,13 +194,6 @@ def test_a_worker_that_finishes_nothing_ends_the_waiting(
     with pytest.raises(EncodeTimeoutError, match=r"1 encodings .* within 0\.2 s"):
         job.speakers.prepare([job.clip(0)])
     job.close()
-
-
-def test_a_clip_that_is_no_audio_is_named(job):
-    broken = job.directory / "broken.wav"
-    broken.write_bytes(b"no audio")
-    with pytest.raises(InvalidAudioError, match=r"broken\.wav"):
-        job.speakers.prepare([broken])
 
 
 def test_transcripts_and_clips_must_match(job):
@@ -233,10 +211,3 @@ def test_a_model_of_no_family_is_refused(job):
     config.write_text(json.dumps({"model_type": "bark"}))
     with pytest.raises(ConfigError, match="of no family that we know"):
         OfflineSpeakers(job.engine)
-
-
-def test_counters_are_told_by_rank(job):
-    job.speakers.prepare(job.clips(1))
-    [stats] = job.speakers.stats()
-    assert stats["rank"] == 0
-    assert stats["encodes"]["speaker"] == 1

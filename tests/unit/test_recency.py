@@ -34,16 +34,6 @@ def noted(catalogue):
     noted.close()
 
 
-def test_uses_are_handed_on_in_one_batch_each_audio_once(catalogue):
-    noted = Recency(catalogue.used, flush_seconds=WAIT)
-    for sha in "abab":
-        noted.note(sha)
-    noted.flush()
-    noted.flush()
-    noted.close()
-    assert catalogue.batches == [["a", "b"]]
-
-
 def test_the_thread_starts_with_the_first_use_and_hands_on_by_itself(noted, catalogue):
     before = threading.active_count()
     noted.note("a")

@@ -62,22 +62,6 @@ def mode(family, stored=None, *, inline=False, **fields):
     return family.mode(clone_facts(request, stored_ref_text=stored, is_inline=inline))
 
 
-@pytest.mark.parametrize("family", [BOTH, STRICT], ids=lambda f: f.name)
-@pytest.mark.parametrize("inline", [False, True])
-def test_a_transcript_asks_for_an_in_context_clone(family, inline):
-    fullest = family.modes[-1]
-    assert mode(family, inline=inline, ref_text="words") is fullest
-    assert mode(family, stored="words", inline=inline) is fullest
-    assert mode(family, stored="words", inline=inline, ref_text=" ") is fullest
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_a_stored_transcript_selects_nothing_where_the_family_says_so(inline):
-    assert mode(FREE, stored="words", inline=inline) is REFERENCE
-    assert mode(FREE, inline=inline) is REFERENCE
-    assert mode(FREE, inline=inline, ref_text="words") is CONTINUATION
-
-
 def named(name) -> Any:
     return {"extra_params": {"clone_mode": name, "other": 1}}
 
@@ -100,26 +84,6 @@ def test_a_mode_that_the_family_does_not_have_is_refused_with_those_it_has(name)
         mode(FREE, **named(name))
     assert raised.value.field == "extra_params.clone_mode"
     assert len(str(raised.value)) < 300
-
-
-def test_without_a_transcript_a_registered_voice_is_an_x_vector_clone():
-    assert mode(BOTH) is X_VECTOR
-    assert mode(BOTH, stored="words", x_vector_only_mode=True) is X_VECTOR
-    assert mode(BOTH, inline=True, x_vector_only_mode=True) is X_VECTOR
-
-
-@pytest.mark.parametrize("fields", [{"inline": True}, {"x_vector_only_mode": False}])
-def test_without_a_transcript_nothing_else_is_an_x_vector_clone(fields):
-    with pytest.raises(InvalidSpeakerError, match="Give ref_text"):
-        mode(BOTH, **fields)
-
-
-@pytest.mark.parametrize("inline", [False, True])
-@pytest.mark.parametrize("ref_text", [None, "", " \n"])
-def test_a_family_that_clones_in_context_only_needs_the_transcript(inline, ref_text):
-    with pytest.raises(InvalidSpeakerError, match="Give ref_text") as raised:
-        mode(STRICT, inline=inline, ref_text=ref_text)
-    assert raised.value.field == "ref_text"
 
 
 def test_a_family_without_x_vectors_refuses_them_and_embeddings():

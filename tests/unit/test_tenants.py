@@ -134,13 +134,6 @@ def test_a_key_comes_as_the_hosts_does(path):
             keys.caller(header)
 
 
-def test_without_a_file_everybody_is_the_tenant_that_there_is():
-    keys = TenantKeys(load_settings({}).tenants_file)
-    assert not keys.is_on
-    for header in (None, f"Bearer {KEY}"):
-        assert keys.caller(header).tenant == Tenant(name="default")
-
-
 def test_a_file_that_is_wrong_at_the_start_is_an_error(tmp_path, path):
     with pytest.raises(ConfigError, match="No such file"):
         TenantKeys(tmp_path / "none.json")
@@ -179,23 +172,6 @@ def test_a_changed_file_is_read_anew_and_a_wrong_one_changes_nothing(path, caplo
     for key in (KEY, OTHER):
         with pytest.raises(UnauthorizedError):
             named(keys, key)
-
-
-def test_a_thread_looks_while_a_server_is_at_work(path, monkeypatch):
-    monkeypatch.setattr(tenants, "LOOK_SECONDS", 0.01)
-    keys = TenantKeys(path)
-    keys.start()
-    thread = keys._thread
-    assert thread is not None
-    write(path, tenant("zenith"))
-    for _ in range(1000):
-        if named(keys, KEY) == "zenith":
-            break
-        thread.join(0.01)
-    assert named(keys, KEY) == "zenith"
-    keys.shutdown()
-    thread.join(10)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

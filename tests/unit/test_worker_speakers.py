@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from tests.catalogues import engine  # noqa: F401  a fixture of all that follow
 from tests.in_process_workers import (
@@ -28,9 +26,8 @@ from tests.store_samples import opened
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.errors import EncodeError, StorageError
 from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
-from vllm_tts_cache.speaker.precision import computed_on
 from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
-from vllm_tts_cache.store.encoding import EncodingKey, encoding_from_bytes
+from vllm_tts_cache.store.encoding import EncodingKey
 
 NAMES = ("speaker", "codec")
 QUEUED, READY, MISSING, FAILED, REFUSED = (
@@ -315,26 +312,6 @@ def test_a_voice_that_memory_answers_for_is_not_the_first_to_leave_a_full_disk(
     stored = [look(full, ref, names=["codec"])["codec"] for ref in (hot, idle, new)]
     full.close()
     assert stored == [READY, MISSING, READY]
-
-
-def test_an_encoding_is_told_in_its_stored_form_from_memory_and_from_disk(
-    speakers, restarted, ref
-):
-    prepare(speakers, ref, NAMES)
-    key = EncodingKey(
-        audio_sha256=ref.audio_sha256,
-        encoder_fingerprint=speakers.fingerprints["speaker"],
-    )
-    blobs = [
-        worker.stored_encoding(ref.audio_sha256, "speaker")
-        for worker in (speakers, restarted)
-    ]
-    assert blobs[0] == blobs[1]
-    told = encoding_from_bytes(blobs[0], key)
-    assert told.origin == computed_on(torch.device("cpu")), "and what computed it"
-    found = told["spectrum"]
-    np.testing.assert_array_equal(found, spectra(speakers, ref)["speaker"])
-    assert num_encodes(restarted) == 0
 
 
 @contextmanager

@@ -85,16 +85,6 @@ async def test_a_label_is_still_one_in_letters_of_any_size(server):
     assert "S1" in message(await server.register("S1", wav(), ref_text=SPOKEN))
 
 
-async def test_instructions_have_the_hosts_limit(server):
-    await server.register("Ann", wav(), ref_text=SPOKEN)
-    limit = server.handler._max_instructions_length
-    for fields in ({}, {"voice": "Ann"}):
-        longest = await server.speak(instructions="x" * limit, **fields)
-        assert longest.status_code == 200, longest.text
-        refused = await server.speak(instructions="x" * (limit + 1), **fields)
-        assert "instructions" in message(refused)
-
-
 async def test_text_without_a_voice_is_the_hosts(server):
     for fields in ({}, {"voice": "default"}):
         assert (await server.speak(**fields)).status_code == 200

@@ -157,21 +157,6 @@ async def test_a_speech_is_as_long_as_officially(server, tokenizer, monkeypatch)
     assert (seen[-1].min_tokens, seen[-1].max_tokens) == (3, 3)
 
 
-@pytest.mark.parametrize("limit", [None, 20])
-async def test_instructions_are_as_long_as_the_host_lets_them_be(
-    server, monkeypatch, limit
-):
-    await ann(server)
-    if limit is not None:  # as the host's option has it
-        monkeypatch.setattr(server.handler, "_max_instructions_length", limit)
-    longest = server.handler._max_instructions_length
-    answer = await server.speak(voice="Ann", instructions="x" * longest)
-    assert answer.status_code == 200, answer.text
-    answer = await server.speak(voice="Ann", instructions="x" * (longest + 1))
-    assert f"at most {longest} characters" in message(answer)
-    assert modes(server) == ["instruct"]
-
-
 async def test_a_clip_that_the_official_code_refuses_is_refused_by_every_way(server):
     """Also as a voice of another model: servers of several may share one directory."""
     from tests.in_process_workers import clip, decoded, new_speaker

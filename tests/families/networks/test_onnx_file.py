@@ -43,11 +43,3 @@ def test_a_tensor_elsewhere_is_found_wherever_the_model_has_it(placed, is_elsewh
     model = helper.make_model(placed(weight(is_elsewhere=is_elsewhere)))
     content = memoryview(model.SerializeToString())
     assert keeps_weights_elsewhere(content) is is_elsewhere
-
-
-@pytest.mark.parametrize(
-    "content", [b"\x0b", b"\x3a\x7f", b"\xff", b"\x3a\x02\x0a\x09"]
-)
-def test_what_is_no_model_is_an_error(content):
-    with pytest.raises((ValueError, IndexError)):
-        keeps_weights_elsewhere(memoryview(content))

@@ -106,20 +106,6 @@ def test_every_upload_comes_back_bit_for_bit_from_no_more_bytes_than_it_had(name
     assert form in (None, form_of(stored))
 
 
-def test_a_16_bit_wav_is_stored_in_fewer_bytes():
-    data = sndfile_bytes(noisy(STEREO), 24_000)
-    decoded = decode(data)
-    _, num_bytes = through_a_file(to_encoding(decoded.audio, decoded.sources))
-    assert num_bytes < 0.6 * len(data)
-
-
-def test_a_form_of_ours_is_taken_before_an_upload_of_its_size():
-    # Whatever the recorder wrote beside the sound stays outside.
-    data = sndfile_bytes(noisy(MONO), 24_000, "FLAC", "PCM_16")
-    encoding = to_encoding(decode(data).audio, [data])
-    assert form_of(encoding) == FLAC
-
-
 GRID_16 = arrays.arrays(np.int16, st.integers(1, 200)).map(
     lambda numbers: numbers.astype(np.float32) / np.float32(2**15)
 )

@@ -13,7 +13,6 @@ import pytest
 from tests.encoding_samples import make_encoding
 from tests.store_samples import (
     address,
-    clip,
     delete,
     key,
     opened,
@@ -89,14 +88,6 @@ def test_what_one_machine_stores_another_reads(fleet):
     assert other.is_stored(key(0))
     assert other.read_here(key(0)) is not None
     assert len(objects_in(fleet)) == 2
-
-
-def test_who_stores_has_a_copy_at_once(fleet):
-    one = fleet.open()
-    register(one, "Ann", 0)
-    publish(one, 0)
-    assert len(copies_in(one)) == 2
-    assert one.bucket_counts()["fetched"] == 0
 
 
 def test_of_a_deleted_voice_nothing_is_left_anywhere(fleet):
@@ -264,18 +255,6 @@ def test_damaged_objects_stay_until_they_are_stored_again(fleet):
     assert not damaged & set(objects_in(fleet))
 
 
-def test_registering_a_clip_again_heals_damage_that_nobody_has_read(fleet):
-    """Its row said that it is stored, and nothing was written."""
-    one, other = fleet.open("one"), fleet.open("other")
-    register(one, "Ann", 0)
-    for path in objects_in(fleet):
-        path.write_bytes(flipped(path.read_bytes()))
-    register(one, "Bob", 0)
-    assert one.verify() == []
-    assert other.read_audio(address(0)) is not None
-    assert one.sweep() == 1  # the damaged one
-
-
 def test_verify_tells_of_damage_and_a_machine_with_a_copy_repairs_it(fleet):
     one, other = fleet.open("one"), fleet.open("other")
     record = register(one, "Ann", 0).record
@@ -299,18 +278,6 @@ def test_verify_tells_of_damage_and_a_machine_with_a_copy_repairs_it(fleet):
     assert not other.is_lost(record)
     for number in range(2):
         assert other.read_audio(address(number)) is not None
-
-
-def test_damaged_inline_audio_goes_and_its_next_request_brings_it_again(fleet):
-    one, other = fleet.open("one"), fleet.open("other")
-    one.keep_inline(clip(0))
-    for path in objects_in(fleet):
-        path.write_bytes(flipped(path.read_bytes()))
-    with pytest.raises(SourceCorruptError):
-        other.read_audio(address(0))
-    assert not one.has_audio(address(0))
-    one.keep_inline(clip(0))
-    assert other.read_audio(address(0)) is not None
 
 
 def test_an_object_that_fell_short_is_not_taken_for_damaged(fleet):
@@ -452,21 +419,6 @@ def test_two_machines_that_register_one_clip_store_it_once(fleet):
     assert len(objects_in(fleet)) == 2
 
 
-def test_registering_and_deleting_one_clip_at_once_never_loses_it(fleet):
-    stores = [fleet.open(name) for name in ("one", "other")]
-
-    def come_and_go(store, name):
-        for _ in range(10):
-            register(store, name, 0)
-            assert store.read_audio(address(0)) is not None
-            delete(store, name)
-
-    at_once(come_and_go, stores)
-    for store in stores:
-        store.sweep()
-    assert objects_in(fleet) == []
-
-
 def test_copies_stay_within_their_budget_and_go_by_their_last_use(fleet):
     one = fleet.open("one")
     for number in range(6):
@@ -481,14 +433,6 @@ def test_copies_stay_within_their_budget_and_go_by_their_last_use(fleet):
     assert Path(other.files.file_name(address(5), AUDIO_KIND)) in kept
     for number in range(6):
         assert other.read_audio(address(number)) is not None
-
-
-def test_an_evicted_inline_clip_goes_from_the_bucket(fleet):
-    one = fleet.open(inline_audio_max_bytes=25_000)
-    for number in range(6):
-        one.keep_inline(clip(number))
-    one.sweep()
-    assert len(objects_in(fleet)) == 3 or len(objects_in(fleet)) == 2
 
 
 def test_a_catalogue_and_a_bucket_know_each_other(fleet, tmp_path):

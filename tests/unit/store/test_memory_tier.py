@@ -119,18 +119,6 @@ TestMemoryTierAgainstModel.settings = settings(
 )
 
 
-def test_stats_sum_segments_and_count_under_the_segment_asked_for():
-    tier = MemoryTier({REGISTERED: Budget(100, 5), INLINE: Budget(50, None)})
-    tier.put(make_key(1), sized_encoding(10), REGISTERED, since=0)
-    tier.get(make_key(1), INLINE)
-    tier.get(make_key(2), REGISTERED)
-    stats = tier.stats()
-    assert (stats.entries, stats.bytes) == (1, 10)
-    assert (stats.max_bytes, stats.max_entries) == (150, None)
-    assert (stats.hits, stats.misses, stats.evictions) == (1, 1, 0)
-    assert stats.segments[INLINE].hits == stats.segments[REGISTERED].misses == 1
-
-
 def test_counts_hold_when_threads_race():
     tier = MemoryTier({REGISTERED: Budget(500, 7), INLINE: Budget(300, 3)})
 
