@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -36,9 +37,10 @@ class _Running:
         A session's fixtures end with it, and idle servers take most of a CPU until
         then.
         """
-        if group != self._group:
-            while self._stops:
-                self._stops.pop()()
+        if group != self._group and self._stops:
+            with ThreadPoolExecutor(len(self._stops)) as at_once:
+                list(at_once.map(lambda stop: stop(), self._stops))
+            self._stops.clear()
         self._group = group
 
 

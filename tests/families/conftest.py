@@ -4,12 +4,29 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from tests.families.cases import case_of
 from tests.families.serving import served
 from tests.real_talker import loaded_talker
 from tests.speech_server import running
 from vllm_tts_cache.speaker.family import families
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_are_read_once():
+    """Each server reads its own: a second of every test, and the same one each time."""
+    read, known = AutoTokenizer.from_pretrained, {}
+
+    def remembered(*given, **options):
+        key = repr((given, options))
+        if key not in known:
+            known[key] = read(*given, **options)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoTokenizer, "from_pretrained", staticmethod(remembered))
+        yield
 
 
 @pytest.fixture(scope="module")
