@@ -222,7 +222,8 @@ async def test_the_poller_ends_and_whoever_waits_is_served_all_the_same(
         await rig.nothing_is_left()
         if not first.has_acted:
             break
-    # How often a loop waits depends on which of the three does a step; never less than this.
+    # How often a loop waits depends on which of the three does a step; never less
+    # than this.
     assert number > 3
 
 
@@ -421,5 +422,6 @@ async def test_a_server_that_is_shut_down_while_it_deletes_leaves_it_to_the_next
         await second.close()
         if is_finished:
             break
-    # How often a loop waits depends on which of the three does a step; never less than this.
+    # How often a loop waits depends on which of the three does a step; never less
+    # than this.
     assert number > 3
