@@ -50,14 +50,6 @@ def test_only_without_a_device_is_its_call_answered_by_us(
 # Diffusion stages
 
 
-def test_a_diffusion_workers_questions_about_memory_have_answers():
-    from vllm_tts_cache.platforms.cpu import CPUOmniPlatform as Platform
-
-    Platform.empty_cache()
-    Platform.reset_peak_memory_stats()
-    assert Platform.max_memory_reserved() == Platform.max_memory_allocated() == 0
-
-
 def test_diffusion_attention_runs_on_a_platform_that_the_host_does_not_ship():
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from vllm.model_executor.model_loader import utils as loader
 from vllm.model_executor.models import ModelRegistry, interfaces
-from vllm_omni.engine import arg_utils
 from vllm_omni.engine.arg_utils import OmniEngineArgs
 from vllm_omni.model_executor.models.registry import _OMNI_MODELS, OmniModelRegistry
 
 from vllm_tts_cache import plugin
-from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.speaker.family import families
 
 
@@ -92,9 +90,3 @@ def test_what_was_asked_first_is_what_is_loaded(of, architecture, ours):
     assert early is later
     assert f"{early.__module__}:{early.__name__}" == ours
     assert not interfaces.supports_multimodal(early)
-
-
-def test_registering_twice_wraps_nothing_twice():
-    rpc_methods.replace_models()
-    assert arg_utils.register_omni_models_to_vllm is rpc_methods.register_models_to_vllm
-    assert rpc_methods.register_omni_models_to_vllm.__module__ == arg_utils.__name__

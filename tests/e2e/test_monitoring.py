@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.contract.test_monitoring import ALERTS, filled_in, queries
+from tests.contract.test_monitoring import ALERTS, queries
 from tests.prometheus import SCRAPE_SECONDS, Prometheus
 from vllm_tts_cache.testing.server import HOST, SpeechClient, data_url
 
@@ -12,6 +12,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 # Rates are of a minute; each needs two scrapes, and what is refreshed every 5 s.
 PATIENCE_SECONDS = 90.0
+
+
+def filled_in(query):
+    """A panel's query with Grafana's variables filled in."""
+    return query.replace("$__rate_interval", "1m").replace("$instance", ".*")
 
 
 def speak_and_fail(client, make_clip, number):

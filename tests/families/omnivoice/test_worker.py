@@ -100,21 +100,6 @@ def test_speech_by_address_is_the_hosts_by_waveform(pipeline, voice, more):
     assert torch.equal(audio(pipeline, mine), audio(pipeline, theirs))
 
 
-def test_every_voice_text_and_instruction_is_heard(pipeline, voice):
-    other = Voice(pipeline, samples_of(330.0))
-    prompts = [
-        ours(voice),
-        ours(other),
-        ours(voice, "Another text is spoken."),
-        ours(voice, instruct="male"),
-        {"input": TEXT},
-    ]
-    heard = [audio(pipeline, prompt) for prompt in prompts]
-    for number, one in enumerate(heard):
-        for two in heard[number + 1 :]:
-            assert one.shape != two.shape or not torch.equal(one, two)
-
-
 def test_no_reference_is_encoded_while_a_batch_is_computed(
     pipeline, voice, monkeypatch
 ):
