@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
-import psutil
 
 from vllm_tts_cache.errors import ServerFaultError
 
@@ -23,11 +21,9 @@ TIMEOUT_SECONDS = 300.0
 HEADER = "X-Speaker-Cache"
 
 HOST = "127.0.0.1"
-START_TIMEOUT_SECONDS = 600.0  # a loaded machine takes ten times its minute
-# A stage that died leaves the others waiting, and they hardly compute. So does a start
-# beside another one: the host starts one stage at a time on a device, behind a lock in
-# /tmp, and a stage of a loaded machine takes two minutes.
-STALL_SECONDS, STALL_CPU_SECONDS = 300.0, 2.0
+# A loaded machine takes ten times its minute. A stage that died leaves the others
+# waiting, and their process goes on.
+START_TIMEOUT_SECONDS = 600.0
 STOP_TIMEOUT_SECONDS = 60.0  # it may go on with what it has for 20
 MODEL_NAME = "tts"
 
@@ -238,61 +234,22 @@ class Server:
     def __enter__(self) -> "Server":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _wait_until_healthy(self, report: Callable[[float], None]) -> None:
         assert self._process is not None
-        began, stall = time.monotonic(), _Stall(self._process.pid)
+        began = time.monotonic()
         while not self.is_healthy():
             waited = time.monotonic() - began
-            if what := self._why_not(waited, stall):
+            has_ended = self._process.poll() is not None
+            if has_ended or waited > START_TIMEOUT_SECONDS:
+                what = "ended" if has_ended else "was not healthy in time"
                 raise ServerFaultError(
                     f"The server {what}; see {self.options.log_path}"
                 )
             report(waited)
             time.sleep(0.25)
-
-    def _why_not(self, waited: float, stall: "_Stall") -> str | None:
-        """Say why it will not become healthy; None while it may."""
-        assert self._process is not None
-        if self._process.poll() is not None:
-            return "ended"
-        if waited > START_TIMEOUT_SECONDS:
-            return "was not healthy in time"
-        return "does nothing any more" if stall.has_come() else None
-
-
-class _Stall:
-    """Whether a server's processes have hardly computed for a while.
-
-    Args:
-        pid: Of the process that the others descend from.
-    """
-
-    def __init__(self, pid: int):
-        self._process = psutil.Process(pid)
-        self._since, self._cpu_seconds = time.monotonic(), 0.0
-
-    def has_come(self) -> bool:
-        """Look again."""
-        cpu_seconds = self._used()
-        if abs(cpu_seconds - self._cpu_seconds) > STALL_CPU_SECONDS:
-            self._since, self._cpu_seconds = time.monotonic(), cpu_seconds
-        return time.monotonic() - self._since > STALL_SECONDS
-
-    def _used(self) -> float:
-        total = 0.0
-        with contextlib.suppress(psutil.Error):
-            for process in (self._process, *self._process.children(recursive=True)):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
 
 
 def free_port() -> int:

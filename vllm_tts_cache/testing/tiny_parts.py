@@ -218,7 +218,13 @@ def save_byte_tokenizer(
         more: Of ``tokenizer_config.json``.
     """
     size = vocab_size or max(control_ids.values()) + 1
-    save_json(out / "tokenizer.json", _tokenizer(control_ids, size), indent=None)
+    tokenizer = Tokenizer(models.BPE(vocab=_vocab(control_ids, size), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([_special(token) for token in control_ids])
+    tokenizer.save(str(out / "tokenizer.json"))
     ends = {"eos_token": end, "pad_token": pad}
     save_json(out / "special_tokens_map.json", ends)
     config = {
@@ -231,42 +237,8 @@ def save_byte_tokenizer(
     save_json(out / "tokenizer_config.json", config)
 
 
-def _tokenizer(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, object]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": token_id, "content": token, **flags, "special": True}
-            for token, token_id in control_ids.items()
-        ],
-        "normalizer": None,
-        "pre_tokenizer": _byte_level(add_prefix_space=False),
-        "post_processor": None,
-        "decoder": _byte_level(add_prefix_space=True),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": _vocab(control_ids, vocab_size),
-            "merges": [],
-        },
-    }
-
-
-def _byte_level(*, add_prefix_space: bool) -> dict[str, object]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": add_prefix_space,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
+def _special(token: str) -> AddedToken:
+    return AddedToken(token, special=True, normalized=False)
 
 
 def _vocab(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, int]:
@@ -279,9 +251,9 @@ def _vocab(control_ids: Mapping[str, int], vocab_size: int) -> dict[str, int]:
     return vocab | {f"<|unused:{token_id}|>": token_id for token_id in unused}
 
 
-def save_json(path: Path, value: object, indent: int | None = 2) -> None:
+def save_json(path: Path, value: object) -> None:
     """Write a JSON file as released checkpoints have them."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    text = json.dumps(value, ensure_ascii=False, indent=2)
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -320,9 +292,7 @@ def train_text_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator([*_ROLES] * 50 + [_PROSE] * 4, trainer)
-    tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in special_tokens]
-    )
+    tokenizer.add_special_tokens([_special(token) for token in special_tokens])
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     return TextTokenizer(tokenizer, special_tokens, vocab_size)
 
