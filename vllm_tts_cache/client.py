@@ -11,13 +11,13 @@ asked through a proxy: ``127.0.0.1`` is another machine there.
 
 import ipaddress
 import os
-import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import quote
+from urllib.request import proxy_bypass_environment
 
 import httpx
 
@@ -33,7 +33,6 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.logs import printable, utf8
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 CACHE_HEADER = "X-Speaker-Cache"
 
@@ -70,11 +69,11 @@ def proxy_for(url: httpx.URL, environ: Mapping[str, str] = os.environ) -> Proxy 
 
     Raises: ConnectionSettingError: the variable holds no proxy's URL.
     """
-    port = url.port or _DEFAULT_PORTS.get(url.scheme)
-    host = url.host.lower().rstrip(".")
     _, no_proxy = _variable("no_proxy", environ)
-    entries = re.split(r"[,\s]+", no_proxy.lower())
-    if is_this_machine(host) or any(_names(each, host, port) for each in entries):
+    where = url.netloc.decode()
+    is_named = proxy_bypass_environment(where, {"no": no_proxy})
+    is_within = any(_is_within(url.host, each) for each in no_proxy.split(","))
+    if is_this_machine(url.host) or is_named or is_within:
         return None
     for name in (f"{url.scheme}_proxy", "all_proxy"):
         variable, text = _variable(name, environ)
@@ -86,10 +85,20 @@ def proxy_for(url: httpx.URL, environ: Mapping[str, str] = os.environ) -> Proxy 
 def is_this_machine(host: str) -> bool:
     """Whether a URL's host is the machine that this process runs on."""
     host = host.lower().rstrip(".")
-    if (address := _address(host)) is None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
         return host == "localhost" or host.endswith(".localhost")
     mapped = getattr(address, "ipv4_mapped", None) or address
     return mapped.is_loopback or mapped.is_unspecified
+
+
+def _is_within(host: str, network: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+        return address in ipaddress.ip_network(network.strip(), strict=False)
+    except ValueError:  # one is a name
+        return False
 
 
 def _variable(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -111,42 +120,6 @@ def _parsed(variable: str, text: str) -> httpx.URL:
             "unset it"
         )
     return url
-
-
-def _names(entry: str, host: str, port: int | None) -> bool:
-    """Whether an entry of ``no_proxy`` names a host.
-
-    It is ``*``, a domain (whose subdomains it names too), an address or a network;
-    ``:PORT`` may follow, and an IPv6 address may stand in brackets.
-    """
-    if entry in ("", "*"):
-        return bool(entry)
-    name, entry_port = _split_port(entry.rpartition("://")[2])
-    if entry_port and entry_port != str(port):
-        return False
-    if (address := _address(host)) is not None:
-        try:
-            return address in ipaddress.ip_network(name, strict=False)
-        except ValueError:
-            return False
-    domain = name.lstrip("*.").rstrip(".")
-    return bool(domain) and (host == domain or host.endswith(f".{domain}"))
-
-
-def _split_port(entry: str) -> tuple[str, str]:
-    if found := re.fullmatch(r"\[(.*)\](?::(\d*))?", entry):
-        return found[1], found[2] or ""
-    if entry.count(":") == 1:  # more of them are an IPv6 address
-        name, _, port = entry.partition(":")
-        return name, port
-    return entry, ""
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 class VoicesClient:
@@ -183,10 +156,6 @@ class VoicesClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     # -------- looking
@@ -207,11 +176,8 @@ class VoicesClient:
             label: As ``key:value``; all must fit.
             sort: The order.
         """
-        given: Json = {"sort": sort}
-        if search:
-            given["search"] = search
-        if label:
-            given["label"] = label
+        given: Json = {"sort": sort, "search": search, "label": label}
+        given = {name: value for name, value in given.items() if value}
         while True:
             page = self.request("GET", _VOICES, params=given)
             found = page.get("uploaded_voices", [])
@@ -296,7 +262,7 @@ class VoicesClient:
 
     def add_bundle(self, bundle: bytes, name: str | None, on_conflict: str) -> Json:
         """Register what a bundle holds."""
-        data = {"on_conflict": on_conflict, **({"name": name} if name else {})}
+        data = {"on_conflict": on_conflict} | ({"name": name} if name else {})
         files = {"bundle": ("bundle.voice", bundle, "application/octet-stream")}
         return self.request("POST", f"{_VOICES}/import", data=data, files=files)
 

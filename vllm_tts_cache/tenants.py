@@ -4,13 +4,11 @@ The file may change while the server is at work: `TenantKeys` looks for that.
 """
 
 import hashlib
-import hmac
 import logging
-import os
 import re
 import stat
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,8 +28,6 @@ DEFAULT_TENANT = "default"
 _HASHED = "sha256:"
 _HEX = re.compile("[0-9a-f]{64}")
 _BYTE = re.compile(r" \(byte (\d+)\)")
-# Of a digest, to find the few that are compared: nobody learns a key by these.
-_BUCKET_BYTES = 2
 
 _Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 # Printable ASCII, as it goes into a header.
@@ -87,47 +83,29 @@ class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_audio_bytes: _Positive | None = None
     max_inline: _Positive | None = None
 
-    def tenant(self) -> Tenant:
-        limits = Limits(
-            max_voices=self.max_voices,
-            max_audio_bytes=self.max_audio_bytes,
-            max_inline=self.max_inline,
-        )
-        return Tenant(name=self.name, limits=limits)
-
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tenants: Annotated[list[_TenantEntry], Meta(max_length=10_000)]
     admin_keys: _Keys = []
 
 
+@dataclass(frozen=True, slots=True)
 class Keyring:
-    """All keys by their digests, and the caller of each; never changed.
+    """All keys, and whose they are.
 
-    Args:
-        callers: By the SHA-256 of their keys.
+    Attributes:
+        callers: By the SHA-256 of their keys: a key that is nearly right has a digest
+            of which nothing is right, so the time of a look-up says nothing of keys.
+        tenants: Those that have a key, by their names.
     """
 
-    def __init__(self, callers: dict[bytes, Caller]):
-        self._buckets: dict[bytes, list[tuple[bytes, Caller]]] = {}
-        for digest, caller in callers.items():
-            bucket = self._buckets.setdefault(digest[:_BUCKET_BYTES], [])
-            bucket.append((digest, caller))
-        tenants = [each.tenant for each in callers.values() if each.tenant is not None]
-        self.tenants = {tenant.name: tenant for tenant in tenants}
+    callers: Mapping[bytes, Caller]
+    tenants: Mapping[str, Tenant]
 
     def caller(self, key: str) -> Caller | None:
-        """Return who has this key; takes as long for one that is nearly right.
-
-        The digests are compared, of which a wrong key's has nothing in common with
-        any other, and those to their end.
-        """
+        """Return who has this key."""
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
-        found: Caller | None = None
-        for known, caller in self._buckets.get(digest[:_BUCKET_BYTES], ()):
-            if hmac.compare_digest(known, digest):
-                found = caller
-        return found
+        return self.callers.get(digest)
 
 
 def parse(data: bytes, where: str) -> Keyring:
@@ -140,10 +118,36 @@ def parse(data: bytes, where: str) -> Keyring:
     Raises:
         ConfigError: It is wrong; the message has the line or the field, and no key.
     """
+    file = _decoded(data, where)
+    callers: dict[bytes, Caller] = {}
+
+    def add(keys: list[str], caller: Caller, place: str) -> None:
+        for number, key in enumerate(keys):
+            if (digest := _digest(key)) is None:
+                reason = "sha256: is followed by 64 hex digits"
+                raise _wrong(where, f"{reason} - at `{place}[{number}]`")
+            if digest in callers:
+                raise _wrong(where, f"the key is there twice - at `{place}[{number}]`")
+            callers[digest] = caller
+
+    tenants: dict[str, Tenant] = {}
+    for index, entry in enumerate(file.tenants):
+        place = f"$.tenants[{index}]"
+        if entry.name in tenants:
+            raise _wrong(where, f"{entry.name!r} is there twice - at `{place}.name`")
+        limits = msgspec.convert(entry, Limits, from_attributes=True)
+        tenants[entry.name] = Tenant(name=entry.name, limits=limits)
+        add(entry.keys, Caller(tenant=tenants[entry.name]), f"{place}.keys")
+    add(file.admin_keys, Caller(tenant=None), "$.admin_keys")
+    have_keys = {entry.name for entry in file.tenants if entry.keys}
+    return Keyring(callers, {name: tenants[name] for name in have_keys})
+
+
+def _decoded(data: bytes, where: str) -> _File:
     if len(data) > MAX_BYTES:
         raise _wrong(where, f"it has more than {MAX_BYTES // 1024**2} MiB")
     try:
-        file = msgspec.json.decode(data, type=_File)
+        return msgspec.json.decode(data, type=_File)
     except msgspec.ValidationError as exc:
         raise _wrong(where, str(exc)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -151,30 +155,10 @@ def parse(data: bytes, where: str) -> Keyring:
         end = len(data) if byte is None else int(byte[1])  # it was truncated
         line = data.count(b"\n", 0, end) + 1
         raise _wrong(where, f"line {line}: {_BYTE.sub('', str(exc))}") from exc
-    callers: dict[bytes, Caller] = {}
-    names: set[str] = set()
-    for place, key, caller in _entries(file):
-        digest = _digest(key)
-        if digest is None:
-            raise _wrong(where, f"sha256: is followed by 64 hex digits - at `{place}`")
-        if digest in callers:
-            raise _wrong(where, f"the key is there twice - at `{place}`")
-        callers[digest] = caller
-    for index, entry in enumerate(file.tenants):
-        if entry.name in names:
-            place = f"$.tenants[{index}].name"
-            raise _wrong(where, f"{entry.name!r} is there twice - at `{place}`")
-        names.add(entry.name)
-    return Keyring(callers)
 
 
-def _entries(file: _File) -> Iterator[tuple[str, str, Caller]]:
-    for index, entry in enumerate(file.tenants):
-        caller = Caller(tenant=entry.tenant())
-        for number, key in enumerate(entry.keys):
-            yield f"$.tenants[{index}].keys[{number}]", key, caller
-    for number, key in enumerate(file.admin_keys):
-        yield f"$.admin_keys[{number}]", key, Caller(tenant=None)
+def _wrong(where: str, reason: str) -> ConfigError:
+    return ConfigError(f"{VARIABLE}={where}: {reason}")
 
 
 def _digest(key: str) -> bytes | None:
@@ -185,16 +169,11 @@ def _digest(key: str) -> bytes | None:
     return bytes.fromhex(digits) if _HEX.fullmatch(digits) else None
 
 
-def _wrong(where: str, reason: str) -> ConfigError:
-    return ConfigError(f"{VARIABLE}={where}: {reason}")
-
-
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 LOOK_SECONDS = 1.0
 
 _NOBODY_ELSE = Caller(tenant=ALONE)
-_Version = tuple[int, int, int]
 
 
 class TenantKeys:
@@ -213,16 +192,16 @@ class TenantKeys:
     def __init__(self, path: Path | None):
         self._path = path
         self.is_on = path is not None
-        self._keyring = Keyring({})
-        self._version: _Version | None = None
+        self._keyring = Keyring({}, {})
+        self._version: tuple[int, ...] | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         if path is not None:
-            self._keyring, self._version = _read(path)
-            _warn_of_readers(path)
+            self._version = _version_of(path)
+            self._keyring = _read(path)
 
     @property
-    def tenants(self) -> dict[str, Tenant]:
+    def tenants(self) -> Mapping[str, Tenant]:
         """Those that have a key, by their names."""
         return self._keyring.tenants
 
@@ -253,55 +232,45 @@ class TenantKeys:
     def reload(self) -> None:
         """Take in a file that has changed; one that is wrong changes nothing."""
         path = self._path
-        if path is None:
+        if path is None or (version := _version_of(path)) == self._version:
             return
-        version = _version_of(path)
-        if version == self._version:
-            return
+        self._version = version  # of a wrong one there is one line until it changes
         try:
             # Whole, and at once for whoever asks.
-            self._keyring, self._version = _read(path)
+            self._keyring = _read(path)
         except ConfigError as exc:
-            self._version = version  # one line, until it changes again
             logger.error("%s. The keys stay as they were.", exc)
         else:
             logger.info("Read the keys of %d tenants anew.", len(self.tenants))
-            _warn_of_readers(path)
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             self.reload()
 
 
-def _read(path: Path) -> tuple[Keyring, _Version]:
+def _read(path: Path) -> Keyring:
     try:
         with path.open("rb") as file:
-            version = _of_stat(os.fstat(file.fileno()))
             data = file.read(MAX_BYTES + 1)
     except OSError as exc:
         reason = exc.strerror or str(exc)
         raise ConfigError(f"{VARIABLE}={path}: {reason}") from exc
-    return parse(data, str(path)), version
-
-
-def _version_of(path: Path) -> _Version | None:
-    try:
-        return _of_stat(path.stat())
-    except OSError:
-        return None
-
-
-def _of_stat(found: os.stat_result) -> _Version:
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _warn_of_readers(path: Path) -> None:
+    keyring = parse(data, str(path))
     if is_open_to_others(path):
         logger.warning(
             "%s=%s can be read by everybody on this machine: chmod 600 it.",
             VARIABLE,
             path,
         )
+    return keyring
+
+
+def _version_of(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def is_open_to_others(path: Path) -> bool:

@@ -40,12 +40,9 @@ def test_the_variables_name_it_as_for_other_programs(url, environ, variable):
     (
         ("*", "http://gpu-7"),
         ("a, gpu-7", "http://GPU-7:8091"),
-        ("a gpu-7:8091", "http://gpu-7:8091"),
-        ("gpu-7:80", "http://gpu-7"),
         ("example.com", "http://gpu.example.com"),
+        ("a,gpu-7:8091", "http://gpu-7:8091"),
         (".example.com", "http://gpu.example.com"),
-        ("*.example.com", "http://gpu.example.com."),
-        ("http://gpu-7", "http://gpu-7"),
         ("10.1.2.3", "http://10.1.2.3:8091"),
         ("10.0.0.0/8", "http://10.1.2.3:8091"),
         ("[::1],[2001:db8::7]", "http://[2001:db8::7]:8091"),
