@@ -107,14 +107,6 @@ def test_a_failing_disk_is_one_line_and_exit_status_1(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_make_checkpoint_hands_on_every_option(tmp_path):
-    options = ["--no-sensitive", "--seed", "5", "--eos-logit", "4.5"]
-    assert main(["make-checkpoint", "--out", str(tmp_path / "out"), *options]) == 0
-    marker = (tmp_path / "out" / ".random-weights.json").read_text()
-    for written in ('"sensitive": false', '"seed": 5', '"eos_logit": 4.5', "tiny"):
-        assert written in marker
-
-
 @pytest.mark.parametrize(
     "family", tuple(dict.fromkeys(trial_families().values())), ids=lambda f: f.name
 )
@@ -125,17 +117,6 @@ def test_make_checkpoint_writes_the_family_that_was_asked_for(tmp_path, family):
     marker = json.loads((tmp_path / "out" / ".random-weights.json").read_text())
     assert marker["family"] == family.name
     assert (marker["encoders"], marker["seed"]) == ("tiny", 5)
-
-
-@pytest.mark.parametrize("option", ["--eos-logit=4", "--no-sensitive"])
-def test_an_option_of_another_family_is_refused_by_name(tmp_path, capsys, option):
-    other = next(f for f in trial_families().values() if not f.is_default)
-    arguments = ["--family", other.short_name, "--out", str(tmp_path / "out"), option]
-    assert main(["make-checkpoint", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert "only" in error
-    assert option.removeprefix("--no-").lstrip("-").partition("=")[0] in error
-    assert not (tmp_path / "out").exists()
 
 
 class Health(BaseHTTPRequestHandler):

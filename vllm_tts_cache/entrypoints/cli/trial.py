@@ -1,16 +1,13 @@
 """``vllm-tts-cache serve`` and ``make-checkpoint``: to try things on, on the CPU."""
 
-import dataclasses
-import functools
-import inspect
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,7 +22,6 @@ from vllm_tts_cache.testing.server import Server, ServerOptions
 from vllm_tts_cache.testing.tiny_checkpoint import (
     EncoderSize,
     TinyCheckpoint,
-    TinyWriter,
     serve_arguments,
 )
 
@@ -71,9 +67,7 @@ while True:
 """
 
 serve_app = new_app()
-
-_console = Console(stderr=True)
-_OF_ALL = ("encoders", "seed")
+make_checkpoint_app = new_app()
 
 
 def own(work: Path) -> Path:
@@ -236,7 +230,17 @@ def _samples_dir(samples_dir: Path | None, work: Path) -> Path:
     return work / "speakers"
 
 
-def _make(
+@make_checkpoint_app.command(
+    epilog=examples(
+        "vllm-tts-cache make-checkpoint --out ./tiny",
+        "vllm serve ./tiny --omni",
+        "# encoding a reference costs what it does in production",
+        "vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real",
+        "# another family",
+        f"vllm-tts-cache make-checkpoint --family {min(trial_families())} --out ./it",
+    ),
+)
+def make_checkpoint(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="absent or empty")
     ],
@@ -248,7 +252,6 @@ def _make(
     force: Annotated[
         bool, typer.Option("--force", help="replace a checkpoint of this command")
     ] = False,
-    **of_families: Any,
 ) -> None:
     """Write a tiny checkpoint with random weights (test equipment).
 
@@ -256,83 +259,10 @@ def _make(
     It is test equipment, not a model: what it speaks is noise, but other noise for
     another voice or another text.
     """
-    chosen = chosen_family(family)
-    given = {name: value for name, value in of_families.items() if value is not None}
-    _refuse_others(chosen, given)
-    checkpoint = TinyCheckpoint.of(chosen, encoders=encoders, seed=seed, **given)
-    with _console.status("starting") as status:
+    checkpoint = TinyCheckpoint.of(chosen_family(family), encoders=encoders, seed=seed)
+    console = Console(stderr=True)
+    with console.status("starting") as status:
         path = checkpoint.write(
             out, lambda step: status.update(f"writing the {step}"), force=force
         )
-    _console.print(f"Random weights, not a model: {path}", soft_wrap=True)
-
-
-def _options(family: Family) -> Iterator[inspect.Parameter]:
-    """What only this family's checkpoints can be asked for.
-
-    None unless given, so that another family can say that it has no such option.
-    """
-    for field in _own_fields(family):
-        flag = f"--{field.name.replace('_', '-')}"
-        text = f"of {family.short_name} only: {field.metadata['help']}"
-        kind = type(field.default)
-        if kind is bool:
-            flag = f"{flag}/--no-{flag[2:]}"
-        option = typer.Option(
-            flag,
-            metavar=None if kind is bool else "X",
-            help=f"{text} (default: {field.default})",
-        )
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, option],
-        )
-
-
-def _with_options_of_families() -> Callable[..., None]:
-    """The command as Typer reads it: an option is a parameter."""
-    signature = inspect.signature(_make)
-    fixed = list(signature.parameters.values())[:-1]
-    families = dict.fromkeys(trial_families().values())
-    own = [option for family in families for option in _options(family)]
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixed]
-
-    @functools.wraps(_make)
-    def make_checkpoint(**given: Any) -> None:
-        _make(**given)
-
-    shown: Any = make_checkpoint
-    shown.__signature__ = signature.replace(parameters=[*parameters, *own])
-    return make_checkpoint
-
-
-def _own_fields(family: Family) -> list["dataclasses.Field[Any]"]:
-    writer: TinyWriter = family.part("tiny_part")
-    return [f for f in dataclasses.fields(writer.options) if f.name not in _OF_ALL]
-
-
-def _refuse_others(family: Family, given: Iterable[str]) -> None:
-    own = {field.name for field in _own_fields(family)}
-    for other in trial_families().values():
-        for field in _own_fields(other):
-            if field.name in given and field.name not in own:
-                name = field.name.replace("_", "-")
-                raise ConfigError(
-                    f"--{name} is an option of --family {other.short_name} only"
-                )
-
-
-make_checkpoint_app = new_app()
-make_checkpoint_app.command(
-    "make-checkpoint",
-    epilog=examples(
-        "vllm-tts-cache make-checkpoint --out ./tiny",
-        "vllm serve ./tiny --omni",
-        "# encoding a reference costs what it does in production",
-        "vllm-tts-cache make-checkpoint --out ./real-encoders --encoders real",
-        "# another family",
-        f"vllm-tts-cache make-checkpoint --family {min(trial_families())} --out ./it",
-    ),
-)(_with_options_of_families())
+    console.print(f"Random weights, not a model: {path}", soft_wrap=True)

@@ -1,7 +1,7 @@
 """What can be asked of a test checkpoint, and the widths and depths that it has."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.testing.tiny_checkpoint import (
@@ -145,26 +145,11 @@ class CheckpointOptions:
         ConfigError: A value cannot be used.
     """
 
-    sensitive: bool = field(
-        default=True,
-        metadata={
-            "help": "weights under which speakers, attention windows and dtypes are "
-            "heard"
-        },
-    )
+    sensitive: bool = True
     encoders: EncoderSize = "tiny"
-    real_decoder: bool = field(
-        default=False,
-        metadata={"help": "give the 12 Hz codec's decoder its released size"},
-    )
+    real_decoder: bool = False
     seed: int = 0
-    eos_logit: float = field(
-        default=3.6,
-        metadata={
-            "help": "mean logit of the end of speech once the text is over; more is "
-            "shorter"
-        },
-    )
+    eos_logit: float = 3.6
 
     @property
     def decoder(self) -> CodecDecoderSizes:
