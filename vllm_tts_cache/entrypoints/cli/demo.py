@@ -3,11 +3,11 @@
 import hashlib
 import re
 import signal
-import socket
 import sys
+import time
 import wave
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -20,7 +20,7 @@ from rich.status import Status
 from rich.table import Table
 
 from vllm_tts_cache.entrypoints.cli import common, trial
-from vllm_tts_cache.errors import ConfigError, ServerFaultError
+from vllm_tts_cache.errors import ServerFaultError
 from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.speaker.family import CLONE_MODE, CloneFacts, Family
 from vllm_tts_cache.testing.clips import SPEECH
@@ -41,8 +41,10 @@ _WIDTH = 88  # of the table, where the output is no terminal
 
 demo_app = common.new_app()
 
+Send = Callable[[SpeechClient], Speech]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Act:
     """One request, and what must hold of its answer.
 
@@ -54,13 +56,13 @@ class Act:
     """
 
     label: str
-    send: Callable[[SpeechClient], Speech]
+    send: Send
     num_encodes: int = 1
     says: str = ""
     take: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One row of the table."""
 
@@ -103,10 +105,7 @@ class Story:
                 problems.append(f"encodes are {worker['encodes']} instead of {wanted}")
             if worker["failed_prompts"]:
                 problems.append(f"{worker['failed_prompts']} requests without a prompt")
-        encodes = client.encodes()
-        self.outcomes.append(
-            Outcome(act=act, answer=answer, encodes=encodes, problems=tuple(problems))
-        )
+        self.outcomes.append(Outcome(act, answer, client.encodes(), tuple(problems)))
 
     def problems(self) -> list[str]:
         """Return everything that did not hold, one line each."""
@@ -133,9 +132,9 @@ class Story:
             yield f"the audio differs from the first {act.take} one"
 
 
-def _register(name: str) -> Callable[[SpeechClient], Speech]:
-    fields = {"ref_text": SPEECH.transcript, "precompute": "false"}
-    return lambda client: _of_json(client.register(name, SPEECH.path, **fields))
+def _register(name: str) -> Send:
+    text = SPEECH.transcript
+    return lambda client: _of_json(client.register(name, SPEECH.path, ref_text=text))
 
 
 def _precompute(client: SpeechClient) -> Speech:
@@ -147,7 +146,7 @@ def _of_json(response: httpx.Response) -> Speech:
     return Speech(status=code, audio=content, cache=None, ttfa_seconds=0.0)
 
 
-def _speak(**fields: Any) -> Callable[[SpeechClient], Speech]:
+def _speak(**fields: Any) -> Send:
     return lambda client: client.speak(TEXT, **fields)
 
 
@@ -171,27 +170,22 @@ def acts_of(family: Family) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
         for mode in family.modes
         if mode is not usual
     }
-
-    def act(label: str, send: Callable[[SpeechClient], Speech], **more: Any) -> Act:
-        return Act(label=label, send=send, **more)
-
-    again = {"num_encodes": 0, "take": usual.name}
     first = (
-        act("register the voice", _register(VOICE), num_encodes=0),
-        act("precompute it", _precompute, says='"ready"'),
-        act("precompute it again", _precompute, says="already exists"),
-        act("speak, first time", speak, take=usual.name),
-        act("speak, warm", speak, take=usual.name),
-        act("second name, same clip", _register(SECOND_VOICE)),
-        act("speak, second name", _speak(voice=SECOND_VOICE), take=usual.name),
-        act("speak, clip inline", inline, take=usual.name),
-        *(act(f"speak, {name}", send, take=name) for name, send in others.items()),
+        Act("register the voice", _register(VOICE), 0),
+        Act("precompute it", _precompute, says='"ready"'),
+        Act("precompute it again", _precompute, says="already exists"),
+        Act("speak, first time", speak, take=usual.name),
+        Act("speak, warm", speak, take=usual.name),
+        Act("second name, same clip", _register(SECOND_VOICE)),
+        Act("speak, second name", _speak(voice=SECOND_VOICE), take=usual.name),
+        Act("speak, clip inline", inline, take=usual.name),
+        *(Act(f"speak, {name}", send, take=name) for name, send in others.items()),
     )
     second = (
-        act("speak after restart", speak, **again),
-        act("inline after restart", inline, **again),
+        Act("speak after restart", speak, 0, take=usual.name),
+        Act("inline after restart", inline, 0, take=usual.name),
         *(
-            act(f"{name} after restart", send, num_encodes=0, take=name)
+            Act(f"{name} after restart", send, 0, take=name)
             for name, send in others.items()
         ),
     )
@@ -207,7 +201,6 @@ def demo(
         Path,
         typer.Option(metavar="DIR", help="for the checkpoint, voices, logs and audio"),
     ] = Path(".work/demo"),
-    port: Annotated[int | None, typer.Option(help="(default: a free one)")] = None,
     as_json: common.Json = False,
 ) -> None:
     """Register, precompute, speak, restart, speak again, on the CPU.
@@ -215,8 +208,6 @@ def demo(
     Writes a tiny checkpoint with random weights and serves it. Ends with status 0 only
     if the reference audio was encoded once in all and equal requests gave equal audio.
     """
-    if port is not None:
-        _check_unused(port)
     work = trial.own(work)
     chosen = trial.chosen_family(family)
     _end_by_exception()
@@ -234,7 +225,6 @@ def demo(
                 model=model,
                 samples_dir=samples_dir,
                 log_path=logs / f"server-{number}.log",
-                port=port,
                 arguments=serve_arguments(chosen),
             )
             _play(options, acts, story, status)
@@ -254,43 +244,23 @@ def _play(
     options: ServerOptions, acts: Sequence[Act], story: Story, status: Status
 ) -> None:
     story.starts.append(len(story.outcomes))
-    with (
-        _serving(options, status) as server,
-        closing(SpeechClient(server.url)) as client,
-    ):
-        try:
+    server, began = Server(options), time.monotonic()
+    log = options.log_path
+    try:
+        server.start(
+            lambda s: status.update(f"starting the server: {s:.0f} s (log: {log})")
+        )
+        seconds = time.monotonic() - began
+        status.console.print(f"server started in {seconds:.0f} s: {server.url}")
+        with closing(SpeechClient(server.url)) as client:
             for act in acts:
                 status.update(act.label)
                 story.perform(act, client)
-        except httpx.HTTPError as exc:
-            raise ServerFaultError(
-                f"The server failed ({exc}); see {options.log_path}"
-            ) from exc
-        finally:
-            status.update("stopping the server")
-
-
-@contextmanager
-def _serving(options: ServerOptions, status: Status) -> Iterator[Server]:
-    """A server that is stopped whatever happens, a start cut short included."""
-    server = Server(options)
-    passed = 0.0
-
-    def report(seconds: float) -> None:
-        nonlocal passed
-        passed = seconds
-        status.update(f"starting the server: {seconds:.0f} s (log: {options.log_path})")
-
-    try:
-        server.start(report)
-        status.console.print(f"server started in {passed:.0f} s: {server.url}")
-        yield server
+    except httpx.HTTPError as exc:
+        raise ServerFaultError(f"The server failed ({exc}); see {log}") from exc
     finally:
-        try:
-            server.stop()
-        except (KeyboardInterrupt, SystemExit):  # impatience: Ctrl-C while it stops
-            server.kill()
-            raise
+        status.update("stopping the server")
+        server.stop()
 
 
 def _table(story: Story) -> Table:
@@ -349,18 +319,6 @@ def _print_verdict(console: Console, problems: Sequence[str], work: Path) -> Non
         "spoke; no request waited for it, not after the restart either; equal "
         "requests gave equal audio, bit for bit, on this processor."
     )
-
-
-def _check_unused(port: int) -> None:
-    """Else whoever serves there would be taken for our server.
-
-    Raises: ConfigError.
-    """
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except (OSError, OverflowError):
-        return
-    raise ConfigError(f"--port {port}: is in use; choose another, or leave it out")
 
 
 def _end_by_exception() -> None:
