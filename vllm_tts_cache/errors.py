@@ -12,14 +12,22 @@ from typing import ClassVar
 class TTSCacheError(Exception):
     """Base of all errors raised by vllm-tts-cache.
 
-    One that passes by itself also has ``retry_after_seconds``.
+    Args:
+        message: Of those that always say the same it is the class's ``text``.
 
     Attributes:
         http_status: What a route answers.
+        retry_after_seconds: When it is worth trying again; None of what does not pass
+            by itself.
     """
 
     http_status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    text: ClassVar[str] = ""
+    retry_after_seconds: float | None = None
     _log_text: str | None = None  # in the place of the message
+
+    def __init__(self, message: str | None = None):
+        super().__init__(self.text if message is None else message)
 
     @property
     def log_text(self) -> str:
@@ -111,24 +119,20 @@ class UnauthorizedError(SpeakerRequestError):
     """The server has tenants, and the request no key of one (401)."""
 
     http_status = HTTPStatus.UNAUTHORIZED
-
-    def __init__(self) -> None:
-        super().__init__(
-            "This server wants an API key that it knows: send it as "
-            "'Authorization: Bearer KEY'."
-        )
+    text = (
+        "This server wants an API key that it knows: send it as "
+        "'Authorization: Bearer KEY'."
+    )
 
 
 class AdminKeyError(SpeakerRequestError):
     """An administrator's key was given where a tenant's is needed (403)."""
 
     http_status = HTTPStatus.FORBIDDEN
-
-    def __init__(self) -> None:
-        super().__init__(
-            "An administrator's key has no voices: it shows the counts of all tenants "
-            "at GET /v1/audio/speaker_cache. Use the key of a tenant."
-        )
+    text = (
+        "An administrator's key has no voices: it shows the counts of all tenants "
+        "at GET /v1/audio/speaker_cache. Use the key of a tenant."
+    )
 
 
 _IS_IMMUTABLE = (
@@ -154,12 +158,11 @@ class SpeakerExistsError(SpeakerRequestError):
 class ConsentRequiredError(SpeakerRequestError):
     """The operator wants a consent recording for each voice, and here is none."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "Invalid consent: this server registers a voice only with a consent "
-            "recording. Upload one with POST /v1/audio/voice_consents (name, language, "
-            "recording), and send its id as consent."
-        )
+    text = (
+        "Invalid consent: this server registers a voice only with a consent "
+        "recording. Upload one with POST /v1/audio/voice_consents (name, language, "
+        "recording), and send its id as consent."
+    )
 
 
 class ConsentNotFoundError(SpeakerRequestError):
@@ -258,11 +261,7 @@ class DownloadsOffError(SpeakerRequestError):
     """The operator does not let reference audio out (403)."""
 
     http_status = HTTPStatus.FORBIDDEN
-
-    def __init__(self) -> None:
-        super().__init__(
-            "This server does not give reference audio back (SPEAKER_AUDIO_DOWNLOAD=0)."
-        )
+    text = "This server does not give reference audio back (SPEAKER_AUDIO_DOWNLOAD=0)."
 
 
 class RequestTooLargeError(SpeakerRequestError):
@@ -285,8 +284,7 @@ class ServerFaultError(TTSCacheError):
 class NoTenantError(ServerFaultError):
     """It is not known whose request is worked on, so no voice is looked up for it."""
 
-    def __init__(self) -> None:
-        super().__init__("It is not known which tenant this request is of.")
+    text = "It is not known which tenant this request is of."
 
 
 class ServerBusyError(ServerFaultError):
@@ -294,7 +292,6 @@ class ServerBusyError(ServerFaultError):
 
     Args:
         what: What there is too much of, as the message begins.
-        retry_after_seconds: When it is worth trying again.
     """
 
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -313,7 +310,6 @@ class DeletionPendingError(ServerFaultError):
         files_removed: Whether nothing of it is left on disk.
         waiting_for: API servers that have not confirmed that they and their workers
             have deleted it.
-        retry_after_seconds: When it is worth asking again.
     """
 
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -349,22 +345,15 @@ class StorageFullError(StorageError):
     """There is no space left where speakers are stored."""
 
     http_status = HTTPStatus.INSUFFICIENT_STORAGE
-
-    def __init__(self, path: str):
-        super().__init__(
-            "There is no space left where voices are stored or received; nothing was "
-            "changed. Free some space, or point SPEAKER_SAMPLES_DIR (received files: "
-            "TMPDIR) to another disk."
-        )
-        self.path = path
+    text = (
+        "There is no space left where voices are stored or received; nothing was "
+        "changed. Free some space, or point SPEAKER_SAMPLES_DIR (received files: "
+        "TMPDIR) to another disk."
+    )
 
 
 class StorageBusyError(StorageError):
-    """Another process has held the catalogue's write lock for too long (503).
-
-    Attributes:
-        retry_after_seconds: When it is worth trying again.
-    """
+    """Another process has held the catalogue's write lock for too long (503)."""
 
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -384,7 +373,6 @@ class StorageUnavailableError(StorageError):
     Args:
         where: What cannot be reached.
         detail: What happened, for the operator: it may name hosts and users.
-        retry_after_seconds: When it is worth trying again.
         was_cut_off: Whether a connection was refused or lost: nobody knows what became
             of a transaction on it. Else it was full, or busy with others.
     """
@@ -416,7 +404,6 @@ class ObjectStoreError(StorageError):
     Args:
         where: What cannot be reached.
         detail: What happened, for the operator: it may name hosts and objects.
-        retry_after_seconds: When it is worth trying again.
     """
 
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -444,7 +431,6 @@ class SourceCorruptError(StorageError):
 
     def __init__(self, source_sha256: str, reason: str):
         super().__init__(f"Stored source {source_sha256} is corrupt: {reason}")
-        self.source_sha256 = source_sha256
         self.reason = reason
 
 
@@ -498,7 +484,6 @@ class ServerAnswerError(RemoteError):
 
     Attributes:
         status: HTTP status.
-        retry_after_seconds: When it is worth trying again; None if it is not.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ def storage_errors(path: Path) -> Generator[None, None, None]:
 def storage_error(path: Path | str, error: OSError) -> StorageError:
     """The storage error that an ``OSError`` at ``path`` means."""
     if error.errno in _FULL:
-        return StorageFullError(str(path))
+        return StorageFullError()
     return StorageError(f"{path}: {error.strerror or error}")
 
 

@@ -78,7 +78,7 @@ ERRORS = [
     (AudioGoneError("a" * 64), 500, "InternalServerError"),
     (SpeakerReplacedError("ann"), 503, "InternalServerError"),
     (CannotCloneError("It has no reference encoder."), 400, "BadRequestError"),
-    (errors.StorageFullError("/x"), 507, "InternalServerError"),
+    (errors.StorageFullError(), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),
     (errors.ConnectionSettingError("no"), 500, "InternalServerError"),
     (errors.NoCatalogueError("no"), 500, "InternalServerError"),
@@ -146,7 +146,7 @@ def test_a_speech_request_gets_the_same_but_an_unknown_voice_is_a_wrong_field(
 @pytest.mark.parametrize(
     ("error", "words", "seconds"),
     [
-        (errors.StorageFullError("/secret"), "no space left|SPEAKER_SAMPLES_DIR", None),
+        (errors.StorageFullError(), "no space left|SPEAKER_SAMPLES_DIR", None),
         (errors.AudioBudgetError(10), "10 bytes|SPEAKER_CACHE_AUDIO_MAX_BYTES", None),
         (errors.RequestTooLargeError(11 * 1024**2), "11 MiB|FLAC", None),
         (errors.ServerBusyError("16 fetches run", 3), "Try again in 3 s.", 3),

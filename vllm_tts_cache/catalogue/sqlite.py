@@ -161,7 +161,7 @@ def opening_lock(
 def _storage_error(path: Path, error: BaseException) -> StorageError:
     code = code_of(error)
     if code is Code.FULL:
-        return StorageFullError(str(path))
+        return StorageFullError()
     if code in _BUSY:
         return StorageBusyError(_RETRY_AFTER_SECONDS)
     advice = ""

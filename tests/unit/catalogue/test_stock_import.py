@@ -369,7 +369,7 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
 
     def full_after_one(*args):
         if placed:
-            raise StorageFullError("/")
+            raise StorageFullError()
         placed.append(args)
         place(*args)
 

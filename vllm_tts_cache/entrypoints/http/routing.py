@@ -322,7 +322,7 @@ def speech_response(error: TTSCacheError) -> JSONResponse:
 
 
 def _retry_after(error: TTSCacheError) -> dict[str, str] | None:
-    seconds = getattr(error, "retry_after_seconds", None)
+    seconds = error.retry_after_seconds
     return None if seconds is None else {"Retry-After": str(seconds)}
 
 
