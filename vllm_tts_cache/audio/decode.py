@@ -127,15 +127,17 @@ def decode_path(path: Path) -> DecodedAudio:
     """Decode a file that the operator names; never pass what a client sent.
 
     Raises:
-        InvalidAudioError: As for :func:`decode`, or the file cannot be read.
+        InvalidAudioError: As for :func:`decode`, or the file cannot be read; the
+            message names it.
     """
-    try:
-        with path.open("rb") as file:
-            # One byte more than allowed; a pipe without end is not read to its end.
-            data = file.read(DEFAULT_LIMITS.max_bytes + 1)
-    except OSError as exc:
-        raise InvalidAudioError(f"{path}: {exc.strerror or exc}.") from exc
-    return decode(data)
+    with naming(str(path)):
+        try:
+            with path.open("rb") as file:
+                # One byte more than allowed; a pipe without end is not read to its end.
+                data = file.read(DEFAULT_LIMITS.max_bytes + 1)
+        except OSError as exc:
+            raise InvalidAudioError(f"{exc.strerror or exc}.") from exc
+        return decode(data)
 
 
 def blocks(frames: Iterator[av.AudioFrame]) -> Iterator[PcmBlock]:
@@ -276,7 +278,7 @@ def decode_clips(files: Sequence[bytes]) -> DecodedAudio:
         )
     decoded: list[DecodedAudio] = []
     for index, data in enumerate(files):
-        with naming(index):
+        with naming(name_of(index)):
             decoded.append(decode(data))
     return join(decoded)
 
@@ -324,16 +326,16 @@ def cut(decoded: DecodedAudio, clip_starts: Sequence[int]) -> DecodedAudio:
     whole = decoded.audio
     audio = ReferenceAudio.of(whole.samples, whole.sample_rate_hz, clip_starts)
     for index, clip in enumerate(audio.clips()):
-        with naming(index):
+        with naming(name_of(index)):
             DEFAULT_LIMITS.check_not_shorter(clip.num_samples, clip.sample_rate_hz)
             check_level(active_level_dbfs(clip.samples, clip.sample_rate_hz), 0.0)
     return DecodedAudio(audio, decoded.warnings)
 
 
 @contextmanager
-def naming(index: int) -> Iterator[None]:
-    """Put the name of one of several clips before the reason of an error."""
+def naming(clip: str) -> Iterator[None]:
+    """Put the name of a clip before the reason of an error."""
     try:
         yield
     except InvalidAudioError as exc:
-        raise InvalidAudioError(f"{name_of(index)}: {exc.reason}") from exc
+        raise InvalidAudioError(f"{clip}: {exc.reason}") from exc

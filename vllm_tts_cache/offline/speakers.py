@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_tts_cache.audio.decode import DecodedAudio, decode_path
+from vllm_tts_cache.audio.decode import decode_path
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings, load_settings
 from vllm_tts_cache.errors import (
@@ -16,7 +16,6 @@ from vllm_tts_cache.errors import (
     ConfigError,
     EncodeError,
     EncodeTimeoutError,
-    InvalidAudioError,
     InvalidSpeakerError,
 )
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir, read_json
@@ -154,7 +153,7 @@ class OfflineEnsurer:
                         "SPEAKER_SAMPLES_DIR of its own."
                     )
                 for sha in sorted(lost):
-                    self._store.keep_inline(decode_clip(clips[sha]))
+                    self._store.keep_inline(decode_path(clips[sha]))
             elif missing:
                 progress.check(num_finished, len(missing))
                 self._sleep(_POLL_SECONDS)
@@ -193,16 +192,6 @@ class _Progress:
                 f"{num_missing} encodings are missing and none was finished within "
                 f"{self._patience_seconds:g} s."
             )
-
-
-def decode_clip(clip: Path) -> DecodedAudio:
-    """Decode a clip; the error names its file. Raises: InvalidAudioError."""
-    try:
-        return decode_path(clip)
-    except InvalidAudioError as exc:
-        if str(clip) in exc.reason:
-            raise
-        raise InvalidAudioError(f"{clip}: {exc.reason}") from exc
 
 
 class OfflineEngine(SyncEngine, Protocol):
@@ -337,7 +326,7 @@ class OfflineSpeakers:
     ) -> Iterator[PreparedSpeaker]:
         """Store one clip after the other, as they are asked for."""
         for clip, (mode, ref_text) in zip(clips, modes, strict=True):
-            decoded = decode_clip(clip)
+            decoded = decode_path(clip)
             self._store.keep_inline(decoded)
             audio = decoded.audio
             yield PreparedSpeaker(

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_tts_cache.audio.decode import decode_path
+from vllm_tts_cache.audio.decode import decode_path, naming
 from vllm_tts_cache.entrypoints.cli.common import (
     Json,
     examples,
@@ -29,7 +29,6 @@ from vllm_tts_cache.errors import (
     CheckpointError,
     ConfigError,
     EncodeError,
-    InvalidAudioError,
 )
 from vllm_tts_cache.files import publish
 from vllm_tts_cache.speaker.family import (
@@ -251,18 +250,14 @@ def _encode(
     clip: Path, encoders: Iterable[ReferenceEncoder]
 ) -> tuple[str, dict[str, npt.NDArray[np.generic]]]:
     """The clip's address, and its arrays as ``<encoder>/<tensor>``."""
+    decoded = decode_path(clip)
     try:
-        decoded = decode_path(clip)
-        arrays = {
-            f"{encoder.name}/{name}": array
-            for encoder in encoders
-            for name, array in encoder.encode(decoded.audio).arrays.items()
-        }
-    except InvalidAudioError as exc:
-        named = str(clip) in exc.reason
-        raise InvalidAudioError(
-            exc.reason if named else f"{clip}: {exc.reason}"
-        ) from exc
+        with naming(str(clip)):
+            arrays = {
+                f"{encoder.name}/{name}": array
+                for encoder in encoders
+                for name, array in encoder.encode(decoded.audio).arrays.items()
+            }
     except EncodeError as exc:
         raise EncodeError(f"{clip}: {exc}") from exc
     for warning in decoded.warnings:

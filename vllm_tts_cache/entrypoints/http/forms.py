@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Form, UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_tts_cache.audio.decode import naming
+from vllm_tts_cache.audio.decode import name_of, naming
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.catalogue import details
 from vllm_tts_cache.catalogue.details import MAX_LABELS
@@ -212,7 +212,7 @@ async def read_clips(files: Sequence[UploadFile]) -> list[bytes]:
         return [await read_clip(files[0])]
     read: list[bytes] = []
     for index, file in enumerate(files):
-        with naming(index):
+        with naming(name_of(index)):
             read.append(await read_clip(file))
     return read
 
