@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import EncodeError
@@ -39,17 +39,16 @@ from vllm_tts_cache.store.encoding import (
     is_address,
 )
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logger)
 
 FLUSH_SECONDS = 30.0
-CLOSE_SECONDS = 10.0
-# More audios than a worker speaks within a flush; the rest is noted the next time.
+# More audios than a worker speaks, or deletes, within a flush; the rest is noted the
+# next time.
 MAX_NOTED = 65_536
 
 # Whoever asked for a removal asks again within a second or two.
 _ASKED_AGAIN_SECONDS = 5.0
-
-logger = logging.getLogger("vllm.vllm_tts_cache")
 
 MAX_FAILED_PROMPTS = 4096
 MAX_WANTS = 1024  # a call; each costs a look at one file
@@ -67,7 +66,7 @@ class Recency:
 
     A voice that is hot in memory is never read from the disk, so it would be the
     first to leave a full one. Noting a use is a set's ``add``: it may happen on the
-    engine's thread. The thread that hands them on starts with the first use.
+    engine's thread. The first use of a batch starts a thread that hands it on.
 
     Args:
         hand_on: Takes the audios that were used since the last batch.
@@ -83,54 +82,38 @@ class Recency:
         self._hand_on = hand_on
         self._flush_seconds = flush_seconds
         self._noted: set[str] = set()
-        self._closing = threading.Event()
-        self._has_some = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._timer: threading.Timer | None = None
+        self._handing_on = threading.Lock()
 
     def note(self, audio_sha256: str) -> None:
         """Note a use."""
-        noted = self._noted
-        if audio_sha256 in noted or len(noted) >= MAX_NOTED:
+        if len(self._noted) >= MAX_NOTED:
             return
-        noted.add(audio_sha256)
-        if not self._has_some.is_set():
-            self._has_some.set()
-            self._start_thread()
+        self._noted.add(audio_sha256)
+        if self._timer is None:
+            self._timer = threading.Timer(self._flush_seconds, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
 
     def close(self) -> None:
-        """Hand on what was noted, and let the thread end."""
-        self._closing.set()
+        """Hand on what was noted."""
+        if (timer := self._timer) is not None:
+            timer.cancel()
         self.flush()
-        self._has_some.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
 
     def flush(self) -> None:
         """Hand on what was noted."""
-        self._has_some.clear()
-        noted, self._noted = self._noted, set()
-        used = sorted(noted)  # a copy: the engine's thread may still add to the set
-        if not used:
-            return
-        try:
-            self._hand_on(used)
-        except Exception as exc:  # noqa: BLE001  a dead thread would note no use again
-            message = "The use of %d speakers was not noted: %s"
-            throttled.warn_of("noting uses", message, len(used), exc)
-
-    def _start_thread(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._run, name="tts-cache-recency", daemon=True
-            )
-            self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._has_some.wait()
-            if self._closing.wait(self._flush_seconds):
+        with self._handing_on:
+            self._timer = None
+            noted, self._noted = self._noted, set()
+            used = sorted(noted)  # a copy: the engine's thread may still add to the set
+            if not used:
                 return
-            self.flush()
+            try:
+                self._hand_on(used)
+            except Exception as exc:  # noqa: BLE001  whatever it is, streams go on
+                message = "The use of %d speakers was not noted: %s"
+                throttled.warn_of("noting uses", message, len(used), exc)
 
 
 class DeletedCopies:
@@ -151,64 +134,48 @@ class DeletedCopies:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._directory = directory
-        self._clock = clock
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tts-cache-copies")
         self._lock = threading.Lock()  # never held over a file
         self._underway: set[str] = set()
-        self._removed_at: dict[str, float] = {}
-        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
+        self._removed = TTLCache[str, bool](MAX_NOTED, _ASKED_AGAIN_SECONDS, clock)
 
     def remaining(self, audio_sha256s: Collection[str]) -> list[str]:
         """Return the audios of which there are copies; they are removed soon.
 
         Raises: StorageError: Nobody can tell.
         """
-        just_removed = self._take_removed(audio_sha256s)
+        with self._lock:
+            removed = {sha for sha in audio_sha256s if self._removed.pop(sha, False)}
         # What is there again belongs to a voice that exists: requests for it write
         # copies as fast as they are removed, and the caller would never be done.
         remaining = [
             sha
             for sha in audio_sha256s
-            if sha not in just_removed and self._directory.has_any(sha)
+            if sha not in removed and self._directory.has_any(sha)
         ]
-        for sha in remaining:
-            self._remove_soon(sha)
+        with self._lock:
+            begun = [sha for sha in remaining if sha not in self._underway]
+            self._underway.update(begun)
+        for sha in begun:
+            self._pool.submit(self._remove, sha)
         return remaining
 
     def close(self) -> None:
         """End the thread after the audio in hand."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _take_removed(self, audio_sha256s: Collection[str]) -> set[str]:
-        with self._lock:
-            since = self._clock() - _ASKED_AGAIN_SECONDS
-            recent = {sha: at for sha, at in self._removed_at.items() if at >= since}
-            taken = recent.keys() & set(audio_sha256s)
-            self._removed_at = {s: at for s, at in recent.items() if s not in taken}
-            return taken
-
-    def _remove_soon(self, sha: str) -> None:
-        with self._lock:
-            if sha in self._underway:
-                return
-            self._underway.add(sha)
-        self._pool.submit(self._remove, sha)
-
     def _remove(self, sha: str) -> None:
+        is_removed = False
         try:
             self._directory.remove_all(sha)
+            is_removed = True
         except Exception as exc:  # noqa: BLE001  nobody looks at what it returns
-            self._log.warn_of(
-                "copies of deleted audio",
-                "Copies of deleted audio are still on this machine's disk: %s",
-                exc,
-            )
-            with self._lock:
-                self._underway.discard(sha)
-            return
+            message = "Copies of deleted audio are still on this machine's disk: %s"
+            throttled.warn_of("copies of deleted audio", message, exc)
         with self._lock:
             self._underway.discard(sha)
-            self._removed_at[sha] = self._clock()
+            if is_removed:
+                self._removed[sha] = True
 
 
 class WorkerEncodings:
@@ -457,13 +424,8 @@ class WorkerEncodings:
         is_in_memory = not is_forced and self._cache.contains(key)
         if lease_until is None:
             return _READY if is_in_memory else self._queue.look(key)
-        report = self._queue.want(self._job(want, key, lease_until))
-        # The job writes to the disk again what only memory has.
-        return _READY if is_in_memory else report
-
-    def _job(self, want: Want, key: EncodingKey, lease_until: float) -> EncodeJob:
         segment = Segment(want.segment)
-        return EncodeJob(
+        job = EncodeJob(
             key=key,
             encoder_name=want.encoder,
             segment=segment,
@@ -471,6 +433,9 @@ class WorkerEncodings:
             wanted_until=lease_until,
             force_ids={want.force_id} if want.force_id else set(),
         )
+        # The job writes to the disk again what only memory has.
+        report = self._queue.want(job)
+        return _READY if is_in_memory else report
 
     def _key(self, audio_sha256: str, encoder_name: str) -> EncodingKey | None:
         if (fingerprint := self.fingerprints.get(encoder_name)) is None:
