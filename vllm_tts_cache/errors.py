@@ -72,11 +72,7 @@ class InvalidAudioError(SpeakerRequestError):
 
 
 class LowQualityError(SpeakerRequestError):
-    """The clip is worth less than the operator takes (400).
-
-    Args:
-        reasons: What speaks against it, and what to do, a sentence each.
-    """
+    """The clip is worth less than the operator takes (400)."""
 
     def __init__(self, reasons: Sequence[str]):
         super().__init__(
@@ -207,12 +203,7 @@ class ConsentInUseError(SpeakerRequestError):
 
 
 class ConsentLimitError(SpeakerRequestError):
-    """There are as many consent recordings as there may be (409).
-
-    Args:
-        limit: How many.
-        is_tenants: Whether it is that of the caller's tenant.
-    """
+    """There are as many consent recordings as there may be (409)."""
 
     http_status = HTTPStatus.CONFLICT
 
@@ -288,11 +279,7 @@ class NoTenantError(ServerFaultError):
 
 
 class ServerBusyError(ServerFaultError):
-    """A queue or a number of things done at once is at its bound (503).
-
-    Args:
-        what: What there is too much of, as the message begins.
-    """
+    """A queue or a number of things done at once is at its bound (503)."""
 
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -463,11 +450,7 @@ class RemoteError(TTSCacheError):
 
 
 class ServerUnreachableError(RemoteError):
-    """Nobody answers at the URL, or the connection broke.
-
-    Args:
-        hint: What to look at, in a sentence or two.
-    """
+    """Nobody answers at the URL, or the connection broke."""
 
     def __init__(
         self,

@@ -25,12 +25,7 @@ class _Cause:
 
 
 class ThrottledLog:
-    """Writes at most one line per cause and minute; safe in any thread.
-
-    Args:
-        logger: Where the lines go.
-        clock: Seconds that never go back.
-    """
+    """Writes at most one line per cause and minute; safe in any thread."""
 
     def __init__(
         self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic

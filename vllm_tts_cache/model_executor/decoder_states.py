@@ -26,12 +26,7 @@ class DecoderState:
 
 
 class DecoderStates:
-    """An LRU cache of states by content, for the thread of one stage.
-
-    Args:
-        max_bytes: Of all states.
-        clock: Seconds that never go back.
-    """
+    """An LRU cache of states by content, for the thread of one stage."""
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic):
         self._clock = clock

@@ -25,12 +25,9 @@ MARGIN_BYTES = 256 * _MIB
 
 
 class EncodeDevice:
-    """Runs encodes on one device, on a GPU on a stream of their own.
+    """Runs encodes on one device (with its index), on a GPU on a stream of their own.
 
     One thread at a time may call it.
-
-    Args:
-        device: That of the encoders, with its index.
     """
 
     def __init__(self, device: torch.device):
@@ -67,11 +64,7 @@ class EncodeDevice:
             yield
 
     def log_need(self, needs: Iterable[MemoryNeed]) -> None:
-        """Log, at the start, the memory of the longest encode, which is not reserved.
-
-        Args:
-            needs: Of all encoders; one of them computes at a time.
-        """
+        """Log the memory of the longest encode at the start: it is not reserved."""
         if self._is_cuda:
             seconds = DEFAULT_LIMITS.max_seconds
             logger.info(

@@ -39,11 +39,7 @@ REASON_WITHOUT_SPEAKER = (
 
 
 class FailedRequests:
-    """Failed requests, and the id that ends them.
-
-    Args:
-        failure_id: That of the family.
-    """
+    """Failed requests, and the id that ends them."""
 
     def __init__(self, failure_id: int) -> None:
         self._failure_id = failure_id

@@ -88,12 +88,7 @@ def init_scheduler(self: Any, *args: Any, **kwargs: Any) -> None:
 def reserve_blocks(
     scheduler: Any, plausible_tokens: Callable[[str], int] | None = None
 ) -> None:
-    """Reserve blocks in a new scheduler, if its KV cache may run short.
-
-    Args:
-        scheduler: Of a family that does not resume.
-        plausible_tokens: That of the family.
-    """
+    """Reserve blocks in a new scheduler, if its KV cache may run short."""
     allocator = ReservingAllocator(scheduler, plausible_tokens)
     num_fitting = allocator.num_longest_requests()
     if num_fitting >= scheduler.max_num_running_reqs:

@@ -43,11 +43,6 @@ def load_worker_speakers(
 ) -> WorkerEncodings:
     """Open the store and load the checkpoint's reference encoders.
 
-    Args:
-        vllm_config: Names the checkpoint.
-        family: Of the checkpoint.
-        ranks: The processes that run the model together.
-
     Raises: TTSCacheError if the encoders cannot be loaded.
     """
     device = _encode_device(vllm_config, family)

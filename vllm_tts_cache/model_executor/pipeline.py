@@ -48,13 +48,7 @@ class CachedPipeline(SpeakerSide):
     def _load_speakers_of(
         self, model_dir: str, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Load the reference encoders of a checkpoint, after the pipeline's weights.
-
-        Args:
-            model_dir: The folder from which the pipeline has loaded the whole.
-            device: That of the pipeline.
-            dtype: That of the pipeline.
-        """
+        """Load the reference encoders of a checkpoint, after the pipeline's weights."""
         # As much of vLLM's configuration as loading reads; the host's has other names.
         vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(

@@ -67,10 +67,6 @@ class Recency:
     A voice that is hot in memory is never read from the disk, so it would be the
     first to leave a full one. Noting a use is a set's ``add``: it may happen on the
     engine's thread. The first use of a batch starts a thread that hands it on.
-
-    Args:
-        hand_on: Takes the audios that were used since the last batch.
-        flush_seconds: How long uses are collected.
     """
 
     def __init__(
@@ -122,10 +118,6 @@ class DeletedCopies:
     An RPC holds up every stream for as long as a disk takes to list and to unlink, so
     it looks whether something is there, and is asked again until nothing is. The
     encode thread may be at another voice for as long as a minute.
-
-    Args:
-        directory: Where the copies are.
-        clock: Monotonic seconds.
     """
 
     def __init__(

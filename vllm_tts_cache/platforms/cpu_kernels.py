@@ -294,12 +294,7 @@ def in_blocks(multiply: Multiply, rows: torch.Tensor, size: int) -> torch.Tensor
 
 
 def choose_block_size(multiply: Multiply, like: torch.Tensor) -> int:
-    """Find a block size in which a row's bits do not depend on its place; else 1.
-
-    Args:
-        multiply: Takes rows ``(num_rows, num_inputs)``.
-        like: Some rows, for their width and dtype.
-    """
+    """Find a block size in which a row's bits do not depend on its place; else 1."""
     return next((s for s in BLOCK_SIZES if not _place_matters(multiply, s, like)), 1)
 
 

@@ -275,11 +275,7 @@ class TextTokenizer:
 def train_text_tokenizer(
     special_tokens: tuple[str, ...] = SPECIAL_TOKENS,
 ) -> TextTokenizer:
-    """Train on a few sentences; the result is always the same.
-
-    Args:
-        special_tokens: In the order of their ids, Qwen's own first.
-    """
+    """Train on a few sentences; the result is always the same."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(_WORDS), "isolated")

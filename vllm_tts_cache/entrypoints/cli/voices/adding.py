@@ -171,14 +171,6 @@ def _add(
 ) -> "Outcome":
     """Add one, unless the server has it.
 
-    Args:
-        client: Of the server.
-        voice: What is added.
-        stop: Ends the waiting for a busy server.
-        replaces: Whether what has the name and differs is registered over.
-        precomputes: Whether it is encoded in the background.
-        waits: Whether it is encoded before it counts as done.
-
     Raises: RemoteError, StoppedError, OSError; ConfigError if it is there and differs.
     """
     from vllm_tts_cache.entrypoints.cli.voices.bulk import (

@@ -93,13 +93,7 @@ def holds(path: Path, there: Mapping[str, Any] | None) -> bool:
 
 
 class Importing:
-    """Registers bundles, unless their voices are there, and looks whether all are.
-
-    Args:
-        target: Where to.
-        name: What the voice is to be called; None for what its bundle calls it.
-        on_conflict: What to do where another voice has the name.
-    """
+    """Registers bundles, unless their voices are there, and looks whether all are."""
 
     def __init__(
         self,

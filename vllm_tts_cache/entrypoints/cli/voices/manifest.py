@@ -112,12 +112,7 @@ class NewVoice:
         DEFAULT_LIMITS.check_size(sum(map(_num_bytes, self.clips)))
 
     def form(self, *, precompute: bool, check: bool) -> dict[str, str]:
-        """The fields of its registration.
-
-        Args:
-            precompute: Whether it is encoded in the background.
-            check: Whether the answer says what the clip is worth.
-        """
+        """The fields of its registration."""
         given = {
             "name": self.name,
             "consent": self.consent,
