@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote
 from urllib.request import proxy_bypass_environment
 
@@ -252,13 +252,10 @@ class VoicesClient:
 
     # -------- bundles
 
-    def save_bundle(self, name: str, file: IO[bytes]) -> int:
-        """Write a voice's bundle; returns its bytes."""
-        num_bytes = 0
+    def bundle(self, name: str) -> bytes:
+        """Return a voice's bundle."""
         with self._streamed("GET", _path(name, "bundle")) as response:
-            for chunk in response.iter_bytes():
-                num_bytes += file.write(chunk)
-        return num_bytes
+            return response.read()
 
     def add_bundle(self, bundle: bytes, name: str | None, on_conflict: str) -> Json:
         """Register what a bundle holds."""

@@ -45,7 +45,7 @@ def make_directory(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def publish(path: Path, data: bytes) -> None:
+def publish(path: Path, data: bytes, *, prefix: str = PARTIAL_PREFIX) -> None:
     """Write ``data`` to ``path``: private name, same directory, fsync, rename.
 
     Raises:
@@ -54,7 +54,7 @@ def publish(path: Path, data: bytes) -> None:
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = write_private(path.parent, data, prefix=PARTIAL_PREFIX)
+        partial = write_private(path.parent, data, prefix)
         try:
             partial.replace(path)
         finally:
@@ -131,7 +131,8 @@ def shared_file_system(path: Path) -> str | None:
     """The kind of file system the path is on, if several hosts may share it."""
     # struct statfs begins with f_type, a long, and is shorter than this.
     buffer = ctypes.create_string_buffer(512)
-    if _libc().statfs(os.fsencode(path), buffer) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(path), buffer) != 0:
         return None
     number = ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
     return _SHARED_FILE_SYSTEMS.get(number)
@@ -151,10 +152,6 @@ def storage_error(path: Path | str, error: OSError) -> StorageError:
     if error.errno in _FULL:
         return StorageFullError()
     return StorageError(f"{path}: {error.strerror or error}")
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _read_all(handle: int, num_bytes: int) -> bytes:

@@ -118,10 +118,10 @@ def test_a_voice_that_was_changed_there_is_not_imported_again(
 EXPORTING = """
 import os, signal, sys
 from pathlib import Path
-from vllm_tts_cache.entrypoints.cli.voices.bundles import export_folder, whole_file
+from vllm_tts_cache.entrypoints.cli.voices.bundles import _PARTIAL_PREFIX, export_folder
 with export_folder(Path(sys.argv[1])) as folder:
-    with whole_file(folder / "Ann.voice", force=True) as file:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    (folder / f"{_PARTIAL_PREFIX}of-Ann").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 

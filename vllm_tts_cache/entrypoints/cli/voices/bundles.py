@@ -3,12 +3,11 @@
 import fcntl
 import hashlib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +20,7 @@ from vllm_tts_cache.entrypoints.cli.voices.registered import (
     voices_of,
 )
 from vllm_tts_cache.errors import ConfigError, StorageError
-from vllm_tts_cache.files import PARTIAL_PREFIX, storage_errors
+from vllm_tts_cache.files import PARTIAL_PREFIX, publish, storage_errors
 
 if TYPE_CHECKING:
     from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
@@ -73,8 +72,14 @@ def export(
         details: dict[str, Any] = {"file": str(path)}
         if path.is_file() and not force and library.holds(path, source.find(voice.ref)):
             return bulk.Outcome(name=voice.name, outcome="unchanged", details=details)
-        with whole_file(path, force=force) as file:
-            details["bytes"] = source.save_bundle(voice.ref, file)
+        # A rename would put a file in the place of a device, for all who use it.
+        if path.exists() and not path.is_file():
+            raise StorageError(f"{path} is no file that could be replaced")
+        if path.exists() and not force:
+            raise StorageError(f"{path} is there already; --force replaces it")
+        data = source.bundle(voice.ref)
+        publish(path, data, prefix=_PARTIAL_PREFIX)
+        details["bytes"] = len(data)
         return bulk.Outcome(name=voice.name, outcome="exported", details=details)
 
     def one(voice: Chosen, stop: "Stop") -> "Outcome":
@@ -114,31 +119,6 @@ def export_folder(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         os.close(handle)
-
-
-@contextmanager
-def whole_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
-    """Give a file that takes its place at ``path`` when the block ends well.
-
-    Raises:
-        StorageError: Something is there, and is not to be replaced, or is no file.
-        OSError: It cannot be written.
-    """
-    # A rename would put a file in the place of a device, for all who use it.
-    if path.exists() and not path.is_file():
-        raise StorageError(f"{path} is no file that could be replaced")
-    if path.exists() and not force:
-        raise StorageError(f"{path} is there already; --force replaces it")
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL_PREFIX)
-    try:
-        # Whole, or not there: it may be the backup that a voice is restored from.
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).replace(path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
 
 
 def file_names(chosen: Sequence[Chosen]) -> dict[Chosen, str]:

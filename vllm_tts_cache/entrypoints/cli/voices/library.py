@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.config import Settings, expanded, load_settings
@@ -295,13 +295,12 @@ class VoicesDirectory:
         self.store.remove_files(self.store.registrations.delete(name, self._tenant))
         return {"id": found.record.speaker_id, "deleted": True}
 
-    def save_bundle(self, name: str, file: IO[bytes]) -> int:
-        """Write a voice's bundle; returns its bytes.
+    def bundle(self, name: str) -> bytes:
+        """Return a voice's bundle.
 
-        Raises: SpeakerNotFoundError, StorageError, OSError.
+        Raises: SpeakerNotFoundError, StorageError.
         """
-        _, data = self._bundles.export(name, self._tenant)
-        return file.write(data)
+        return self._bundles.export(name, self._tenant)[1]
 
     def consents(self) -> Iterator[dict[str, Any]]:
         """Yield consent recordings."""
