@@ -19,7 +19,6 @@ from vllm_tts_cache.model_executor.speakers import (
     Recency,
     WorkerEncodings,
 )
-from vllm_tts_cache.speaker.checkpoint import remembered
 from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls
@@ -70,8 +69,7 @@ def load_encoders(speakers: WorkerEncodings, vllm_config: Any, family: Family) -
 
     def load() -> Mapping[str, ReferenceEncoder]:
         model_dir = whole_checkpoint(vllm_config, family.side_files)
-        with remembered(load_settings().samples_dir):
-            return family.part("encoders_part")(model_dir, device)
+        return family.part("encoders_part")(model_dir, device)
 
     with float32_by_default():
         speakers.fingerprints = ranks.from_rank_0(partial(speakers.load_encoders, load))

@@ -1,17 +1,9 @@
-"""Reads tensors of a checkpoint, and computes the fingerprints of reference encoders.
-
-A fingerprint has a hash of the weights. Hashing them takes time at a start, so the
-hashes are stored in a file. A later start reuses one if the files of the weights have
-the same place, size and times.
-"""
+"""Reads tensors of a checkpoint, and computes fingerprints of reference encoders."""
 
 import hashlib
 import json
 import logging
-import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vllm_tts_cache.errors import CheckpointError, StorageError
-from vllm_tts_cache.files import publish
+from vllm_tts_cache.errors import CheckpointError
 from vllm_tts_cache.speaker.checkpoint_dir import read_json
-
-HASHES_NAME = "weight-hashes.json"
-_NUM_KEPT = 256
-# Of both ends of each tensor, to distinguish two of one name and shape.
-_NUM_SAMPLED_BYTES = 4096
-# A file that was written just now may be written again in the same tick of the clock.
-_SETTLED_SECONDS = 10.0
-
-Hash = Callable[[Mapping[str, Tensor]], str]
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
@@ -41,106 +23,14 @@ _NAMES_SHOWN = 8
 _WEIGHT_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
-class _Hashes:
-    """Hashes of the weights that one start reads.
-
-    Attributes:
-        known: From earlier starts, by files and tensors.
-        used: Those of this start.
-        stamps: Place, size and times of each file that this start reads.
-        are_settled: Whether none of the files was written just now.
-    """
-
-    def __init__(self, known: dict[str, str]):
-        self.known = known
-        self.used: dict[str, str] = {}
-        self.stamps: dict[str, list[int]] = {}
-        self.are_settled = True
-
-
-_hashes: ContextVar[_Hashes | None] = ContextVar("hashes", default=None)
-
-
-@contextmanager
-def remembered(directory: Path) -> Generator[None, None, None]:
-    """Reuse hashes of weights from earlier starts inside the block, and store new ones.
-
-    Args:
-        directory: Where the hashes are stored; a file that cannot be read counts as
-            empty.
-    """
-    path = directory / HASHES_NAME
-    hashes = _Hashes(_read(path))
-    token = _hashes.set(hashes)
-    try:
-        yield
-    finally:
-        _hashes.reset(token)
-    if hashes.used.keys() <= hashes.known.keys():
-        return
-    kept = list({**hashes.used, **hashes.known}.items())[:_NUM_KEPT]
-    try:
-        publish(path, json.dumps(dict(kept), indent=1).encode())
-    except StorageError as exc:
-        logger.warning("The next start hashes the encoders' weights again: %s", exc)
-
-
-def reads(path: Path) -> None:
-    """Note that weights are about to be read from a file.
-
-    Raises: OSError.
-    """
-    if (hashes := _hashes.get()) is None:
-        return
-    seen = path.stat()
-    times = seen.st_mtime_ns, seen.st_ctime_ns
-    hashes.stamps[str(path)] = [seen.st_dev, seen.st_ino, seen.st_size, *times]
-    if time.time() - max(times) / 1e9 < _SETTLED_SECONDS:
-        hashes.are_settled = False
-
-
-def sha256_of(tensors: Mapping[str, Tensor], compute: Hash) -> str:
-    """Return the hash of tensors: from an earlier start, or else computed."""
-    hashes = _hashes.get()
-    if hashes is None or not hashes.stamps or not hashes.are_settled:
-        return compute(tensors)
-    digest = hashlib.sha256(json.dumps(hashes.stamps, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(_head(name, tensor))
-        data = _bytes(tensor)
-        for end in (data[:_NUM_SAMPLED_BYTES], data[-_NUM_SAMPLED_BYTES:]):
-            digest.update(end)
-    key = digest.hexdigest()
-    hashes.used[key] = hashes.known.get(key) or compute(tensors)
-    return hashes.used[key]
-
-
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     """Hex SHA-256 over names, dtypes, shapes and bytes, in any order of the tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        digest.update(_head(name, tensor))
-        digest.update(_bytes(tensor))
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        flat = tensor.contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _head(name: str, tensor: Tensor) -> bytes:
-    return f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _read(path: Path) -> dict[str, str]:
-    try:
-        known = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(known, dict):
-        return {}
-    size = hashlib.sha256().digest_size * 2
-    return {k: v for k, v in known.items() if isinstance(v, str) and len(v) == size}
 
 
 def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
@@ -179,7 +69,6 @@ def read_safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
     try:
         # safetensors calls any failure to open a missing file; open() tells them apart.
         path.open("rb").close()
-        reads(path)
         with safe_open(path, framework="pt", device="cpu") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
@@ -277,7 +166,7 @@ def encoder_fingerprint(
     identity = {
         "network": network,
         "revision": revision,
-        "weights": sha256_of(weights, weights_sha256),
+        "weights": weights_sha256(weights),
         "compute_dtype": "float32",
         "resampler": resampler,
         "settings": dict(settings),

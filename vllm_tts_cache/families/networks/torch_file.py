@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.speaker import checkpoint
 
 
 def read_torch_file(
@@ -45,7 +44,6 @@ def _load(path: Path) -> Any:
     try:
         # Told apart here, since torch has other errors for what is no file.
         path.open("rb").close()
-        checkpoint.reads(path)
         return torch.load(  # noqa: TID251 -- the released form; weights_only runs no code
             path,
             map_location="cpu",
