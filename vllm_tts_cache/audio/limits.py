@@ -125,8 +125,6 @@ def check_level(level_dbfs: float, clipped: float) -> tuple[AudioWarning, ...]:
         message += f"above {LOW_LEVEL_DBFS:g} dBFS."
         warnings.append(AudioWarning("low_level", message))
     if clipped > MAX_CLIPPED_SHARE:
-        message = (
-            f"{clipped:.2%} of the samples lie in flat tops at full scale; record "
-        )
+        message = f"{clipped:.2%} of the samples lie in flat tops at full scale; "
         warnings.append(AudioWarning("clipping", f"{message}record with less gain."))
     return tuple(warnings)

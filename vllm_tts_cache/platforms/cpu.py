@@ -1,5 +1,7 @@
 """The CPU as a vLLM-Omni platform, to try and test the plugin without a GPU."""
 
+from typing import Any
+
 import psutil
 import torch
 from vllm.platforms.cpu import CpuPlatform
@@ -26,6 +28,15 @@ def say_that_nothing_is_captured() -> None:
         patch_once(torch.cuda, "is_current_stream_capturing", lambda _: lambda: False)
 
 
+def _always(answer: Any) -> Any:
+    """Return a class method that answers so, whatever it is asked with."""
+    return classmethod(lambda _cls, *_args, **_options: answer)
+
+
+_WORKERS = "vllm_tts_cache.platforms.cpu_worker"
+_KERNELS = "vllm_tts_cache.platforms.cpu_kernels"
+
+
 class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     """vLLM's CPU platform with the answers that vLLM-Omni asks for on top."""
 
@@ -36,67 +47,25 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
     # Also the key of a deploy YAML's `platforms:` overlay.
     device_name = "cpu"
 
-    @classmethod
-    def get_omni_ar_worker_cls(cls) -> str:
-        """Return the worker of autoregressive stages."""
-        return "vllm_tts_cache.platforms.cpu_worker.CPUARWorker"
-
-    @classmethod
-    def get_omni_generation_worker_cls(cls) -> str:
-        """Return the worker of codec-decoder stages."""
-        return "vllm_tts_cache.platforms.cpu_worker.CPUGenerationWorker"
-
-    @classmethod
-    def get_diffusion_worker_cls(cls) -> str:
-        """Return the worker of diffusion stages."""
-        return "vllm_tts_cache.platforms.cpu_kernels.CPUDiffusionWorker"
-
-    @classmethod
-    def get_default_stage_config_path(cls) -> str:
-        """Return where vLLM-Omni keeps its own deploy files."""
-        return "vllm_omni/deploy"
-
-    @classmethod
-    def get_diffusion_attn_backend_cls(
-        cls,
-        selected_backend: str | None,  # noqa: ARG003  the host's signature
-        head_size: int,  # noqa: ARG003
-        allow_trtllm_default: bool = False,  # noqa: ARG003
-    ) -> str:
-        """Return torch's own attention: the only one that runs here."""
-        return "vllm_tts_cache.platforms.cpu_kernels.CPUDiffusionBackend"
-
-    @classmethod
-    def supports_torch_inductor(cls) -> bool:
-        """Return False: compiling the code predictor costs more than it saves here."""
-        return False
-
-    @classmethod
-    def get_torch_device(
-        cls,
-        local_rank: int | None = None,  # noqa: ARG003
-    ) -> torch.device:
-        """Return the CPU, whatever the rank."""
-        return torch.device("cpu")
-
-    @classmethod
-    def get_device_count(cls) -> int:
-        """Return 1, for all cores."""
-        return 1
-
-    @classmethod
-    def get_device_version(cls) -> str | None:
-        """Return None, as there is no driver."""
-        return None
-
-    @classmethod
-    def synchronize(cls) -> None:
-        """Return at once, as a CPU has no queue."""
+    get_omni_ar_worker_cls = _always(f"{_WORKERS}.CPUARWorker")
+    get_omni_generation_worker_cls = _always(f"{_WORKERS}.CPUGenerationWorker")
+    get_diffusion_worker_cls = _always(f"{_KERNELS}.CPUDiffusionWorker")
+    # Torch's own attention: the only one that runs here.
+    get_diffusion_attn_backend_cls = _always(f"{_KERNELS}.CPUDiffusionBackend")
+    get_default_stage_config_path = _always("vllm_omni/deploy")  # vLLM-Omni's own
+    # Compiling the code predictor costs more than it saves here.
+    supports_torch_inductor = _always(False)
+    get_torch_device = _always(torch.device("cpu"))
+    get_device_count = _always(1)  # for all cores
+    get_device_version = _always(None)  # there is no driver
+    # A CPU has no queue and no caching allocator. Diffusion workers call these.
+    synchronize = empty_cache = reset_peak_memory_stats = _always(None)
+    max_memory_reserved = max_memory_allocated = _always(0)
 
     @classmethod
     def get_free_memory(
         cls,
-        device: torch.device | None = None,  # noqa: ARG003
+        device: torch.device | None = None,  # noqa: ARG003  the host's signature
     ) -> int:
         """Return free main memory, in bytes."""
         return psutil.virtual_memory().available
@@ -109,20 +78,3 @@ class CPUOmniPlatform(OmniPlatform, CpuPlatform):
         """Return free and total main memory, in bytes."""
         memory = psutil.virtual_memory()
         return memory.available, memory.total
-
-    # Diffusion workers call these. A CPU has no caching allocator.
-
-    @classmethod
-    def empty_cache(cls) -> None:
-        """Return at once."""
-
-    @classmethod
-    def reset_peak_memory_stats(cls) -> None:
-        """Return at once."""
-
-    @classmethod
-    def max_memory_reserved(cls) -> int:
-        """Return 0."""
-        return 0
-
-    max_memory_allocated = max_memory_reserved
