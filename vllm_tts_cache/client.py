@@ -162,16 +162,14 @@ class VoicesClient:
 
     def voices(
         self,
-        limit: int | None = None,
         *,
         search: str | None = None,
         label: list[str] | None = None,
         sort: str = "name",
     ) -> Iterator[Json]:
-        """Yield registered voices, page by page.
+        """Yield registered voices, page by page, as they are asked for.
 
         Args:
-            limit: Voices at most; None for all.
             search: Part of a name, a description or a label's value.
             label: As ``key:value``; all must fit.
             sort: The order.
@@ -180,10 +178,8 @@ class VoicesClient:
         given = {name: value for name, value in given.items() if value}
         while True:
             page = self.request("GET", _VOICES, params=given)
-            found = page.get("uploaded_voices", [])
-            yield from found if limit is None else found[:limit]
-            limit = None if limit is None else limit - len(found)
-            if not page.get("next") or (limit is not None and limit <= 0):
+            yield from page.get("uploaded_voices", [])
+            if not page.get("next"):
                 return
             if page["next"] == given.get("after"):  # it would never end
                 raise ServerAnswerError(200, "It answers the same page again.")

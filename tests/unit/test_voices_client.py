@@ -72,7 +72,7 @@ def test_pages_are_followed_to_the_end_or_the_limit(server, client):
         f"{path}?sort=name&search=x&label=k%3Av&after=b",
     ]
     server.answers["GET", path] = (200, {}, pages[0])
-    assert [each["name"] for each in client.voices(limit=1)] == ["a"]
+    assert next(client.voices())["name"] == "a"
     with pytest.raises(ServerAnswerError, match="the same page again"):
         list(client.voices())
 

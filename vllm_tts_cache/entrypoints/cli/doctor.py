@@ -173,7 +173,7 @@ def _whose_voices(client: VoicesClient, settings: Settings) -> Iterator[Finding]
     if not is_here and not settings.catalogue_url:
         return  # its directory is on its machine
     try:
-        newest = next(client.voices(limit=1, sort="newest"), None)
+        newest = next(client.voices(sort="newest"), None)
         is_same = _is_kept(newest, settings)
     except (RemoteError, ConfigError, StorageError):
         return  # an administrator's key sees no voices; a catalogue was said above

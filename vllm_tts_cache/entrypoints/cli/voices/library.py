@@ -246,7 +246,6 @@ class VoicesDirectory:
 
     def voices(
         self,
-        limit: int | None = None,
         *,
         search: str | None = None,
         label: list[str] | None = None,
@@ -260,14 +259,8 @@ class VoicesDirectory:
             sort=sort,
             tenant=self._tenant,
         )
-        left = limit
-        while left is None or left > 0:
-            page = replace(page, limit=_PAGE if left is None else min(left, _PAGE))
-            records = self.store.records(page)
+        while records := self.store.records(page):
             yield from map(models.voice, records)
-            if not records:
-                return
-            left = None if left is None else left - len(records)
             page = replace(page, after=cursor(records[-1], sort))
 
     def get(self, name: str) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def ls(
     JSON: {"voices": [...]}, each as `GET /v1/audio/voices` shows it.
     """
     with voices_of(url, api_key, directory, tenant) as source:
-        found = list(source.voices(limit, search=search, label=label, sort=sort))
+        listed = source.voices(search=search, label=label, sort=sort)
+        found = list(itertools.islice(listed, limit))
     if as_json:
         common.print_json({"voices": found})
     elif found:
