@@ -14,8 +14,8 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
 from vllm_tts_cache.model_executor import rpc_methods
-from vllm_tts_cache.model_executor.loading import build_worker_speakers
 from vllm_tts_cache.model_executor.ranks import ALONE
+from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.reference import MemoryNeed, SpeakerRef
 from vllm_tts_cache.speaker.wire import Want, WantCall
 from vllm_tts_cache.store.encoding import Encoding
@@ -110,7 +110,7 @@ def worker_with(speakers, rank=0):
 
 def worker_speakers(samples_dir, encoders, *, ranks=ALONE, **settings):
     """A worker's speaker side on a directory; `close` it where threads are counted."""
-    return build_worker_speakers(
+    return WorkerEncodings(
         {encoder.name: encoder for encoder in encoders},
         settings_of(samples_dir, **settings),
         torch.device("cpu"),

@@ -8,33 +8,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.errors import EncodeError, TTSCacheError
-from vllm_tts_cache.model_executor.encode_device import EncodeDevice
-from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
-from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
-from vllm_tts_cache.model_executor.ranks import ALONE, Ranks, tensor_parallel_ranks
-from vllm_tts_cache.model_executor.speakers import (
-    DeletedCopies,
-    Recency,
-    WorkerEncodings,
-)
+from vllm_tts_cache.model_executor.ranks import Ranks, tensor_parallel_ranks
+from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.checkpoint_dir import local_checkpoint, whole_checkpoint
 from vllm_tts_cache.speaker.family import Family
 from vllm_tts_cache.speaker.precision import float32_by_default, hold_exact_matmuls
 from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef
-from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.encoding import Encoding
-from vllm_tts_cache.store.locks import open_turns
-from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.store.recovery import recover_aside
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 # The first use of a library may read a gigabyte of kernels from a slow disk.
 _WARM_UP_TIMEOUT_SECONDS = 120.0
-# A process that ends does not wait for all copies; the next start goes on.
-_RECOVER_PATIENCE_SECONDS = 2.0
 
 
 def load_worker_speakers(
@@ -45,7 +32,7 @@ def load_worker_speakers(
     Raises: TTSCacheError if the encoders cannot be loaded.
     """
     device = _encode_device(vllm_config, family)
-    speakers = build_worker_speakers({}, load_settings(), device, ranks=ranks)
+    speakers = WorkerEncodings({}, load_settings(), device, ranks=ranks)
     try:
         load_encoders(speakers, vllm_config, family)
     except BaseException:
@@ -83,60 +70,6 @@ def load_encoders(speakers: WorkerEncodings, vllm_config: Any, family: Family) -
             return
         seconds = time.monotonic() - began_at
         logger.info("Warmed the reference encoders up in %.1f s.", seconds)
-
-
-def build_worker_speakers(
-    encoders: Mapping[str, ReferenceEncoder],
-    settings: Settings,
-    device: torch.device,
-    *,
-    ranks: Ranks = ALONE,
-) -> WorkerEncodings:
-    """Put encoders, store and encode thread together.
-
-    Args:
-        encoders: By name; empty if the encode thread loads them later.
-        settings: With the store's place and the memory's budget.
-        device: That of the encoders.
-        ranks: The processes that run one model together.
-
-    Raises: StorageError.
-    """
-    store = open_store(settings, import_stock=False)  # the API process does that
-    cache = open_cache(settings, store)
-    turns = open_turns(settings, store.database)
-    work = StoredEncodeWork(
-        encoders=encoders,
-        cache=cache,
-        store=store,
-        turns=turns,
-        device=EncodeDevice(device),
-    )
-    queue = EncodeQueue(
-        work,
-        max_waiting_inline=settings.max_waiting_inline,
-        look_again_seconds=turns.look_again_seconds,
-    )
-    # The copies on this worker's machine may be of audio that was deleted meanwhile.
-    recovering = recover_aside(store.recover_copies) if ranks.is_first else None
-
-    def close_store() -> None:
-        if recovering is not None:
-            recovering.join(_RECOVER_PATIENCE_SECONDS)
-        store.close()
-
-    return WorkerEncodings(
-        fingerprints={name: e.fingerprint for name, e in encoders.items()},
-        cache=cache,
-        queue=queue,
-        work=work,
-        recency=Recency(store.used),
-        copies=None if store.copies is None else DeletedCopies(store.files),
-        close_store=close_store,
-        store_id=store.store_id,
-        clock=time.monotonic,
-        ranks=ranks,
-    )
 
 
 def _encode_device(vllm_config: Any, family: Family) -> torch.device:

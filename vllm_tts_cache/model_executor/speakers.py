@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from cachetools import LRUCache, TTLCache
 
 from vllm_tts_cache.catalogue.records import Segment
+from vllm_tts_cache.config import Settings
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.model_executor.encode_device import EncodeDevice
 from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
@@ -29,8 +32,7 @@ from vllm_tts_cache.speaker.wire import (
     WantAnswer,
     WantCall,
 )
-from vllm_tts_cache.store.binding import StoreId
-from vllm_tts_cache.store.cache import EncodingCache
+from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import (
     Encoding,
@@ -38,17 +40,23 @@ from vllm_tts_cache.store.encoding import (
     encoding_to_bytes,
     is_address,
 )
+from vllm_tts_cache.store.locks import open_turns
+from vllm_tts_cache.store.opening import open_store
+from vllm_tts_cache.store.recovery import recover_aside
 
-logger = logging.getLogger("vllm.vllm_tts_cache")
-throttled = ThrottledLog(logger)
+throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
 FLUSH_SECONDS = 30.0
+# A process that ends does not wait for all copies; the next start goes on.
+_RECOVER_PATIENCE_SECONDS = 2.0
 # More audios than a worker speaks, or deletes, within a flush; the rest is noted the
 # next time.
 MAX_NOTED = 65_536
 
 # Whoever asked for a removal asks again within a second or two.
 _ASKED_AGAIN_SECONDS = 5.0
+
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 MAX_FAILED_PROMPTS = 4096
 MAX_WANTS = 1024  # a call; each costs a look at one file
@@ -177,44 +185,53 @@ class WorkerEncodings:
     a lock that is held over a file, none asks the catalogue.
 
     Args:
-        fingerprints: Of the encoders, by name. Rank 0 has them for all ranks.
-        cache: Encodings in memory, in front of the files.
-        queue: The encode thread.
-        work: What that does; its counters are told.
-        recency: Takes note of which speakers memory answered for.
-        copies: Removes this machine's copies of a bucket's objects; None without one.
-        close_store: Called when this is closed.
-        store_id: Where the files are.
-        clock: The queue's.
+        encoders: By name; empty if the encode thread loads them later.
+        settings: With the store's place and the memory's budget.
+        device: That of the encoders.
         ranks: The processes that run the model together. They agree once a prompt, so
             each of them as often and in the same order.
+
+    Attributes:
+        fingerprints: Of the encoders, by name. Rank 0 has them for all ranks.
+
+    Raises: StorageError.
     """
 
     def __init__(
         self,
+        encoders: Mapping[str, ReferenceEncoder],
+        settings: Settings,
+        device: torch.device,
         *,
-        fingerprints: Mapping[str, str],
-        cache: EncodingCache,
-        queue: EncodeQueue,
-        work: StoredEncodeWork,
-        recency: Recency,
-        copies: DeletedCopies | None,
-        close_store: Callable[[], None],
-        store_id: StoreId,
-        clock: Callable[[], float],
         ranks: Ranks = ALONE,
     ):
-        self._cache = cache
-        self._queue = queue
-        self._work = work
-        self._recency = recency
-        self._copies = copies
-        self._close_store = close_store
-        self._clock = clock
-        self.store_id = store_id
+        store = open_store(settings, import_stock=False)  # the API process does that
+        turns = open_turns(settings, store.database)
+        self._store = store
+        self._cache = open_cache(settings, store)
+        self._work = StoredEncodeWork(
+            encoders=encoders,
+            cache=self._cache,
+            store=store,
+            turns=turns,
+            device=EncodeDevice(device),
+        )
+        self._queue = EncodeQueue(
+            self._work,
+            max_waiting_inline=settings.max_waiting_inline,
+            look_again_seconds=turns.look_again_seconds,
+        )
+        # This machine's copies may be of audio that was deleted meanwhile.
+        self._recovering = (
+            recover_aside(store.recover_copies) if ranks.is_first else None
+        )
+        self._recency = Recency(store.used)
+        self._copies = None if store.copies is None else DeletedCopies(store.files)
+        self._clock = time.monotonic
+        self.store_id = store.store_id
         self.worker_id = uuid.uuid4().hex
         self.ranks = ranks
-        self.fingerprints = dict(fingerprints)
+        self.fingerprints = {name: e.fingerprint for name, e in encoders.items()}
         self._failed_prompts = LRUCache[str, str](MAX_FAILED_PROMPTS)
         self._num_prompts = 0
         self._num_failed_prompts = 0
@@ -387,7 +404,9 @@ class WorkerEncodings:
         self._recency.close()
         if self._copies is not None:
             self._copies.close()
-        self._close_store()
+        if self._recovering is not None:
+            self._recovering.join(_RECOVER_PATIENCE_SECONDS)
+        self._store.close()
 
     # -------- both
 
@@ -416,8 +435,13 @@ class WorkerEncodings:
         is_in_memory = not is_forced and self._cache.contains(key)
         if lease_until is None:
             return _READY if is_in_memory else self._queue.look(key)
+        report = self._queue.want(self._job(want, key, lease_until))
+        # The job writes to the disk again what only memory has.
+        return _READY if is_in_memory else report
+
+    def _job(self, want: Want, key: EncodingKey, lease_until: float) -> EncodeJob:
         segment = Segment(want.segment)
-        job = EncodeJob(
+        return EncodeJob(
             key=key,
             encoder_name=want.encoder,
             segment=segment,
@@ -425,9 +449,6 @@ class WorkerEncodings:
             wanted_until=lease_until,
             force_ids={want.force_id} if want.force_id else set(),
         )
-        # The job writes to the disk again what only memory has.
-        report = self._queue.want(job)
-        return _READY if is_in_memory else report
 
     def _key(self, audio_sha256: str, encoder_name: str) -> EncodingKey | None:
         if (fingerprint := self.fingerprints.get(encoder_name)) is None:
