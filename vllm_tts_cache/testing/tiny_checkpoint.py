@@ -187,7 +187,9 @@ def new_directory(out: Path, *, force: bool = False) -> Iterator[Path]:
         with storage_errors(out):
             partial.mkdir(parents=True)
             yield partial
-            _replace(out, partial)
+            if out.is_dir():  # a directory cannot be renamed over a full one
+                shutil.rmtree(out)
+            partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -213,14 +215,3 @@ def _check_replaceable(out: Path, force: bool) -> None:
         )
     if not force:
         raise ConfigError(f"--out {out}: holds a test checkpoint; --force replaces it")
-
-
-def _replace(out: Path, partial: Path) -> None:
-    if not out.exists() or not any(out.iterdir()):
-        partial.rename(out)
-        return
-    # A directory cannot be renamed over a full one.
-    old = out.with_name(f"{PARTIAL_PREFIX}{out.name}-{uuid.uuid4().hex}")
-    out.rename(old)
-    partial.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
