@@ -202,30 +202,23 @@ class ConsentInUseError(SpeakerRequestError):
         self.voices = tuple(voices)
 
 
-class ConsentLimitError(SpeakerRequestError):
-    """There are as many consent recordings as there may be (409)."""
-
-    http_status = HTTPStatus.CONFLICT
-
-    def __init__(self, limit: int, *, is_tenants: bool = False):
-        raised = _raised(_MAX_VOICES, is_tenants)
-        super().__init__(
-            f"{limit} consent recordings are kept, which is the limit. Delete one, or "
-            f"{raised}."
-        )
-
-
 class SpeakerLimitError(SpeakerRequestError):
     """The registry holds as many speakers as it may, or as the tenant's may be."""
 
     http_status = HTTPStatus.CONFLICT
+    what = "voices are registered"
 
     def __init__(self, limit: int, *, is_tenants: bool = False):
         raised = _raised(_MAX_VOICES, is_tenants)
         super().__init__(
-            f"{limit} voices are registered, which is the limit. Delete one, or "
-            f"{raised}."
+            f"{limit} {self.what}, which is the limit. Delete one, or {raised}."
         )
+
+
+class ConsentLimitError(SpeakerLimitError):
+    """There are as many consent recordings as there may be (409)."""
+
+    what = "consent recordings are kept"
 
 
 class AudioBudgetError(SpeakerRequestError):
@@ -300,28 +293,21 @@ class DeletionPendingError(ServerFaultError):
     """
 
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
+    retry_after_seconds = 1
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        files_removed: bool,
-        waiting_for: int,
-        retry_after_seconds: int = 1,
-    ):
+    def __init__(self, name: str, *, files_removed: bool, waiting_for: int):
         files = "gone" if files_removed else "not yet removed"
         left = f"{files}, API servers that have not confirmed: {waiting_for}."
         super().__init__(
             f"Voice {name!r} is deleted and answers no request any more, but not all "
             f"of it is gone: its files are {left} It goes on by itself. Repeat the "
-            f"DELETE in {retry_after_seconds} s to learn how far it is."
+            f"DELETE in {self.retry_after_seconds} s to learn how far it is."
         )
         self._log_text = (
             f"A voice is deleted, but not all of it is gone: its files are {left}"
         )
         self.files_removed = files_removed
         self.waiting_for = waiting_for
-        self.retry_after_seconds = retry_after_seconds
 
 
 class StorageError(ServerFaultError):

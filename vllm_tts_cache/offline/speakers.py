@@ -197,15 +197,8 @@ class _Progress:
 class OfflineEngine(SyncEngine, Protocol):
     """``vllm_omni.entrypoints.omni.Omni``, with the method that the plugin gives it."""
 
-    @property
-    def model(self) -> Any:
-        """The checkpoint: a folder, or a Hugging Face id."""
-        ...
-
-    @property
-    def engine(self) -> Any:
-        """What runs its stages, and knows the revision that they loaded."""
-        ...
+    model: Any  # the checkpoint: a folder, or a Hugging Face id
+    engine: Any  # runs its stages, and knows the revision that they loaded
 
 
 class Prompts(Protocol):

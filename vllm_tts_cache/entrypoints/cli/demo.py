@@ -213,13 +213,10 @@ def demo(
     _end_by_exception()
     progress = Console(stderr=True)
     story = Story(encoders=chosen.encoders)
+    model = trial.tiny_checkpoint(work, chosen, progress)
+    samples_dir = trial.emptied(work / "speakers")
+    logs = trial.emptied(work / "logs")
     with progress.status("starting") as status:
-        model = trial.tiny_checkpoint(
-            work, chosen, lambda step: status.update(f"writing the {step}")
-        )
-        progress.print(f"checkpoint (random weights, not a model): {model}")
-        samples_dir = trial.emptied(work / "speakers")
-        logs = trial.emptied(work / "logs")
         for number, acts in enumerate(acts_of(chosen), start=1):
             options = ServerOptions(
                 model=model,

@@ -5,7 +5,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -103,12 +102,16 @@ def emptied(directory: Path) -> Path:
     return directory
 
 
-def tiny_checkpoint(work: Path, family: Family, report: Callable[[str], None]) -> Path:
+def tiny_checkpoint(work: Path, family: Family, console: Console) -> Path:
     """Return a checkpoint with random weights, written unless it is there already.
 
     Raises: ConfigError, StorageError.
     """
-    return TinyCheckpoint.of(family).ensure(work / f"tiny-{family.name}", report)
+    checkpoint, path = TinyCheckpoint.of(family), work / f"tiny-{family.name}"
+    with console.status("starting") as status:
+        checkpoint.ensure(path, lambda step: status.update(f"writing the {step}"))
+    console.print(f"checkpoint (random weights, not a model): {path}", markup=False)
+    return path
 
 
 def _known(name: str | None) -> str:
@@ -214,12 +217,7 @@ def _model(model: Path | None, family: Family, work: Path, console: Console) -> 
         if not model.is_dir():
             raise ConfigError(f"--model {model}: is not a directory")
         return model.absolute()
-    with console.status("starting") as status:
-        path = tiny_checkpoint(
-            work, family, lambda step: status.update(f"writing the {step}")
-        )
-    console.print(f"checkpoint (random weights, not a model): {path}", markup=False)
-    return path
+    return tiny_checkpoint(work, family, console)
 
 
 def _samples_dir(samples_dir: Path | None, work: Path) -> Path:

@@ -36,7 +36,7 @@ from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import BundledVoice
 from vllm_tts_cache.store.bundles import Bundles, OnConflict
 from vllm_tts_cache.store.opening import open_existing
-from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
+from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import DEFAULT_TENANT, Tenant
 
 if TYPE_CHECKING:
@@ -268,7 +268,8 @@ class VoicesDirectory:
 
         Raises: SpeakerNotFoundError.
         """
-        found = self._found(name)
+        if (found := self.store.find(name, self._tenant)) is None:
+            raise SpeakerNotFoundError(name)
         encoded_by = sorted(found.fingerprints)
         return {"voice": models.voice(found.record), "encoded_by": encoded_by}
 
@@ -279,14 +280,12 @@ class VoicesDirectory:
         is_lost = self.store.is_lost(found.record)
         return models.voice(found.record, is_lost=is_lost)
 
-    def delete(self, name: str) -> dict[str, Any]:
+    def delete(self, name: str) -> None:
         """Delete a voice and all of its files that no other voice has.
 
         Raises: SpeakerNotFoundError, StorageError.
         """
-        found = self._found(name)
         self.store.remove_files(self.store.registrations.delete(name, self._tenant))
-        return {"id": found.record.speaker_id, "deleted": True}
 
     def bundle(self, name: str) -> bytes:
         """Return a voice's bundle.
@@ -321,11 +320,6 @@ class VoicesDirectory:
             "encodings_left": imported.num_left,
         }
         return {"imported": [shown]}
-
-    def _found(self, name: str) -> StoredSpeaker:
-        if (found := self.store.find(name, self._tenant)) is None:
-            raise SpeakerNotFoundError(name)
-        return found
 
 
 @contextmanager
