@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.voices.bulk import (
+    Outcome,
+    Stop,
+    in_parallel,
+    made_in_turn,
+    patiently,
+)
 from vllm_tts_cache.errors import ConfigError, SpeakerRequestError
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
     from vllm_tts_cache.entrypoints.cli.voices.manifest import NewVoice
 
 # Of an answer, what may be worth knowing.
@@ -83,7 +89,6 @@ def add(
     "error", "cache_status"}]}; of a manifest that is wrong {"problems": [{"row",
     "error"}]}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
     from vllm_tts_cache.entrypoints.cli.voices.manifest import (
         ManifestError,
         read_manifest,
@@ -163,22 +168,16 @@ def _of_arguments(
 def _add(
     client: "VoicesClient",
     voice: "NewVoice",
-    stop: "Stop",
+    stop: Stop,
     *,
     replaces: bool,
     precomputes: bool,
     waits: bool,
-) -> "Outcome":
+) -> Outcome:
     """Add one, unless the server has it.
 
     Raises: RemoteError, StoppedError, OSError; ConfigError if it is there and differs.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import (
-        Outcome,
-        made_in_turn,
-        patiently,
-    )
-
     is_alone = voice.row is None  # and not one of a manifest's
     clips = [(clip.name, clip.read_bytes()) for clip in voice.clips]
     there = patiently(partial(client.find, voice.name), stop)
@@ -231,13 +230,8 @@ def check(
     Status 1 if one is poor, or no clip. JSON: {"clips": [{"name", "outcome":
     "good|fair|poor|failed", "error", and what `POST /v1/audio/voices/check` answers}]}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import (
-        Outcome,
-        in_parallel,
-        patiently,
-    )
 
-    def one(path: Path, stop: "Stop") -> "Outcome":
+    def one(path: Path, stop: Stop) -> Outcome:
         found = patiently(partial(judge, path.name, path.read_bytes(), ref_text), stop)
         verdict = str(found.get("verdict"))
         return Outcome(name=str(path), outcome=verdict, details=found)

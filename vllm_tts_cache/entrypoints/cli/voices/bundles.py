@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.voices import bulk
 from vllm_tts_cache.entrypoints.cli.voices.registered import (
     All,
     Chosen,
@@ -21,9 +22,6 @@ from vllm_tts_cache.entrypoints.cli.voices.registered import (
 )
 from vllm_tts_cache.errors import ConfigError, StorageError
 from vllm_tts_cache.files import PARTIAL_PREFIX, publish, storage_errors
-
-if TYPE_CHECKING:
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
 
 # With what tells it from others a file's name has less than 255 bytes.
 _MAX_NAME_BYTES = 200
@@ -65,9 +63,9 @@ def export(
     JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
     "exported|unchanged|failed|not_tried", "file", "bytes", "error"}]}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices import bulk, library
+    from vllm_tts_cache.entrypoints.cli.voices import library
 
-    def save(voice: Chosen) -> "Outcome":
+    def save(voice: Chosen) -> bulk.Outcome:
         path = folder / f"{files[voice]}{library.SUFFIX}"
         details: dict[str, Any] = {"file": str(path)}
         if path.is_file() and not force and library.holds(path, source.find(voice.ref)):
@@ -82,7 +80,7 @@ def export(
         details["bytes"] = len(data)
         return bulk.Outcome(name=voice.name, outcome="exported", details=details)
 
-    def one(voice: Chosen, stop: "Stop") -> "Outcome":
+    def one(voice: Chosen, stop: bulk.Stop) -> bulk.Outcome:
         return bulk.patiently(lambda: save(voice), stop)
 
     with voices_of(url, api_key, directory, tenant) as source:
@@ -193,7 +191,6 @@ def import_(
     "imported|unchanged|expired|failed|not_tried", "imported": as the server answers it,
     "error"}], "verified": {"voices", "there", "with_their_ids"}}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import in_parallel
     from vllm_tts_cache.entrypoints.cli.voices.library import Importing, files_of
 
     files = files_of(files)
@@ -201,7 +198,7 @@ def import_(
         raise ConfigError("--name: give it with one file")
     with voices_of(url, api_key, directory, tenant, writes=True) as target:
         importing = Importing(target, name, on_conflict)
-        many = in_parallel(files, importing.add, title="importing", num_jobs=jobs)
+        many = bulk.in_parallel(files, importing.add, title="importing", num_jobs=jobs)
         verified = None
         if not many.stop.event.is_set():
             many, verified = importing.verified(many, jobs)

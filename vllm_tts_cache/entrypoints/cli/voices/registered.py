@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from vllm_tts_cache.entrypoints.cli import common
+from vllm_tts_cache.entrypoints.cli.voices import bulk
 from vllm_tts_cache.errors import ConfigError, NotThereError, SpeakerNotFoundError
 from vllm_tts_cache.files import storage_errors
 
 if TYPE_CHECKING:
     from vllm_tts_cache.client import VoicesClient
-    from vllm_tts_cache.entrypoints.cli.voices.bulk import Outcome, Stop
     from vllm_tts_cache.entrypoints.cli.voices.library import VoicesDirectory
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="or ids")]
@@ -212,9 +212,8 @@ def warm(
     JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
     "ready|failed|not_tried", "error"}]}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices import bulk
 
-    def one(voice: Chosen, stop: "Stop") -> "Outcome":
+    def one(voice: Chosen, stop: bulk.Stop) -> bulk.Outcome:
         if len(chosen) == 1:
             bulk.patiently(lambda: client.precompute(voice.ref, force=force), stop)
         else:
@@ -317,14 +316,12 @@ def rm(
     JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
     "deleted|missing|failed|not_tried", "error"}]}.
     """
-    from vllm_tts_cache.entrypoints.cli.voices import bulk
-
     chosen = list(dict.fromkeys(names))
     if not yes and sys.stdin.isatty():
         what = repr(chosen[0]) if len(chosen) == 1 else f"{len(chosen)} voices"
         typer.confirm(f"Delete {what} for good?", abort=True, err=True)
 
-    def one(name: str, stop: "Stop") -> "Outcome":
+    def one(name: str, stop: bulk.Stop) -> bulk.Outcome:
         try:
             bulk.patiently(lambda: source.delete(name), stop)
         except (SpeakerNotFoundError, NotThereError):
