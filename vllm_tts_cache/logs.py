@@ -5,23 +5,18 @@ line on a terminal and moves no cursor (`printable`).
 """
 
 import logging
+import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from cachetools import LRUCache
 
 INTERVAL_SECONDS = 60.0
 # A cause is a few words of code, not of a client; this is for the one that is not.
 _MAX_CAUSES = 256
 
 _MAX_CHARS = 1000
-
-
-@dataclass(slots=True)
-class _Cause:
-    logged_at: float
-    num_suppressed: int = 0
 
 
 class ThrottledLog:
@@ -33,7 +28,8 @@ class ThrottledLog:
         self._logger = logger
         self._clock = clock
         self._lock = threading.Lock()
-        self._causes: OrderedDict[str, _Cause] = OrderedDict()
+        # By its cause: when the last line was logged, and how many were left out since.
+        self._causes = LRUCache[str, tuple[float, int]](_MAX_CAUSES)
 
     def warn_of(
         self,
@@ -53,28 +49,18 @@ class ThrottledLog:
             values: What stands in them; may name the one voice that it happened to.
             mistake: Of ours, whose traceback goes with the line.
         """
-        num_suppressed = self._turn(cause)
-        if num_suppressed is None:
-            return
+        now = self._clock()
+        with self._lock:
+            logged_at, num_suppressed = self._causes.get(cause, (-math.inf, 0))
+            if now - logged_at < INTERVAL_SECONDS:
+                self._causes[cause] = logged_at, num_suppressed + 1
+                return
+            self._causes[cause] = now, 0
         line = message % values if values else message
         if num_suppressed:
             line += f" ({num_suppressed} more like this were not logged)"
         # The caller's own line, not this one, where a formatter shows it.
         self._logger.warning("%s", line, stacklevel=2, exc_info=mistake)
-
-    def _turn(self, cause: str) -> int | None:
-        """Return how many lines were left out since the last; None: leave this out."""
-        now = self._clock()
-        with self._lock:
-            known = self._causes.get(cause)
-            if known is not None and now - known.logged_at < INTERVAL_SECONDS:
-                known.num_suppressed += 1
-                return None
-            self._causes[cause] = _Cause(logged_at=now)
-            self._causes.move_to_end(cause)
-            if len(self._causes) > _MAX_CAUSES:
-                self._causes.popitem(last=False)
-        return 0 if known is None else known.num_suppressed
 
 
 def printable(text: str, max_chars: int = _MAX_CHARS) -> str:

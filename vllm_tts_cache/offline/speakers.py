@@ -134,7 +134,8 @@ class OfflineEnsurer:
         clips = {speaker.ref.audio_sha256: speaker.clip for speaker in speakers}
         missing = set().union(*(self.needs(speaker) for speaker in speakers))
         num_stored = 0
-        progress = _Progress(self._settings.encode_timeout_seconds)
+        patience_seconds = self._settings.encode_timeout_seconds
+        num_ended, ended_at = -1, time.monotonic()
         while missing:
             reports, num_finished = self._want(missing)
             missing -= {
@@ -155,7 +156,13 @@ class OfflineEnsurer:
                 for sha in sorted(lost):
                     self._store.keep_inline(decode_path(clips[sha]))
             elif missing:
-                progress.check(num_finished, len(missing))
+                if num_finished != num_ended:
+                    num_ended, ended_at = num_finished, time.monotonic()
+                if time.monotonic() - ended_at > patience_seconds:
+                    raise EncodeTimeoutError(
+                        f"{len(missing)} encodings are missing and none was finished "
+                        f"within {patience_seconds:g} s."
+                    )
                 self._sleep(_POLL_SECONDS)
 
     def _want(self, needs: set[Need]) -> tuple[list[JobReport], int]:
@@ -173,25 +180,6 @@ class OfflineEnsurer:
                     f"{report.audio_sha256} was not encoded: {report.reason}"
                 )
         return reports, sum(answer.num_finished for answer in answers)
-
-
-class _Progress:
-    """Ends the waiting when nothing is finished for too long."""
-
-    def __init__(self, patience_seconds: float):
-        self._patience_seconds = patience_seconds
-        self._num_finished = -1
-        self._since = time.monotonic()
-
-    def check(self, num_finished: int, num_missing: int) -> None:
-        now = time.monotonic()
-        if num_finished != self._num_finished:
-            self._num_finished, self._since = num_finished, now
-        if now - self._since > self._patience_seconds:
-            raise EncodeTimeoutError(
-                f"{num_missing} encodings are missing and none was finished within "
-                f"{self._patience_seconds:g} s."
-            )
 
 
 class OfflineEngine(SyncEngine, Protocol):
