@@ -13,7 +13,6 @@ from vllm_tts_cache.entrypoints.cli import doctor as server
 from vllm_tts_cache.entrypoints.cli import doctor_checks as checks
 from vllm_tts_cache.entrypoints.cli import main
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.testing.clips import SPEECH
 
 SLOW = (
     (checks, "_SLOW_SYNC_MS", "fsync"),
@@ -178,37 +177,6 @@ async def test_our_server_is_known_from_others(
     assert "ok    server" in people.out
     assert slow.status == 0
     assert "warn  server" in slow.out
-
-
-async def test_a_directory_that_is_not_the_servers_is_a_warning(
-    default_checkpoint, tmp_path, monkeypatch
-):
-    own, empty, other = (tmp_path / name for name in ("speakers", "empty", "other"))
-    open_store(Settings(samples_dir=other)).close()
-    made = Server(default_checkpoint, own, monkeypatch)
-    async with running(made) as served, listening(served.app) as port:
-
-        async def found(directory):
-            url = f"http://127.0.0.1:{port}"
-            asked = "doctor", "--quick", "--json", "--directory", directory
-            done = await run(*asked, url=url)
-            assert done.status == 0
-            [check] = [c for c in done.json["checks"] if c["name"] == "voices"]
-            return check["status"]
-
-        # Whether it has voices or not, and where another server is at work there.
-        for _ in range(2):
-            assert [await found(each) for each in (own, empty, other)] == [
-                "ok",
-                "warn",
-                "warn",
-            ]
-            monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(other))
-            async with running(Server(default_checkpoint, other, monkeypatch)) as busy:
-                await busy.register("bob", SPEECH.path.read_bytes())
-                assert await found(other) == "warn"
-                assert await found(own) == "ok"
-            await served.register("ann", SPEECH.path.read_bytes())
 
 
 async def test_a_server_that_was_named_and_does_not_answer_is_a_failure(tmp_path):

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from vllm_tts_cache import patch_once
-from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.speaker.precision import computed_on, lower_priority
-from vllm_tts_cache.speaker.reference import MemoryNeed
 from vllm_tts_cache.store.encoding import Encoding
 
 logger = logging.getLogger("vllm.vllm_tts_cache")
@@ -62,17 +60,6 @@ class EncodeDevice:
             self._prepared.by = self
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield
-
-    def log_need(self, needs: Iterable[MemoryNeed]) -> None:
-        """Log the memory of the longest encode at the start: it is not reserved."""
-        if self._is_cuda:
-            seconds = DEFAULT_LIMITS.max_seconds
-            logger.info(
-                "Encoding %g s of reference audio takes up to %.0f MiB of GPU memory "
-                "beside gpu_memory_utilization.",
-                seconds,
-                max(need.of(seconds) for need in needs) / _MIB,
-            )
 
     def _prepare_thread(self) -> None:
         # All of this is a thread's own, and a new thread has the defaults.

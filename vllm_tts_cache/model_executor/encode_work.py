@@ -63,7 +63,6 @@ class StoredEncodeWork:
         """
         with self._device.entered():
             self._encoders = dict(load())
-        self._device.log_need([e.need for e in self._encoders.values()])
         return {name: e.fingerprint for name, e in self._encoders.items()}
 
     def warm_up(self) -> None:

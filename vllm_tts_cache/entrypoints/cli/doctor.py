@@ -5,15 +5,12 @@ The server at a URL is looked at here: whether it is one of ours, and how it is.
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
-from vllm_tts_cache.client import VoicesClient, is_this_machine
-from vllm_tts_cache.config import Settings, load_settings
+from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.cli import common
 from vllm_tts_cache.entrypoints.cli import doctor_checks as checks
 from vllm_tts_cache.entrypoints.cli.doctor_checks import (
@@ -26,12 +23,9 @@ from vllm_tts_cache.entrypoints.cli.doctor_checks import (
 from vllm_tts_cache.errors import (
     ConfigError,
     ConnectionSettingError,
-    NoCatalogueError,
-    RemoteError,
     RouteMissingError,
     ServerAnswerError,
     ServerUnreachableError,
-    StorageError,
 )
 from vllm_tts_cache.logs import printable
 
@@ -100,7 +94,6 @@ def _findings(
     yield from checks.plugins()
     if not quick:
         yield from checks.processors()
-    settings = None
     try:
         load_settings()
         settings = settings_of(directory)
@@ -109,7 +102,7 @@ def _findings(
     else:
         yield from checks.storage(settings)
         yield from checks.tenants(settings)
-    yield from server(url, api_key, settings)
+    yield from server(url, api_key)
 
 
 def _print(finding: Finding) -> None:
@@ -122,16 +115,8 @@ def _print(finding: Finding) -> None:
         typer.echo(f"{'':4}  {'':{_NAME_WIDTH}}  -> {printable(finding.hint)}")
 
 
-def server(
-    url: str | None, api_key: str | None, settings: Settings | None
-) -> Iterator[Finding]:
-    """Say how the server is; that the default one does not run is no fault.
-
-    Args:
-        url: None for the default one.
-        api_key: The key to ask with.
-        settings: Of the directory that was looked at; None if they are wrong.
-    """
+def server(url: str | None, api_key: str | None) -> Iterator[Finding]:
+    """Say how the server is; that the default one does not run is no fault."""
     try:
         client = common.client_of(url or common.DEFAULT_URL, api_key)
     except ConnectionSettingError as exc:
@@ -159,53 +144,10 @@ def server(
             )
             yield fail("server", str(exc), hint)
             return
-        compared = list(_whose_voices(client, settings)) if settings else []
     text = f"{client.url}: {_sum_up(stats)}, {took:.1f} ms for a look-up"
     hint = "it is busy, far away, or its disk is slow"
     yield warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
-    yield from compared
     yield from _signs(stats)
-
-
-def _whose_voices(client: VoicesClient, settings: Settings) -> Iterator[Finding]:
-    """Say whether the directory that was looked at is the server's."""
-    is_here = is_this_machine(urlsplit(client.url).hostname or "")
-    if not is_here and not settings.catalogue_url:
-        return  # its directory is on its machine
-    try:
-        newest = next(client.voices(sort="newest"), None)
-        is_same = _is_kept(newest, settings)
-    except (RemoteError, ConfigError, StorageError):
-        return  # an administrator's key sees no voices; a catalogue was said above
-    if is_same:
-        yield ok("voices", "the server's are those of this directory")
-    else:
-        hint = (
-            "set SPEAKER_SAMPLES_DIR here as the server has it, or give --directory: "
-            "verify and gc would look at this one, too"
-        )
-        where = settings.samples_dir
-        yield warn("voices", f"{client.url} does not keep its voices in {where}", hint)
-
-
-def _is_kept(voice: dict[str, Any] | None, settings: Settings) -> bool:
-    """Whether a running server whose newest voice this is uses the directory.
-
-    Raises: ConfigError, StorageError.
-    """
-    from vllm_tts_cache.store.opening import open_existing
-
-    try:
-        opened = closing(open_existing(settings))
-    except NoCatalogueError:
-        return False
-    with opened as store:
-        if not store.participants.num_alive():
-            return False
-        tenants = store.usage_of_tenants()
-        if voice is None:  # with tenants, this key has none
-            return settings.tenants_file is not None or not store.num_speakers()
-        return any(store.find(voice["id"], tenant) for tenant in tenants)
 
 
 def _sum_up(stats: dict[str, Any]) -> str:
