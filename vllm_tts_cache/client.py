@@ -41,7 +41,6 @@ _READ_SECONDS = 300.0
 # In line the server has a request wait for 600 s by default, and answers then.
 _ENCODE_TIMEOUT = httpx.Timeout(660.0, connect=_CONNECT_SECONDS)
 _VOICES = "/v1/audio/voices"
-_CONSENTS_PAGE = 100
 _DEFAULT_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 3600.0
 # What FastAPI, and the host in its shape, say of a path that nobody serves.
@@ -195,16 +194,6 @@ class VoicesClient:
             return self.get(name)["voice"]
         except (SpeakerNotFoundError, NotThereError):
             return None
-
-    def consents(self) -> Iterator[Json]:
-        """Yield consent recordings, page by page, newest first."""
-        given: Json = {"limit": _CONSENTS_PAGE}
-        while True:
-            page = self.request("GET", "/v1/audio/voice_consents", params=given)
-            yield from page.get("data", [])
-            if not page.get("has_more") or page.get("last_id") == given.get("after"):
-                return
-            given["after"] = page["last_id"]
 
     # -------- changing
 

@@ -174,15 +174,6 @@ def test_a_voice_whose_end_has_come_is_not_missed(places, voices):
     assert done["verified"] == {"voices": 3, "there": 3, "with_their_ids": 3}
 
 
-def test_recordings_of_no_voice_are_said_to_stay_behind(places, voices):
-    old, _, folder = places
-    out = ["export", "--all", "--out", folder, "--directory", old]
-    assert "stay behind" not in voices(*out)[2]
-    with closing(opened(old)) as store:
-        store.consents.add("Eva's", "de", sound(8))
-    assert "1 consent recordings stay behind" in voices(*out)[2]
-
-
 class Losing(VoicesDirectory):
     """A library in which voices do not stay as they were imported."""
 

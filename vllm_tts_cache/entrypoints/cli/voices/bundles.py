@@ -58,7 +58,8 @@ def export(
     """Save voices as files, one NAME.voice each: audio, texts, consent and encodings.
 
     A file that holds the voice as it is now is left alone, so a run that was cut short
-    goes on when it is run again.
+    goes on when it is run again. A consent recording that no voice stands on stays
+    behind.
 
     JSON: {"counts", "interrupted", "voices": [{"name", "outcome":
     "exported|unchanged|failed|not_tried", "file", "bytes", "error"}]}.
@@ -85,12 +86,6 @@ def export(
 
     with voices_of(url, api_key, directory, tenant) as source:
         chosen = chosen_of(source, names, all_, {"search": search, "label": label})
-        is_whole = all_ and not (search or label)
-        if is_whole and (left := library.num_left_consents(source)):
-            common.note(
-                f"{left} consent recordings stay behind: no voice stands on them, and "
-                "a file holds its voice's recording alone"
-            )
         files = file_names(chosen)
         with export_folder(out or Path()) as folder:
             many = bulk.in_parallel(chosen, one, title="exporting", num_jobs=jobs)

@@ -27,7 +27,6 @@ from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.errors import (
     ConfigError,
     InvalidBundleError,
-    RouteMissingError,
     SpeakerExistsError,
     SpeakerNotFoundError,
 )
@@ -65,20 +64,6 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             raise ConfigError(f"{path}: it holds no file that ends in {SUFFIX}")
         files += found
     return files
-
-
-def num_left_consents(source: "VoicesClient | VoicesDirectory") -> int:
-    """Return how many consent recordings no voice stands on.
-
-    Raises: RemoteError, StorageError.
-    """
-    try:
-        left = {each["id"] for each in source.consents()}
-    except RouteMissingError:  # stock vLLM-Omni keeps none
-        return 0
-    if left:
-        left -= {each.get("consent_id") for each in source.voices()}
-    return len(left)
 
 
 def holds(path: Path, there: Mapping[str, Any] | None) -> bool:
@@ -293,13 +278,6 @@ class VoicesDirectory:
         Raises: SpeakerNotFoundError, StorageError.
         """
         return self._bundles.export(name, self._tenant)[1]
-
-    def consents(self) -> Iterator[dict[str, Any]]:
-        """Yield consent recordings."""
-        after = ""
-        while page := self.store.consents.on_page(_PAGE, after, self._tenant):
-            yield from map(models.consent, page)
-            after = page[-1].consent_id
 
     def add_bundle(
         self, bundle: bytes, name: str | None, on_conflict: OnConflict
