@@ -449,11 +449,7 @@ class ServerUnreachableError(RemoteError):
 
 
 class ServerAnswerError(RemoteError):
-    """The server refused the request, or failed.
-
-    Attributes:
-        status: HTTP status.
-    """
+    """The server refused the request, or failed: with which HTTP ``status``."""
 
     def __init__(
         self, status: int, reason: str, retry_after_seconds: float | None = None

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
@@ -42,7 +42,7 @@ from vllm_tts_cache.files import publish
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import Family, family_of_checkpoint, trial_families
 from vllm_tts_cache.speaker.precision import computed_on
-from vllm_tts_cache.testing.tiny_checkpoint import ENCODER_SIZES, TinyCheckpoint
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TinyCheckpoint
 
 CPU = torch.device("cpu")
 
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--encoders",
-        choices=ENCODER_SIZES,
+        choices=get_args(EncoderSize),
         default="real",
         help="the size of those with random weights (real: as released; 2.3 GB)",
     )

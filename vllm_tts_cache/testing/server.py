@@ -43,7 +43,6 @@ class Speech:
     """One answer of the speech route.
 
     Attributes:
-        status: HTTP status.
         audio: The body: samples, or an error as JSON.
         cache: ``hit``, ``miss`` or ``none``; None with an error.
         ttfa_seconds: Time to the first byte of audio.
@@ -130,8 +129,6 @@ class ServerOptions:
     """What to serve, and how.
 
     Attributes:
-        model: A checkpoint folder.
-        samples_dir: ``SPEAKER_SAMPLES_DIR``.
         log_path: Where its output goes.
         port: None for a free one.
         environ: Set beside (and over) what this process has.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.files import PARTIAL_PREFIX, storage_errors
@@ -31,13 +31,6 @@ The options are in {marker}.
 MARKER = ".random-weights.json"
 
 EncoderSize = Literal["tiny", "real"]
-ENCODER_SIZES: tuple[str, ...] = get_args(EncoderSize)
-
-
-def check_encoder_size(encoders: str) -> None:
-    """Raises: ConfigError if it is none of ``ENCODER_SIZES``."""
-    if encoders not in ENCODER_SIZES:
-        raise ConfigError(f"encoders={encoders!r}: choose from {ENCODER_SIZES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +40,10 @@ class EncoderOptions:
     Attributes:
         encoders: ``real`` gives the reference encoders their released sizes.
         seed: Of all weights.
-
-    Raises:
-        ConfigError: A value cannot be used.
     """
 
     encoders: EncoderSize = "tiny"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_encoder_size(self.encoders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from vllm_tts_cache.catalogue.pages import Page, Sort, cursor
 from vllm_tts_cache.config import Settings, expanded, load_settings
 from vllm_tts_cache.entrypoints.cli.common import pairs
 from vllm_tts_cache.entrypoints.cli.voices.bulk import (
-    FAILED,
     Many,
     Outcome,
     Stop,
@@ -27,6 +26,7 @@ from vllm_tts_cache.entrypoints.http import models
 from vllm_tts_cache.errors import (
     ConfigError,
     InvalidBundleError,
+    RemoteError,
     SpeakerExistsError,
     SpeakerNotFoundError,
 )
@@ -139,22 +139,20 @@ class Importing:
     def _look(self, path: Path, stop: Stop) -> Outcome:
         """Look whether a voice is there as its file says.
 
-        Raises: RemoteError, StoppedError.
+        Raises: RemoteError: It is not. StoppedError.
         """
         bundled, answered = self._arrived[path]
         ref, name = answered.get("id") or answered["name"], answered["name"]
         found = patiently(partial(self._target.find, ref), stop)
         if found is None:
-            problem = "it was imported, and is not there"
-        elif found.get("audio_lost"):
-            problem = "it is there, and its reference audio is lost"
-        elif differing := differences(bundled, name, found):
-            problem = f"it is there with other {', '.join(differing)}"
-        else:
-            has_its_id = bundled.id is not None and bundled.id == found.get("id")
-            details = {"has_its_id": has_its_id}
-            return Outcome(name=str(path), outcome=_THERE, details=details)
-        return Outcome(name=str(path), outcome=FAILED, error=problem)
+            raise RemoteError("it was imported, and is not there")
+        if found.get("audio_lost"):
+            raise RemoteError("it is there, and its reference audio is lost")
+        if differing := differences(bundled, name, found):
+            raise RemoteError(f"it is there with other {', '.join(differing)}")
+        has_its_id = bundled.id is not None and bundled.id == found.get("id")
+        details = {"has_its_id": has_its_id}
+        return Outcome(name=str(path), outcome=_THERE, details=details)
 
     def _there(self, bundled: BundledVoice, stop: Stop) -> Mapping[str, Any] | None:
         """Return the voice of a bundle if it is there as it is.
