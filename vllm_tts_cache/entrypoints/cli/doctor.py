@@ -6,7 +6,8 @@ The server at a URL is looked at here: whether it is one of ours, and how it is.
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from http import HTTPStatus
+from typing import Annotated
 
 import typer
 
@@ -17,7 +18,6 @@ from vllm_tts_cache.entrypoints.cli.doctor_checks import (
     Finding,
     fail,
     median_ms,
-    ok,
     warn,
 )
 from vllm_tts_cache.errors import (
@@ -127,36 +127,25 @@ def server(url: str | None, api_key: str | None) -> Iterator[Finding]:
             stats = client.request("GET", "/v1/audio/speaker_cache")
             took = median_ms(lambda: client.find(checks.NO_VOICE), 5)
         except ServerUnreachableError as exc:
-            if url is None:
-                yield ok(
-                    "server", f"none at {common.DEFAULT_URL} (--url names another one)"
-                )
-            else:
-                yield fail("server", str(exc), "start it, or correct the URL")
+            none = f"none at {common.DEFAULT_URL} (--url names another one)"
+            text, hint = str(exc) if url else none, "start it, or correct the URL"
+            yield fail("server", text, hint, unless=url is None)
             return
         except RouteMissingError:
             hint = "vllm-tts-cache is not loaded there: run the doctor beside it"
             yield fail("server", f"{client.url} answers, but not as ours", hint)
             return
         except ServerAnswerError as exc:
-            hint = (
-                "is the API key right (--api-key)?" if exc.status == 401 else "its log"
-            )
+            is_key = exc.status == HTTPStatus.UNAUTHORIZED
+            hint = "is the API key right (--api-key)?" if is_key else "its log"
             yield fail("server", str(exc), hint)
             return
-    text = f"{client.url}: {_sum_up(stats)}, {took:.1f} ms for a look-up"
+    speakers = (stats.get("registry") or {}).get("speakers")
+    workers = stats.get("workers") or ()
+    counts = f"{speakers} voices, {len(workers)} workers"
+    text = f"{client.url}: {counts}, {took:.1f} ms for a look-up"
     hint = "it is busy, far away, or its disk is slow"
     yield warn("server", text, hint, unless=took <= _SLOW_LOOK_MS)
-    yield from _signs(stats)
-
-
-def _sum_up(stats: dict[str, Any]) -> str:
-    speakers = (stats.get("registry") or {}).get("speakers")
-    return f"{speakers} voices, {len(stats.get('workers') or ())} workers"
-
-
-def _signs(stats: dict[str, Any]) -> Iterator[Finding]:
     for name, meaning in _SIGNS.items():
-        num = sum(int(each.get(name) or 0) for each in stats.get("workers") or ())
-        if num:
+        if num := sum(int(each.get(name) or 0) for each in workers):
             yield warn(name, str(num), meaning)
