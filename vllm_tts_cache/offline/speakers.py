@@ -1,7 +1,7 @@
 """Prepares voices in an ``Omni`` engine and builds the prompts that name them."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -82,18 +82,10 @@ class PreparedSpeaker:
 class OfflineEnsurer:
     """Has the workers encode clips, in windows that the store and the queue hold."""
 
-    def __init__(
-        self,
-        workers: SyncWorkers,
-        store: SpeakerStore,
-        settings: Settings,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-    ):
+    def __init__(self, workers: SyncWorkers, store: SpeakerStore, settings: Settings):
         self._workers = workers
         self._store = store
         self._settings = settings
-        self._sleep = sleep
 
     def windows(
         self, speakers: Iterable[PreparedSpeaker]
@@ -107,17 +99,16 @@ class OfflineEnsurer:
         keys: set[Need] = set()
         num_bytes = 0
         for speaker in speakers:
-            clip_bytes = 4 * speaker.num_samples
-            added = keys | self.needs(speaker)
+            needs, clip_bytes = self.needs(speaker), 4 * speaker.num_samples
             is_full = (
-                len(added) > self._settings.max_waiting_inline
+                len(keys | needs) > self._settings.max_waiting_inline
                 or num_bytes + clip_bytes > self._settings.inline_audio_max_bytes // 2
             )
             if window and is_full:
                 yield window
-                window, added, num_bytes = [], self.needs(speaker), 0
+                window, keys, num_bytes = [], set(), 0
             window.append(speaker)
-            keys, num_bytes = added, num_bytes + clip_bytes
+            keys, num_bytes = keys | needs, num_bytes + clip_bytes
         if window:
             yield window
 
@@ -163,7 +154,7 @@ class OfflineEnsurer:
                         f"{len(missing)} encodings are missing and none was finished "
                         f"within {patience_seconds:g} s."
                     )
-                self._sleep(_POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
 
     def _want(self, needs: set[Need]) -> tuple[list[JobReport], int]:
         wants = [
