@@ -69,8 +69,8 @@ def printable(text: str, max_chars: int = _MAX_CHARS) -> str:
     if shown.isprintable():
         return shown
     return "".join(
-        character if character.isprintable() else _spelt(character)
-        for character in shown
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in shown
     )
 
 
@@ -82,7 +82,3 @@ def utf8(text: str) -> str:
 def encodable(text: str) -> str:
     """Spell out halves of characters, which no answer, log or file can hold."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def _spelt(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -256,10 +256,10 @@ def in_parallel(
 
 def _is_answered_to_all(error: Exception) -> TypeGuard[TTSCacheError]:
     """Whether the server would answer the same to the next voice."""
-    if isinstance(error, ServerAnswerError):
-        refused = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        return refused or isinstance(error, RouteMissingError)
-    return isinstance(error, ServerUnreachableError)
+    if isinstance(error, RouteMissingError | ServerUnreachableError):
+        return True
+    refused = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+    return isinstance(error, ServerAnswerError) and error.status in refused
 
 
 def _progress() -> Progress:

@@ -218,14 +218,9 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _check_headings(headings: list[str]) -> None:
-    known = set(COLUMNS)
-    unknown = [
-        heading
-        for heading in headings
-        if heading not in known and not heading.startswith(_LABEL_COLUMN)
-    ]
-    missing = [heading for heading in _NEEDED if heading not in headings]
-    if unknown or missing or len(set(headings)) < len(headings):
+    given = set(headings)
+    unknown = {h for h in given if not h.startswith(_LABEL_COLUMN)} - set(COLUMNS)
+    if unknown or not given.issuperset(_NEEDED) or len(given) < len(headings):
         raise csv.Error(
             f"its heading is {headings!r}; columns are {', '.join(COLUMNS)} and "
             f"label:KEY ({' and '.join(_NEEDED)} are needed), each once"
