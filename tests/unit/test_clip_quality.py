@@ -7,11 +7,10 @@ import pytest
 import soxr
 
 from vllm_tts_cache.audio.decode import decode_path
-from vllm_tts_cache.audio.quality import ClipChecker
+from vllm_tts_cache.audio.quality import check_clip
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.testing.clips import OTHER_SPEECH, SPEECH
 
-CHECKER = ClipChecker()
 CLIPS = (SPEECH, OTHER_SPEECH)
 
 
@@ -22,9 +21,7 @@ def speech(clip=SPEECH):
 
 
 def check(samples, rate, **given):
-    return CHECKER.check(
-        ReferenceAudio.of(np.asarray(samples, np.float32), rate), **given
-    )
+    return check_clip(ReferenceAudio.of(np.asarray(samples, np.float32), rate), **given)
 
 
 def measures(samples, rate):
@@ -88,11 +85,11 @@ def test_several_clips_have_speech_enough_together_and_a_bad_one_is_named():
     good = ReferenceAudio.of(np.tile(short, 2), rate, starts)
     alone = check(short, rate)
     assert "little_speech" in codes(alone)
-    found = CHECKER.check(good)
+    found = check_clip(good)
     assert found.measures.duration_seconds == 2 * short.size / rate
     assert codes(found) == codes(alone) - {"little_speech"}
     noisy = np.concatenate((short, short + white(short.size, -35)))
-    found = CHECKER.check(ReferenceAudio.of(noisy, rate, starts))
+    found = check_clip(ReferenceAudio.of(noisy, rate, starts))
     noise = [r for r in found.reasons if r.code == "noisy" and r.verdict == "poor"]
     (said,) = [reason.message for reason in noise]
     assert said.startswith("audio_sample[1]: The speech is only")
@@ -104,9 +101,9 @@ def test_the_line_of_a_clip_is_compared_with_that_clip():
     both = np.concatenate((first, second))
     audio = ReferenceAudio.of(both, rate, (0, first.size))
     lines = [clip.transcript for clip in CLIPS]
-    found = CHECKER.check(audio, ref_text="\n".join(lines))
+    found = check_clip(audio, ref_text="\n".join(lines))
     assert "transcript_mismatch" not in codes(found)
-    found = CHECKER.check(audio, ref_text=f"{lines[0]}\nno")
+    found = check_clip(audio, ref_text=f"{lines[0]}\nno")
     (said,) = [r.message for r in found.reasons if r.code == "transcript_mismatch"]
     assert said.startswith("audio_sample[1]: The transcript")
 

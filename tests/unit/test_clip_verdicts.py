@@ -13,12 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.audio_clips import sndfile_bytes
-from vllm_tts_cache.audio import speech_detector
+from vllm_tts_cache.audio import quality, speech_detector
 from vllm_tts_cache.audio.decode import decode, decode_path
 from vllm_tts_cache.audio.measures import ClipMeasures
 from vllm_tts_cache.audio.quality import (
     RULES,
-    ClipChecker,
+    check_clip,
     is_plausible,
     reasons_of,
     worst,
@@ -27,7 +27,6 @@ from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.testing.clips import SPEECH
 
-CHECKER = ClipChecker()
 RATES = (8_000, 8_001, 11_025, 22_050, 44_100, 48_000, 192_000, 384_000)
 GOOD = ClipMeasures(
     duration_seconds=10.0,
@@ -53,7 +52,7 @@ FIELDS = {
 
 
 def check(samples, rate):
-    return CHECKER.check(ReferenceAudio.of(np.asarray(samples, np.float32), rate))
+    return check_clip(ReferenceAudio.of(np.asarray(samples, np.float32), rate))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_what_a_file_has_lost_is_worth_a_thought():
     flac = SPEECH.path.read_bytes()
     for data, code in ((flac[:-20_000], "truncated"), (turned_over(), "one_channel")):
         decoded = decode(data)
-        found = CHECKER.check(decoded.audio, warnings=decoded.warnings)
+        found = check_clip(decoded.audio, warnings=decoded.warnings)
         assert (found.reasons[0].code, found.reasons[0].verdict) == (code, "fair")
         assert found.reasons[0].message == decoded.warnings[0].message
 
@@ -156,7 +155,7 @@ def turned_over():
 @pytest.mark.parametrize("text", ["Hi.", "...", SPEECH.transcript * 5])
 def test_transcript_of_something_else_is_a_reason(text):
     audio = decode_path(SPEECH.path).audio
-    found = CHECKER.check(audio, ref_text=text)
+    found = check_clip(audio, ref_text=text)
     assert found.reasons[-1].code == "transcript_mismatch"
     assert found.verdict == "poor"
 
@@ -164,7 +163,7 @@ def test_transcript_of_something_else_is_a_reason(text):
 @pytest.mark.parametrize("text", [None, "", " \n", SPEECH.transcript])
 def test_transcript_that_fits_or_is_none_is_no_reason(text):
     audio = decode_path(SPEECH.path).audio
-    codes = [reason.code for reason in CHECKER.check(audio, ref_text=text).reasons]
+    codes = [reason.code for reason in check_clip(audio, ref_text=text).reasons]
     assert codes == ["little_speech"]
 
 
@@ -200,9 +199,9 @@ def test_transcripts_in_any_script_are_plausible(text, seconds):
 def test_check_loads_neither_torch_nor_the_detectors_package():
     script = (
         "import sys; from vllm_tts_cache.audio.decode import decode_path; "
-        "from vllm_tts_cache.audio.quality import ClipChecker; "
+        "from vllm_tts_cache.audio.quality import check_clip; "
         "from vllm_tts_cache.testing.clips import SPEECH; "
-        "print(ClipChecker().check(decode_path(SPEECH.path).audio).verdict); "
+        "print(check_clip(decode_path(SPEECH.path).audio).verdict); "
         "print(sorted({'torch', 'silero_vad'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -213,5 +212,6 @@ def test_check_loads_neither_torch_nor_the_detectors_package():
 
 def test_missing_detector_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(speech_detector, "_PACKAGE", "no_such_package_here")
+    quality._detector.cache_clear()
     with pytest.raises(ConfigError, match="pip install 'silero-vad"):
-        ClipChecker().check(decode_path(SPEECH.path).audio)
+        check_clip(decode_path(SPEECH.path).audio)

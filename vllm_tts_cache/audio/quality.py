@@ -8,10 +8,10 @@ of another clip, or of half of it, and no wrong word.
 """
 
 import operator
-import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import zip_longest
 from typing import Any, Literal, get_args
 
@@ -238,69 +238,58 @@ class ClipQuality:
         }
 
 
-class ClipChecker:
-    """Checks clips, in any thread but an event loop's.
+@cache
+def _detector() -> SpeechDetector:
+    """Load the detector with the first clip: a server that checks none needs none."""
+    return SpeechDetector()
 
-    The detector is loaded with the first clip: a server that checks none needs none.
+
+def check_clip(
+    audio: ReferenceAudio,
+    *,
+    ref_text: str | None = None,
+    model_problem: str | None = None,
+    warnings: Sequence[AudioWarning] = (),
+) -> ClipQuality:
+    """Measure a clip and judge it, in any thread but an event loop's.
+
+    The figures of several clips, and whether they hold enough speech, are those of
+    all together; any other reason names its clip.
+
+    Args:
+        audio: As it was decoded, at its own rate.
+        ref_text: Its transcript, if there is one; of several clips a line for each.
+        model_problem: Why the model that is served does not take it, as
+            `ClipLimits.problem` says it.
+        warnings: Of the decoder, if they are to be among the reasons.
+
+    Raises:
+        ConfigError: The detector is not installed.
     """
-
-    def __init__(self) -> None:
-        self._loading = threading.Lock()
-        self._detector: SpeechDetector | None = None
-
-    def check(
-        self,
-        audio: ReferenceAudio,
-        *,
-        ref_text: str | None = None,
-        model_problem: str | None = None,
-        warnings: Sequence[AudioWarning] = (),
-    ) -> ClipQuality:
-        """Measure a clip and judge it.
-
-        The figures of several clips, and whether they hold enough speech, are those of
-        all together; any other reason names its clip.
-
-        Args:
-            audio: As it was decoded, at its own rate.
-            ref_text: Its transcript, if there is one; of several clips a line for each.
-            model_problem: Why the model that is served does not take it, as
-                `ClipLimits.problem` says it.
-            warnings: Of the decoder, if they are to be among the reasons.
-
-        Raises:
-            ConfigError: The detector is not installed.
-        """
-        with self._loading:
-            if self._detector is None:
-                self._detector = SpeechDetector()
-        measures = measure(audio, self._detector)
-        reasons = [
-            Reason(warning.code, warning.message, "fair")
-            for warning in warnings
-            if warning.code in ("one_channel", "truncated")  # levels are measured here
-        ]
-        if (problem := model_problem) is not None:
-            problem = f"{problem[:1].upper()}{problem[1:]}."
-            reasons.insert(0, Reason("model_limits", problem, "poor"))
-        if audio.num_clips == 1:
-            reasons += _of_clip(measures, ref_text)
-        else:
-            reasons += _of_clips(audio, measures, ref_text, self._detector)
-        return ClipQuality(measures, worst(reasons), tuple(reasons))
+    measures = measure(audio, _detector())
+    reasons = [
+        Reason(warning.code, warning.message, "fair")
+        for warning in warnings
+        if warning.code in ("one_channel", "truncated")  # levels are measured here
+    ]
+    if (problem := model_problem) is not None:
+        problem = f"{problem[:1].upper()}{problem[1:]}."
+        reasons.insert(0, Reason("model_limits", problem, "poor"))
+    if audio.num_clips == 1:
+        reasons += _of_clip(measures, ref_text)
+    else:
+        reasons += _of_clips(audio, measures, ref_text)
+    return ClipQuality(measures, worst(reasons), tuple(reasons))
 
 
 def _of_clips(
-    audio: ReferenceAudio,
-    whole: ClipMeasures,
-    ref_text: str | None,
-    detector: SpeechDetector,
+    audio: ReferenceAudio, whole: ClipMeasures, ref_text: str | None
 ) -> Iterator[Reason]:
     yield from (reason for reason in reasons_of(whole) if reason.code in OF_ALL_CLIPS)
     texts = (ref_text or "").split("\n")
     clips = zip_longest(audio.clips(), texts[: audio.num_clips])
     for index, (clip, text) in enumerate(clips):
-        for reason in _of_clip(measure(clip, detector), text):
+        for reason in _of_clip(measure(clip, _detector()), text):
             if reason.code not in OF_ALL_CLIPS:
                 message = f"{name_of(index)}: {reason.message}"
                 yield replace(reason, message=message)

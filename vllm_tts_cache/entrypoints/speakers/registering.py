@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
-from vllm_tts_cache.audio.quality import ClipChecker, ClipQuality, Verdict, is_below
+from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.details import (
@@ -94,7 +94,6 @@ class Uploads:
         self._store = store
         self._family = family
         self._min_quality: Verdict = min_quality
-        self._checker = ClipChecker()
         self._threads = BoundedExecutor(
             "too many uploads wait",
             num_threads=NUM_THREADS,
@@ -210,7 +209,7 @@ class Uploads:
 
     def _check_file(self, data: bytes, ref_text: str | None) -> ClipQuality:
         decoded = decode(data)
-        return self._checker.check(
+        return check_clip(
             decoded.audio,
             ref_text=ref_text,
             model_problem=self._problem(decoded.audio),
@@ -221,7 +220,7 @@ class Uploads:
         self, audio: ReferenceAudio, ref_text: str | None
     ) -> ClipQuality | None:
         try:
-            return self._checker.check(audio, ref_text=ref_text)
+            return check_clip(audio, ref_text=ref_text)
         except ConfigError as exc:
             throttled.warn_of("checking clips", "Clips are not checked: %s", exc)
             return None

@@ -1,6 +1,5 @@
 """``voices add``: one voice, or all of a manifest; and ``voices check``."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -237,7 +236,7 @@ def check(
         return Outcome(name=str(path), outcome=verdict, details=found)
 
     with common.client_of(url, api_key) as client:
-        judge = _judge_here() if offline else client.check
+        judge = _judge_here if offline else client.check
         many = in_parallel(clips, one, title="checking", num_jobs=jobs)
     if not as_json:
         for each in many.outcomes:
@@ -252,18 +251,13 @@ def check(
     common.leave(common.FAILED if many.counts.get("poor") else 0)
 
 
-def _judge_here() -> Callable[[str, bytes, str | None], dict[str, Any]]:
-    """Return what says of a clip what a server says, without a model's limits."""
+def _judge_here(_: str, data: bytes, ref_text: str | None) -> dict[str, Any]:
+    """Say of a clip what a server says, without a model's limits."""
     from vllm_tts_cache.audio.decode import decode
-    from vllm_tts_cache.audio.quality import ClipChecker
+    from vllm_tts_cache.audio.quality import check_clip
     from vllm_tts_cache.catalogue.records import check_text
 
-    checker = ClipChecker()
-
-    def judge(_: str, data: bytes, ref_text: str | None) -> dict[str, Any]:
-        check_text("ref_text", ref_text)
-        decoded = decode(data)
-        audio, warnings = decoded.audio, decoded.warnings
-        return checker.check(audio, ref_text=ref_text, warnings=warnings).to_dict()
-
-    return judge
+    check_text("ref_text", ref_text)
+    decoded = decode(data)
+    found = check_clip(decoded.audio, ref_text=ref_text, warnings=decoded.warnings)
+    return found.to_dict()
