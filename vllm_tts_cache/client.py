@@ -304,14 +304,11 @@ def _base_of(url: str) -> str:
         raise ConfigError(f"--url {printable(url)}: {exc}") from exc
     if parsed.scheme in ("http", "https") and parsed.host:
         return base
+    reason = "is no URL as http://127.0.0.1:8091 (http or https)"
     if "://" not in base and base.strip("/:"):
-        raise ConfigError(
-            f"--url {printable(url)}: it begins with neither http:// nor https://; "
-            f"write http://{printable(base.lstrip('/'))}"
-        )
-    raise ConfigError(
-        f"--url {printable(url)}: is no URL as http://127.0.0.1:8091 (http or https)"
-    )
+        where = printable(base.lstrip("/"))
+        reason = f"it begins with neither http:// nor https://; write http://{where}"
+    raise ConfigError(f"--url {printable(url)}: {reason}")
 
 
 def _transport(url: httpx.URL, proxy: Proxy | None) -> httpx.HTTPTransport:

@@ -81,9 +81,7 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: What was looked at.
         status: ``fail`` keeps the plugin from working, ``warn`` may surprise somebody.
-        text: What is there.
         hint: What to do about it; empty if nothing is to be done.
     """
 
