@@ -181,8 +181,10 @@ def serve(
     console = Console(stderr=True, soft_wrap=True)
     work = own(work)
     chosen = chosen_family(family)
+    if model is not None and not model.is_dir():
+        raise ConfigError(f"--model {model}: is not a directory")
     options = ServerOptions(
-        model=_model(model, chosen, work, console),
+        model=model.absolute() if model else tiny_checkpoint(work, chosen, console),
         samples_dir=_samples_dir(samples_dir, work),
         log_path=work / "unused.log",
         port=port,
@@ -210,14 +212,6 @@ def announce(server: int, health_url: str, text: str) -> None:
     """Print a text as soon as a server is healthy; nothing if its process ends."""
     script = [sys.executable, "-c", _ANNOUNCE, str(server), health_url, text]
     subprocess.run(script, check=True, stdin=subprocess.DEVNULL)
-
-
-def _model(model: Path | None, family: Family, work: Path, console: Console) -> Path:
-    if model is not None:
-        if not model.is_dir():
-            raise ConfigError(f"--model {model}: is not a directory")
-        return model.absolute()
-    return tiny_checkpoint(work, family, console)
 
 
 def _samples_dir(samples_dir: Path | None, work: Path) -> Path:
