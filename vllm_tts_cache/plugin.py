@@ -48,9 +48,7 @@ def register() -> None:
 
 def register_engine_core() -> None:
     """Attach the scheduler hook, in vLLM-Omni's engine cores only."""
-    if _ENGINE_CORE not in sys.modules:
-        return
-    if not _is_wanted():
+    if _ENGINE_CORE not in sys.modules or not _is_wanted():
         return
     from vllm_tts_cache.model_executor import failed_requests
 
