@@ -17,13 +17,11 @@ class TTSCacheError(Exception):
 
     Attributes:
         http_status: What a route answers.
-        retry_after_seconds: When it is worth trying again; None of what does not pass
-            by itself.
+        retry_after_seconds: When it is worth trying again, of what passes by itself.
     """
 
     http_status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     text: ClassVar[str] = ""
-    retry_after_seconds: float | None = None
     _log_text: str | None = None  # in the place of the message
 
     def __init__(self, message: str | None = None):

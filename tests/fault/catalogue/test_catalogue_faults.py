@@ -82,11 +82,10 @@ def test_a_full_disk_changes_nothing(tmp_path, on_connect):
     on_connect(lambda db: db.execute("PRAGMA max_page_count = 60"))
     store = opened(tmp_path)
     registered = []
-    with pytest.raises(StorageFullError) as caught:
+    with pytest.raises(StorageFullError):
         for n in range(1000):
             new = voice(f"{n:03d}", None, description="x" * 2000)
             registered.append(store.registrations.register(new, None).record)
-    assert caught.value.path == str(tmp_path / FILE)
     assert registered
     with pytest.raises(StorageFullError):
         register(store, "000", ref_text="x" * 100_000, taken_over=True)

@@ -275,7 +275,7 @@ def test_samples_of_another_address_are_corrupt(name):
     encoding = to_encoding(decoded.audio)
     with pytest.raises(SourceCorruptError, match=decoded.audio.audio_sha256) as caught:
         from_encoding(encoding, OTHER)
-    assert caught.value.source_sha256 == OTHER
+    assert OTHER in str(caught.value)
 
 
 @pytest.mark.parametrize(

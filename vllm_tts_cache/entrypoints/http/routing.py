@@ -322,7 +322,7 @@ def speech_response(error: TTSCacheError) -> JSONResponse:
 
 
 def _retry_after(error: TTSCacheError) -> dict[str, str] | None:
-    seconds = error.retry_after_seconds
+    seconds = getattr(error, "retry_after_seconds", None)
     return None if seconds is None else {"Retry-After": str(seconds)}
 
 
