@@ -1,6 +1,7 @@
 """Workers in this process: the real RPC functions over a real speaker side."""
 
 import hashlib
+import itertools
 import threading
 import time
 from types import SimpleNamespace
@@ -17,12 +18,14 @@ from vllm_tts_cache.model_executor import rpc_methods
 from vllm_tts_cache.model_executor.ranks import ALONE
 from vllm_tts_cache.model_executor.speakers import WorkerEncodings
 from vllm_tts_cache.speaker.reference import MemoryNeed, SpeakerRef
-from vllm_tts_cache.speaker.wire import Want, WantCall
+from vllm_tts_cache.speaker.wire import JobState, LookCall, Want, WantCall, WantReport
 from vllm_tts_cache.store.encoding import Encoding
 
 METHODS = {method.__name__: method for method in rpc_methods.METHODS}
 WAIT_SECONDS = 30.0
 LEASE_SECONDS = 60.0
+
+_numbers = itertools.count()
 
 
 class SpectrumEncoder:
@@ -120,18 +123,43 @@ def worker_speakers(samples_dir, encoders, *, ranks=ALONE, **settings):
 
 def prepare(speakers, ref, encoder_names, *, rank=0, **want):
     """Have encodings made, and wait until the worker is idle; what it said at first."""
-    answer = speakers.want(want_call(ref, encoder_names, **want), rank)
+    reports = wanted(speakers, ref, encoder_names, rank=rank, **want)
     wait_until_idle(speakers)
-    return {report.encoder: report.state for report in answer.reports}
+    return {name: report.state for name, report in reports.items()}
 
 
-def want_call(ref, encoder_names, *, lease_seconds=LEASE_SECONDS, **want):
-    sha, segment = ref.audio_sha256, ref.segment.value
-    wants = [
-        Want(audio_sha256=sha, encoder=name, segment=segment, **want)
+def wanted(speakers, ref, encoder_names, *, rank=0, **want):
+    """Want encodings; what the worker says of each, ``QUEUED`` if nothing."""
+    call = want_call(speakers, ref, encoder_names, **want)
+    said = {report.id: report for report in speakers.want(call, rank).reports}
+    return {
+        name: said.get(new.id, WantReport(new.id, JobState.QUEUED))
+        for name, new in zip(encoder_names, call.new, strict=True)
+    }
+
+
+def want_call(speakers, ref, encoder_names, *, number=None, **want):
+    """What a client sends that wants encodings, each under an id of its own."""
+    new = [
+        Want(
+            id=next(_numbers) if number is None else number,
+            audio_sha256=ref.audio_sha256,
+            fingerprint=speakers.fingerprints[name],
+            segment=ref.segment.value,
+            **want,
+        )
         for name in encoder_names
     ]
-    return WantCall(wants=wants, lease_seconds=lease_seconds)
+    return WantCall("a test", new, [], LEASE_SECONDS)
+
+
+def looked(speakers, ref, encoder_names, rank=0):
+    """Encoder name -> what the worker says that is not asked to make it."""
+    keys = [(ref.audio_sha256, speakers.fingerprints[name]) for name in encoder_names]
+    reports = speakers.look(LookCall(keys), rank).reports
+    return {
+        name: report.state for name, report in zip(encoder_names, reports, strict=True)
+    }
 
 
 def wait_until_idle(speakers):

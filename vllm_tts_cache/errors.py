@@ -409,6 +409,50 @@ class EncodeError(ServerFaultError):
     """A reference encoder failed on a clip; a later call tries again."""
 
 
+class GoneError(EncodeError):
+    """What a request was to speak with went while it was prepared: resolve it again."""
+
+
+class AudioGoneError(GoneError):
+    """The reference audio is not stored (any more): whoever has it may store it."""
+
+    def __init__(self, audio_sha256: str):
+        super().__init__("The reference audio is not stored (any more).")
+        self.audio_sha256 = audio_sha256
+
+
+class SpeakerReplacedError(GoneError):
+    """Another clip was registered under the voice's name meanwhile (503).
+
+    Attributes:
+        retry_after_seconds: When it is worth trying again.
+    """
+
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
+
+    retry_after_seconds = 2
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"Voice {name!r} is being replaced: each time that its encodings were "
+            "there for this request, it had another clip. Try again in "
+            f"{self.retry_after_seconds} s, when that is over."
+        )
+        self.name = name
+
+    @property
+    def log_text(self) -> str:
+        """The message without the name."""
+        return "A voice was replaced each time that a request had its encodings."
+
+
+class EncodersChangedError(GoneError):
+    """The workers have other encoders than this process knew of."""
+
+    def __init__(self) -> None:
+        super().__init__("The model was loaded anew, with other encoders. Try again.")
+
+
 class EncodeTimeoutError(ServerFaultError):
     """An encoding did not arrive in time; it may still be under way."""
 

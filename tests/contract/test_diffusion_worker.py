@@ -27,6 +27,7 @@ from tests.in_process_workers import (
     store_clip,
     wait_until_idle,
     want_call,
+    wanted,
     worker_speakers,
 )
 from vllm_tts_cache.config import Settings
@@ -133,16 +134,16 @@ def test_every_method_answers_as_that_of_a_talkers_worker(executor, speakers, re
     reached = executor(worker_of(SimpleNamespace(tts_cache_speakers=speakers)))
     (described,) = called(reached, DESCRIBE)
     assert described.fingerprints == speakers.fingerprints
-    call = want_call(ref, ["codec"])
+    call = want_call(speakers, ref, ["codec"])
     (first,) = called(reached, WANT, call)
-    assert first.reports[0].state in {JobState.QUEUED, JobState.ENCODING}
+    assert JobState.READY not in {report.state for report in first.reports}
     wait_until_idle(speakers)
     (then,) = called(reached, WANT, call)
     assert then.reports[0].state is JobState.READY
     (stats,) = called(reached, STATS)
     assert stats.stats.encodes == {"codec": 1}
     assert stats.stats.rpc_calls["tts_cache_want"] == 2
-    asked = wire.EncodingCall(audio_sha256=ref.audio_sha256, encoder="codec")
+    asked = wire.EncodingCall(ref.audio_sha256, speakers.fingerprints["codec"])
     (stored,) = called(reached, ENCODING, asked)
     assert stored.encoding
     (failed,) = called(reached, FAILED, wire.FailedCall(request_ids=["speech-1"]))
@@ -201,7 +202,7 @@ def asleep(speakers, allocator):
 
 
 def state(speakers, ref):
-    return speakers.want(want_call(ref, ["codec"]), 0).reports[0].state
+    return wanted(speakers, ref, ["codec"], urgent=True)["codec"].state
 
 
 def test_a_worker_that_sleeps_encodes_when_it_is_awake_again(

@@ -43,7 +43,7 @@ ENCODE_THREAD = "tts-cache-encode"
 # The first run of a flow also makes folders and fills caches. The shortest of the rest
 # is the flow itself: a machine that is slow at a moment adds a poll of the catalogue.
 NUM_RUNS = 4
-# More than any period of the poller of encodes: none of what a run does depends on when
+# More than any period of what asks for encodes: none of what a run does depends on when
 # the one before ended.
 QUIET_SECONDS = 0.3
 SETTLED_SECONDS = 0.1
@@ -239,7 +239,7 @@ def ranked(calls):
 
 async def test_a_warm_request(rig):
     record = rig.register(VOICE, 0)
-    await rig.service.encodings.ensurer.ensure(rig.need(record))
+    await rig.service.encodings.ensure(rig.need(record))
 
     async def run(number):
         calls, outcome = await rig.speak()
@@ -265,7 +265,7 @@ async def test_ensuring_what_is_not_encoded(rig):
         record = rig.register(f"voice {number}", number)
         need = rig.need(record)
         rig.hops.begin()
-        existed = await rig.service.encodings.ensurer.ensure(need)
+        existed = await rig.service.encodings.ensure(need)
         calls = rig.hops.end()
         assert not existed
         return calls
@@ -279,7 +279,7 @@ async def test_deleting_in_the_store(rig):
     async def run(number):
         name = f"voice {number}"
         record = rig.register(name, number)
-        await rig.service.encodings.ensurer.ensure(rig.need(record))
+        await rig.service.encodings.ensure(rig.need(record))
         rig.hops.begin()
         progress = rig.delete(name)
         calls = rig.hops.end()

@@ -19,8 +19,9 @@ from tests.speaking import (
 from vllm_tts_cache.audio.decode import decode
 from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.entrypoints.serving.serving import MAX_SUBMITS
-from vllm_tts_cache.entrypoints.speakers import poller
-from vllm_tts_cache.entrypoints.speakers.wants import MAX_TRIES, GoneError
+from vllm_tts_cache.entrypoints.speakers import pending
+from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
+from vllm_tts_cache.errors import GoneError
 from vllm_tts_cache.speaker.reference import FIELD
 
 BUSY_REPLACING = "Voice 'Ann' is being replaced"
@@ -30,8 +31,8 @@ BY_VECTOR = {"x_vector_only_mode": True}
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """Workers are asked often: what is lost is made anew, many times over here."""
-    monkeypatch.setattr(poller, "ASK_SECONDS", 0.02)
-    monkeypatch.setattr(poller, "MIN_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(pending, "ASK_SECONDS", 0.02)
+    monkeypatch.setattr(pending, "MIN_ASK_SECONDS", 0.01)
 
 
 def losing(server, sha):
@@ -244,7 +245,7 @@ async def test_a_precompute_follows_a_voice_that_is_replaced_and_then_says_so(
 ):
     """With the second time it was a 500."""
     await registered(server)
-    ensurer = server.service.encodings.ensurer
+    ensurer = server.service.encodings
     ensure, asked = ensurer.ensure, []
 
     async def ensured(need, **how):

@@ -14,7 +14,7 @@ from tests.in_process_workers import (
     clip,
     prepare,
     store_clip,
-    want_call,
+    wanted,
     worker_speakers,
 )
 from vllm_tts_cache.config import Settings
@@ -68,7 +68,7 @@ def ref(tmp_path):
 
 
 def state(speakers, ref):
-    return speakers.want(want_call(ref, ["codec"]), 0).reports[0].state
+    return wanted(speakers, ref, ["codec"], urgent=True)["codec"].state
 
 
 @pytest.mark.parametrize("level", [1, 2])

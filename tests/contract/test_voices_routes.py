@@ -16,7 +16,7 @@ from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.entrypoints.http import models
-from vllm_tts_cache.entrypoints.speakers import deletions, ensure, poller
+from vllm_tts_cache.entrypoints.speakers import deletions, ensure, pending
 
 VOICES = "/v1/audio/voices"
 
@@ -338,8 +338,8 @@ async def test_a_voice_that_is_not_urgent_fails_with_its_reason(server):
 
 async def test_what_no_client_waits_for_any_more_is_not_encoded(server, monkeypatch):
     """It was waited for until the end of its time, for nobody."""
-    monkeypatch.setattr(poller, "LEASE_SECONDS", 0.6)
-    monkeypatch.setattr(poller, "RENEW_SECONDS", 0.3)
+    monkeypatch.setattr(pending, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(pending, "RENEW_SECONDS", 0.3)
     server.encoders[0].gate.clear()
     for name, length in (("Ann", 1), ("Bob", 2)):
         await server.register(name, wav(seconds=length))
@@ -351,7 +351,7 @@ async def test_what_no_client_waits_for_any_more_is_not_encoded(server, monkeypa
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(f"{url}/Bob/cache", timeout=0.5)
         await soon(lambda: server.service.encodings.num_flights == 1)
-        await asyncio.sleep(1.5 * poller.LEASE_SECONDS)  # of what the worker was told
+        await asyncio.sleep(1.5 * pending.LEASE_SECONDS)  # of what the worker was told
     server.encoders[0].gate.set()
     assert (await ann).status_code == 200
     assert sum(server.encodes.values()) == 1

@@ -21,8 +21,7 @@ from tests.waiting import SOON_SECONDS, soon
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
-from vllm_tts_cache.entrypoints.speakers import deletions, ensure, poller
-from vllm_tts_cache.entrypoints.speakers.ensure import Ensurer
+from vllm_tts_cache.entrypoints.speakers import deletions, pending
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
 from vllm_tts_cache.errors import SpeakerNotFoundError
@@ -56,11 +55,10 @@ def is_idle(lookups):
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     for module, name, seconds in (
-        (ensure, "LOOKS_SECONDS", 0.01),
-        (poller, "ASK_SECONDS", 0.02),
-        (poller, "MIN_ASK_SECONDS", 0.01),
-        (poller, "LOOK_SECONDS", 0.005),
-        (poller, "LEASE_SECONDS", 0.2),
+        (pending, "ASK_SECONDS", 0.02),
+        (pending, "MIN_ASK_SECONDS", 0.01),
+        (pending, "LOOK_SECONDS", 0.005),
+        (pending, "LEASE_SECONDS", 0.2),
         (deletions, "ROUND_SECONDS", 0.02),
         (deletions, "MIN_ROUND_SECONDS", 0.005),
         (deletions, "PROGRESS_SECONDS", 0.01),
@@ -79,14 +77,10 @@ class EnsureRig(test_ensure.Rig):
     def __init__(self, directory):
         super().__init__(directory)
         self.engine = FarEngine(*self.engine.workers)
-        self.lookups = ReadExecutor(is_local=False)
-        self.ensurer = Ensurer(
-            AsyncWorkers(self.engine),
-            self.store,
-            self.lookups,
-            timeout_seconds=20.0,
-            max_waiting_inline=2,
+        self.ensurer = test_ensure.ensurer_of(
+            self.engine, self.store, timeout_seconds=20.0, inline=2, is_local=False
         )
+        self.lookups = self.ensurer._lookups
         self.seeds = itertools.count()
 
     def next_need(self, segment=Segment.REGISTERED):
@@ -95,11 +89,9 @@ class EnsureRig(test_ensure.Rig):
     async def nothing_is_left(self):
         """Of what was cancelled; what goes on by itself is over soon."""
         assert self.ensurer.num_flights == 0
-        await soon(lambda: self.ensurer._poller._task is None)
-        await soon(lambda: self.ensurer._looks._next is None)
+        await soon(lambda: self.ensurer._pending._task is None)  # pyright: ignore[reportOptionalMemberAccess]
         await soon(lambda: is_idle(self.lookups))
         await soon(lambda: len(asyncio.all_tasks()) == 1)
-        assert not self.ensurer._looks._wanted
 
     def close(self):
         super().close()
@@ -154,27 +146,11 @@ async def test_asking_for_the_status(rig, moment):
 
     def make():
         rig.ensurer._fingerprints = None
-        return rig.ensurer.status(need, frozenset())
+        return rig.ensurer.status_of_need(need, frozenset())
 
     async for _ in at_each_suspension(make, moment, at_least=2):
         await rig.nothing_is_left()
         assert await make() == ("pending", None)
-
-
-async def test_asking_for_the_status_where_many_ask(rig, moment, monkeypatch):
-    """Who does not fit into the next RPC waits for it to begin."""
-    monkeypatch.setattr(ensure, "MAX_LOOKS", 1)
-    first, second = rig.next_need(), rig.next_need()
-    looks, before = rig.ensurer._looks, []
-
-    def make():
-        look = looks.look(first.ref, first.encoder_names)
-        before.append(asyncio.create_task(look))
-        return looks.look(second.ref, second.encoder_names)
-
-    async for _ in at_each_suspension(make, moment, at_least=1):
-        assert len(await before[-1]) == 2
-        await rig.nothing_is_left()
 
 
 async def test_reading_an_encoding(rig, moment):
@@ -183,7 +159,7 @@ async def test_reading_an_encoding(rig, moment):
     (key, *_) = await rig.ensurer.keys(need)
 
     def make():
-        return rig.ensurer.encoding(key, need.encoder_names[0])
+        return rig.ensurer.encoding(key)
 
     async for _ in at_each_suspension(make, moment, at_least=1):
         await rig.nothing_is_left()
@@ -204,13 +180,13 @@ async def test_asking_why_a_request_failed(rig, moment):
         assert await make() == "no prompt"
 
 
-# -------- the poller's own task
+# -------- the task that asks
 
 
-async def test_the_poller_ends_and_whoever_waits_is_served_all_the_same(
+async def test_the_task_ends_and_whoever_waits_is_served_all_the_same(
     rig, moment, monkeypatch
 ):
-    asker = rig.ensurer._poller
+    asker = rig.ensurer._pending
     run = asker._run
     number = 0
     while True:

@@ -132,7 +132,7 @@ def num_waiting(server):
     service = server.service
     inline = service.inline
     return (
-        service.encodings.ensurer.num_flights
+        service.encodings.num_flights
         + len(inline._fetches)
         + len(inline._decodes)
         + inline._executor._num_pending
@@ -142,7 +142,7 @@ def num_waiting(server):
 async def nothing_is_left(server, before):
     await soon(lambda: num_waiting(server) == 0)
     await soon(lambda: server.speakers.stats().in_flight == 0)
-    await soon(lambda: server.service.encodings.ensurer._poller._task is None)
+    await soon(lambda: server.service.encodings._pending._task is None)
     loop = asyncio.get_running_loop()
     await soon(lambda: len(asyncio.all_tasks(loop)) <= before.tasks)
     # The web server of the test has a thread for each connection until it notices.
@@ -184,7 +184,7 @@ async def test_who_waits_for_an_encode_and_leaves_holds_nobody_up(server, ask):
     async with listening(server.app) as port:
         before = Held(asyncio.get_running_loop())
         speaker.gate.clear()
-        connections, ensurer = [], server.service.encodings.ensurer
+        connections, ensurer = [], server.service.encodings
         for first in range(0, NUM_CLIENTS, AT_ONCE):
             some = range(first, first + AT_ONCE)
             connections += [await ask(port, clip(number)) for number in some]

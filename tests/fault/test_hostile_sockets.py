@@ -230,10 +230,7 @@ def test_no_frame_makes_a_fault_or_leaves_anything(
     async def settled():
         until = loop.time() + ANSWER_SECONDS
         service = server.service
-        while (
-            service.encodings.ensurer.num_flights
-            or len(asyncio.all_tasks()) > before.tasks
-        ):
+        while service.encodings.num_flights or len(asyncio.all_tasks()) > before.tasks:
             assert loop.time() < until, asyncio.all_tasks()
             await asyncio.sleep(0.05)
 
@@ -343,7 +340,7 @@ async def test_a_client_that_sends_ahead_of_a_cold_voice_is_cut_off_and_withdraw
 ):
     server.encoders[0].gate.clear()
     await server.register("Ann", clip("wav"), ref_text="words")
-    ensurer = server.service.encodings.ensurer
+    ensurer = server.service.encodings
     async with listening(server.app) as port:
         async with connect(f"ws://127.0.0.1:{port}{PATH}", close_timeout=1) as socket:
             for message in (

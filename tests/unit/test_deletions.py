@@ -22,7 +22,7 @@ from tests.waiting import soon
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.entrypoints.speakers import deletions
-from vllm_tts_cache.entrypoints.speakers.poller import MAX_OUTSTANDING
+from vllm_tts_cache.entrypoints.speakers.pending import MAX_NEW
 from vllm_tts_cache.errors import (
     DeletionPendingError,
     SpeakerNotFoundError,
@@ -257,7 +257,7 @@ async def test_a_voice_far_back_in_line_is_waited_for_no_more(rig):
     assert await asyncio.to_thread(rig.encoders[0].entered.wait, 20)
     records = [
         await rig.register(f"v{n}", pitch_hz=100.0 + n, seconds=1.0, precompute=True)
-        for n in range(MAX_OUTSTANDING + 6)
+        for n in range(MAX_NEW + 6)
     ]
     waiting, last = rig.service.encodings._making, records[-1]
     await soon(lambda: len(waiting) == len(records))

@@ -1,3 +1,4 @@
+import itertools
 import threading
 import time
 from contextlib import nullcontext
@@ -8,13 +9,12 @@ import pytest
 from tests.encoding_samples import INLINE, REGISTERED, make_key
 from tests.waiting import Clock
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.model_executor import encode_line
+from vllm_tts_cache.model_executor import encode_queue
 from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import (
     MAX_ASIDE_SECONDS,
     EncodeQueue,
 )
-from vllm_tts_cache.speaker.reference import Lane
 from vllm_tts_cache.speaker.wire import JobState
 from vllm_tts_cache.store.encoding import Encoding
 
@@ -37,7 +37,7 @@ class Work:
         self.threads = set()
 
     def is_done(self, job):
-        return job.encoder_name in self.kept and not job.force_ids
+        return job.encoder_name in self.kept and not job.is_forced
 
     def take_turn(self, job):
         return None if job.encoder_name in self.elsewhere else nullcontext()
@@ -58,6 +58,7 @@ class Work:
 class Rig:
     def __init__(self, max_waiting_inline=64):
         self.work, self.clock = Work(), Clock()
+        self.numbers = itertools.count(100)
         self.queue = EncodeQueue(
             self.work,
             max_waiting_inline=max_waiting_inline,
@@ -65,18 +66,31 @@ class Rig:
         )
 
     def want(
-        self, name="a", segment=REGISTERED, *, urgent=False, force_id="", lease=LEASE
+        self,
+        name="a",
+        segment=REGISTERED,
+        *,
+        tenant="",
+        urgent=False,
+        force=False,
+        client="client",
+        number=None,
     ):
-        return self.queue.want(
-            EncodeJob(
-                key=make_key(name),
-                encoder_name=name,
-                segment=segment,
-                lane=Lane.of(segment, urgent=urgent),
-                wanted_until=self.clock.now + lease,
-                force_ids={force_id} if force_id else set(),
-            )
+        """Want it, under a new id if none is given; what is said of it."""
+        number = next(self.numbers) if number is None else number
+        job = EncodeJob(
+            key=make_key(name),
+            encoder_name=name,
+            flows={(tenant, segment)},
+            is_urgent=urgent,
+            is_forced=force,
         )
+        _, reports = self.queue.want(client, {number: job}, [], LEASE)
+        return reports.get(number, Report(QUEUED))
+
+    def ask(self, *withdrawn, client="client", lease=LEASE):
+        """What a client is told that wants nothing new."""
+        return self.queue.want(client, {}, withdrawn, lease)
 
     def look(self, name="a"):
         return self.queue.look(make_key(name))
@@ -103,7 +117,7 @@ def wait_until(is_so):
 @pytest.fixture
 def two_remembered(monkeypatch):
     """Before the queue is made: name it before `rig`."""
-    monkeypatch.setattr(encode_line, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(encode_queue, "MAX_FAILURES", 2)
 
 
 @pytest.fixture
@@ -160,7 +174,7 @@ def test_behind_200_abandoned_inline_jobs_a_registered_voice_waits_for_one(rig):
     assert told.count(JobState.REFUSED) == 200 - 64
     assert rig.queue.stats().refused == 200 - 64
     rig.clock.now += LEASE + 0.1  # their clients are gone
-    rig.want("voice")
+    rig.want("voice", client="later")
     rig.run()
     assert rig.work.encoded == ["in hand", "voice"]
     assert rig.queue.stats().dropped == 64
@@ -176,7 +190,7 @@ def registered(name, *, urgent=False):
 
 # What is wanted, in turn -> the order in which it is encoded.
 ORDERS = {
-    "urgent first, and the others in turns": (
+    "what requests wait for goes first, and voices and clips take turns": (
         [
             inline("clip 1"),
             registered("bulk 1"),
@@ -196,21 +210,53 @@ ORDERS = {
         [registered("b", urgent=True), registered("a", urgent=True), inline("b")],
         "ba",
     ),
-    # Another server registers it: it keeps its place before others' voices.
-    "a clip that becomes a voice is urgent": (
-        [registered("b"), inline("a"), registered("a")],
-        "ab",
+    "an inline clip waits for one of many voices": (
+        [*(registered(str(n), urgent=True) for n in range(6)), ("c", INLINE, True)],
+        "0c12345",
+    ),
+    "the ninth that a request waits for waits for one that nobody waits for": (
+        [registered("b"), *(registered(str(n), urgent=True) for n in range(9))],
+        "01234567b8",
     ),
 }
 
 
 @pytest.mark.parametrize("wanted, encoded", ORDERS.values(), ids=ORDERS)
-def test_jobs_are_encoded_by_lanes_that_take_turns(rig, wanted, encoded):
+def test_jobs_are_encoded_in_turns(rig, wanted, encoded):
     rig.hold("in hand")
     for name, segment, urgent in wanted:
         rig.want(name, segment, urgent=urgent)
     rig.run()
     assert rig.work.encoded == ["in hand", *encoded]
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_a_tenant_waits_for_one_job_of_each_other(rig, urgent):
+    """One inline reference waited behind all 150 voices that another had asked for."""
+    rig.hold("in hand")
+    for number in range(4):
+        rig.want(f"acme {number}", tenant="acme", urgent=urgent)
+        rig.want(f"clip {number}", INLINE, tenant="acme", urgent=urgent)
+    rig.want("zenith 0", INLINE, tenant="zenith", urgent=urgent)
+    rig.want("zenith 1", tenant="zenith", urgent=urgent)
+    rig.run()
+    assert rig.work.encoded[:6] == [
+        "in hand",
+        "acme 0",
+        "zenith 0",
+        "clip 0",
+        "zenith 1",
+        "acme 1",
+    ]
+
+
+def test_what_two_tenants_want_is_encoded_in_the_first_ones_turn(rig):
+    rig.hold("in hand")
+    for name in ("a", "b", "shared"):
+        rig.want(name, tenant="acme")
+    rig.want("shared", tenant="zenith")
+    rig.run()
+    assert rig.work.encoded == ["in hand", "a", "shared", "b"]
 
 
 def test_so_many_inline_jobs_wait_and_registered_ones_always_may():
@@ -221,44 +267,57 @@ def test_so_many_inline_jobs_wait_and_registered_ones_always_may():
     assert {rig.want(f"voice {n}").state for n in range(10)} == {QUEUED}
     assert rig.queue.stats().waiting == {"registered": 10, "inline": 3}
     rig.clock.now += LEASE + 0.1
-    assert rig.want("new", INLINE).state is QUEUED, "those that left make room"
+    left = rig.want("new", INLINE, client="later")
+    assert left.state is QUEUED, "those that left make room"
     rig.run()
     assert rig.work.encoded == ["in hand", "new"]
     rig.queue.close()
 
 
-def test_who_joins_renews_the_lease_and_adds_the_force(rig):
+def test_a_client_keeps_its_wants_by_one_lease(rig):
     rig.hold("in hand")
-    rig.want("a", lease=1.0, force_id="x")
-    rig.want("a", lease=5.0, force_id="y")
-    rig.want("a", lease=2.0)
-    rig.clock.now += 4.0
+    rig.want("a", client="lives")
+    rig.want("b", client="ends")
+    rig.clock.now += LEASE - 0.1
+    rig.ask(client="lives")
+    rig.clock.now += LEASE - 0.1
     rig.run()
     assert rig.work.encoded == ["in hand", "a"]
-    assert all(rig.queue.has_forced(make_key("a"), name) for name in "xy")
+    assert rig.ask(client="lives")[0] is True
+    assert rig.ask(client="ends") == (False, {})
 
 
-def test_a_failure_is_told_once_and_the_next_want_tries_again(rig):
+def test_a_failure_is_told_until_it_is_withdrawn_and_the_next_want_tries_again(rig):
+    """An answer may be lost."""
     rig.work.errors["a"] = EncodeError("a cannot")
-    rig.want()
+    rig.want(number=1)
     rig.run()
     failed = Report(JobState.FAILED, "a cannot")
     assert rig.look() == failed
-    assert rig.want() == failed
+    for _ in range(2):
+        assert rig.ask() == (True, {1: failed})
+        assert rig.want(number=1) == failed, "said again, it is the same want"
+    assert rig.ask(1) == (True, {})
     assert rig.look() == failed
     rig.work.errors.clear()
-    assert rig.want() == Report(QUEUED)
+    assert rig.want(number=2) == Report(QUEUED)
     rig.run()
     assert rig.work.encoded == ["a"]
+    assert rig.ask() == (True, {2: Report(JobState.READY)})
     assert rig.look() == Report(JobState.MISSING)
 
 
-def test_a_failure_that_its_client_did_not_wait_for_is_no_answer_to_the_next(rig):
-    rig.work.errors["a"] = EncodeError("a cannot")
-    rig.want()
+def test_what_its_last_client_withdraws_is_not_encoded(rig):
+    rig.hold("in hand")
+    rig.want("a", number=1)
+    rig.want("b", number=2)
+    rig.want("b", number=1, client="other")
+    assert rig.ask(1, 2, 99) == (True, {100: rig.look("in hand")})
+    assert rig.look("a") == Report(JobState.MISSING)
     rig.run()
-    rig.clock.now += LEASE + 0.1
-    assert rig.want() == Report(QUEUED)
+    assert rig.work.encoded == ["in hand", "b"]
+    assert rig.ask(client="other") == (True, {1: Report(JobState.READY)})
+    assert rig.queue.stats().dropped == 1
 
 
 def test_an_error_without_text_still_has_a_reason(rig):
@@ -282,39 +341,30 @@ def test_what_exists_already_is_not_encoded_unless_it_is_forced(rig):
     rig.want()
     rig.run()
     assert rig.work.encoded == ["a"]
-    assert not rig.queue.has_forced(make_key("a"), "now")
     for _ in range(2):  # asking how far it is must not force it again
-        if not rig.queue.has_forced(make_key("a"), "now"):
-            rig.want(force_id="now")
+        rig.want(force=True, number=7)
         rig.run()
     assert rig.work.encoded == ["a", "a"]
 
 
 def test_forcing_while_the_key_is_encoded_encodes_it_once_more(rig):
     rig.hold()
-    assert rig.want(force_id="now") == Report(QUEUED)
-    assert rig.want(force_id="now") == Report(QUEUED)
+    assert rig.want(force=True, number=1) == Report(QUEUED)
+    assert rig.want(force=True, number=1) == Report(QUEUED)
+    assert rig.want(force=True, number=2) == Report(QUEUED)
     assert rig.want().state is ENCODING
     rig.run()
     assert rig.work.encoded == ["a", "a"]
+    assert rig.ask()[1][1] == rig.ask()[1][2] == Report(JobState.READY)
 
 
 def test_forcing_joins_an_encode_that_is_forced_already(rig):
     rig.work.gate.clear()
-    rig.want(force_id="one")
+    rig.want(force=True)
     assert rig.work.entered.acquire(timeout=WAIT)
-    assert rig.want(force_id="two").state is ENCODING
+    assert rig.want(force=True).state is ENCODING
     rig.run()
     assert rig.work.encoded == ["a"]
-    assert all(rig.queue.has_forced(make_key("a"), name) for name in ("one", "two"))
-
-
-def test_finished_force_ids_are_remembered_up_to_a_number(two_remembered, rig):
-    for name in ("x", "y", "z"):
-        rig.want(force_id=name)
-        rig.run()
-    known = [rig.queue.has_forced(make_key("a"), name) for name in ("x", "y", "z")]
-    assert known == [False, True, True]
 
 
 def test_deleting_an_audio_takes_its_jobs_and_names_the_one_in_hand(rig):
@@ -322,7 +372,9 @@ def test_deleting_an_audio_takes_its_jobs_and_names_the_one_in_hand(rig):
     rig.want("b")
     rig.want("c")
     shas = [make_key(name).audio_sha256 for name in "abx"]
+    rig.want("b", number=7)
     assert rig.queue.delete(shas) == shas[:1]
+    assert rig.ask()[1][7].state is JobState.NO_AUDIO, "who waits for it hears so"
     assert rig.look("b") == Report(JobState.MISSING)
     rig.run()
     assert rig.work.encoded == ["a", "c"]
@@ -350,8 +402,7 @@ def test_a_key_that_another_process_has_holds_nobody_up(rig):
     assert rig.work.encoded == ["b", "c"]
 
 
-def test_what_another_process_has_is_removed_from_any_lane_that_it_joined(rig):
-    """It stayed in the one that it had come from, where nothing could remove it."""
+def test_what_another_process_has_is_removed_with_its_audio(rig):
     rig.work.elsewhere.add("a")
     rig.want("a", INLINE)
     rig.want("b")
@@ -364,9 +415,10 @@ def test_what_another_process_has_is_removed_from_any_lane_that_it_joined(rig):
 
 def test_a_key_that_another_process_never_finishes_is_encoded_after_all(rig):
     rig.work.elsewhere.add("a")
-    rig.want("a", lease=2 * MAX_ASIDE_SECONDS)
+    rig.want("a")
     rig.want("b")
     wait_until(lambda: rig.work.encoded == ["b"])  # so "a" was looked at
+    rig.ask(lease=2 * MAX_ASIDE_SECONDS)
     rig.clock.now += MAX_ASIDE_SECONDS + 1
     rig.run()
     assert rig.work.encoded == ["b", "a"]
@@ -442,12 +494,12 @@ def test_a_paused_queue_ends_the_job_in_hand_and_begins_none(rig):
     opener.start()
     assert rig.queue.pause("asleep", WAIT)
     assert rig.work.encoded == ["in hand"]
-    assert rig.want("new") == Report(JobState.FAILED, "asleep")
+    assert rig.want("urgent", urgent=True) == Report(JobState.FAILED, "asleep")
+    assert rig.want("new") == Report(QUEUED), "nobody waits for it"
     assert rig.look("waiting") == Report(QUEUED)
     time.sleep(0.05)
     assert rig.work.encoded == ["in hand"]
     rig.queue.resume()
-    rig.want("new")
     rig.run()
     assert rig.work.encoded == ["in hand", "waiting", "new"]
 
@@ -468,9 +520,9 @@ def test_what_nobody_wants_any_more_after_a_pause_is_dropped(rig):
 
 def test_a_refusal_while_it_pauses_is_no_answer_afterwards(rig):
     rig.queue.pause("asleep", WAIT)
-    assert rig.want() == Report(JobState.FAILED, "asleep")
+    assert rig.want(urgent=True) == Report(JobState.FAILED, "asleep")
     rig.queue.resume()
-    assert rig.want() == Report(QUEUED)
+    assert rig.want(urgent=True) == Report(QUEUED)
     rig.run()
 
 

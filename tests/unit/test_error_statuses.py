@@ -16,11 +16,6 @@ from vllm_tts_cache.entrypoints.http.routing import (
 )
 from vllm_tts_cache.entrypoints.serving.host_http import InvalidRequestError
 from vllm_tts_cache.entrypoints.speakers.served_model import CannotCloneError
-from vllm_tts_cache.entrypoints.speakers.wants import (
-    AudioGoneError,
-    GoneError,
-    SpeakerReplacedError,
-)
 from vllm_tts_cache.speaker.rpc_client import (
     ForeignStoreError,
     UnsupportedModelError,
@@ -74,9 +69,10 @@ ERRORS = [
     (UnsupportedModelError("no"), 500, "InternalServerError"),
     (WorkerBusyError("a batch runs"), 503, "InternalServerError"),
     (errors.EncodeTimeoutError("late"), 503, "InternalServerError"),
-    (GoneError("gone"), 500, "InternalServerError"),
-    (AudioGoneError("a" * 64), 500, "InternalServerError"),
-    (SpeakerReplacedError("ann"), 503, "InternalServerError"),
+    (errors.EncodersChangedError(), 500, "InternalServerError"),
+    (errors.GoneError("gone"), 500, "InternalServerError"),
+    (errors.AudioGoneError("a" * 64), 500, "InternalServerError"),
+    (errors.SpeakerReplacedError("ann"), 503, "InternalServerError"),
     (CannotCloneError("It has no reference encoder."), 400, "BadRequestError"),
     (errors.StorageFullError(), 507, "InternalServerError"),
     (errors.ConfigError("no"), 500, "InternalServerError"),

@@ -17,7 +17,7 @@ from tests.in_process_workers import (
     new_speaker,
     prepare,
     ref_of,
-    want_call,
+    wanted,
     worker_speakers,
     worker_with,
 )
@@ -166,10 +166,10 @@ async def test_encodes_are_timed_and_failures_counted(rig):
     other = rig.register("Bob", seed=1)
     encoder.gate.clear()
     encoder.entered.clear()
-    rig.speakers.want(want_call(other, ["codec"]), 0)
+    wanted(rig.speakers, other, ["codec"])
     assert encoder.entered.wait(10)
     third = rig.register("Cid", seed=2)
-    rig.speakers.want(want_call(third, ["codec"]), 0)
+    wanted(rig.speakers, third, ["codec"])
     await rig.refresher.refresh()
     assert rig.scrape("encodes_in_flight") == 2
     assert rig.scrape("encodes_waiting", lane="registered") == 1

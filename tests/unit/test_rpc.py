@@ -31,6 +31,7 @@ from vllm_tts_cache.speaker.rpc_client import (
     DESCRIBE,
     ENCODING,
     FAILED,
+    LOOK,
     MAX_CALLS,
     STATS,
     WANT,
@@ -47,11 +48,13 @@ from vllm_tts_cache.store.encoding import EncodingKey
 from vllm_tts_cache.store.opening import open_store
 
 SHA = clip().audio_sha256
+FINGERPRINT = SpectrumEncoder("speaker").fingerprint
 OURS = wire.encode(wire.Described(rank=0, fingerprints={"codec": "f"}))
 CALLS = {
     DESCRIBE: None,
-    WANT: wire.WantCall(wants=[], lease_seconds=1.0),
-    ENCODING: wire.EncodingCall(audio_sha256=SHA, encoder="speaker"),
+    WANT: wire.WantCall("client", [], [], 1.0),
+    LOOK: wire.LookCall([(SHA, FINGERPRINT)]),
+    ENCODING: wire.EncodingCall(SHA, FINGERPRINT),
     DELETE: wire.DeleteCall(audio_sha256s=[SHA]),
     FAILED: wire.FailedCall(request_ids=["x"]),
     STATS: None,
@@ -419,8 +422,8 @@ def test_an_encoding_crosses_as_bytes_and_a_missing_one_as_none(
     prepare(speakers, ref, ["speaker"])
     [found] = workers.call(ENCODING, CALLS[ENCODING])
     assert found.encoding
-    assert found.encoding == speakers.stored_encoding(SHA, "speaker")
-    missing = wire.EncodingCall(audio_sha256=clip(1).audio_sha256, encoder="speaker")
+    assert found.encoding == speakers.stored_encoding(SHA, FINGERPRINT)
+    missing = wire.EncodingCall(clip(1).audio_sha256, FINGERPRINT)
     assert workers.call(ENCODING, missing)[0].encoding is None
 
 

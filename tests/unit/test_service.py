@@ -159,7 +159,7 @@ async def test_a_worker_on_another_directory_is_named_at_the_start(
     for told in (tmp_path / "here", tmp_path / "there", "SPEAKER_SAMPLES_DIR"):
         assert str(told) in line.getMessage()
     with pytest.raises(ForeignStoreError, match="no voice can be cloned"):
-        await service.encodings.ensurer.fingerprints()
+        await service.encodings.fingerprints()
     service.shutdown()
     speakers.close()
 

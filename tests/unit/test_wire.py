@@ -9,8 +9,9 @@ from vllm_tts_cache.speaker import wire
 from vllm_tts_cache.store.memory import SegmentStats, TierStats
 
 SHA = "a" * 64
-WANT = wire.Want(audio_sha256=SHA, encoder="codec", segment="inline")
-REPORT = wire.JobReport(SHA, "codec", wire.JobState.FAILED, "out of memory", 1.5)
+WANT = wire.Want(id=7, audio_sha256=SHA, fingerprint=SHA, segment="inline")
+REPORT = wire.WantReport(7, wire.JobState.FAILED, "out of memory", 1.5)
+LOOKED = wire.JobReport((SHA, SHA), wire.JobState.QUEUED)
 TIMED = "codec", "inline", wire.Durations([0, 2], 0.5), wire.Durations([2, 0], 0.1)
 SEGMENT = SegmentStats(
     entries=1, bytes=9, max_bytes=90, max_entries=None, hits=3, misses=2, evictions=1
@@ -35,16 +36,18 @@ STATS = wire.SpeakerStats(
     rpc_calls={"tts_cache_want": 7},
 )
 MESSAGES = [
-    wire.WantCall(wants=[WANT], lease_seconds=2.0),
-    wire.WantCall(wants=[], lease_seconds=2.0),
-    wire.WantAnswer(rank=0, reports=[REPORT], num_finished=7),
+    wire.WantCall("client", [WANT], [], 2.0),
+    wire.WantCall("client", [], [6], 2.0),
+    wire.WantAnswer(rank=0, knew_client=True, reports=[REPORT], num_finished=7),
+    wire.LookCall([(SHA, SHA)]),
+    wire.LookAnswer(rank=0, reports=[LOOKED]),
     wire.Described(rank=1, fingerprints={"codec": "f" * 64}),
     wire.Described(rank=0, fingerprints={}, store_id="9", store_place="node-b:/voices"),
     wire.DeleteCall(audio_sha256s=[SHA]),
     wire.Deleted(num_entries=2, busy=[SHA]),
     wire.FailedCall(request_ids=["speech-1"]),
     wire.FailedPrompts(causes={"speech-1": "not stored"}),
-    wire.EncodingCall(audio_sha256=SHA, encoder="codec"),
+    wire.EncodingCall(SHA, SHA),
     wire.EncodingAnswer(encoding=b"\0\xff" * 9),
     wire.EncodingAnswer(encoding=None),
     wire.WorkerStats(rank=0, stats=STATS),
@@ -110,8 +113,8 @@ def test_a_state_that_nobody_knows_is_refused():
 
 
 def test_a_call_for_64_voices_is_small():
-    call = wire.WantCall(wants=[WANT] * 64, lease_seconds=2.0)
-    assert len(wire.encode(call)) <= 12 * 1024
+    call = wire.WantCall("client", [WANT] * 64, [], 2.0)
+    assert len(wire.encode(call)) <= 16 * 1024
 
 
 def test_counters_that_are_not_whole_are_refused():

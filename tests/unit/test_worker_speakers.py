@@ -9,33 +9,35 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.catalogues import engine  # noqa: F401  a fixture of all that follow
 from tests.in_process_workers import (
     WAIT_SECONDS,
     SpectrumEncoder,
     clip,
+    looked,
     prepare,
     ref_of,
     store_clip,
     wait_until_idle,
     want_call,
+    wanted,
     worker_speakers,
 )
 from tests.store_samples import opened
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.errors import EncodeError, StorageError
-from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS, MAX_WANTS
-from vllm_tts_cache.speaker.wire import JobState, Want, WantCall
+from vllm_tts_cache.model_executor.speakers import MAX_FAILED_PROMPTS
+from vllm_tts_cache.speaker.wire import JobState, WantCall
 from vllm_tts_cache.store.encoding import EncodingKey
 
 NAMES = ("speaker", "codec")
-QUEUED, READY, MISSING, FAILED, REFUSED = (
-    JobState.QUEUED,
+READY, MISSING, FAILED, NO_ENCODER = (
     JobState.READY,
     JobState.MISSING,
     JobState.FAILED,
-    JobState.REFUSED,
+    JobState.NO_ENCODER,
 )
 
 
@@ -78,8 +80,7 @@ def ref(store):
 
 
 def look(speakers, ref, rank=0, names=NAMES):
-    answer = speakers.want(want_call(ref, names, lease_seconds=0), rank)
-    return {report.encoder: report.state for report in answer.reports}
+    return looked(speakers, ref, names, rank)
 
 
 def spectra(speakers, ref):
@@ -94,7 +95,7 @@ def num_encodes(speakers):
 def hold(speakers, encoder, ref):
     """Have the encode thread in the middle of one encode."""
     encoder.gate.clear()
-    speakers.want(want_call(ref, [encoder.name]), 0)
+    wanted(speakers, ref, [encoder.name])
     assert encoder.entered.wait(WAIT_SECONDS)
 
 
@@ -102,51 +103,30 @@ def hold(speakers, encoder, ref):
 
 
 def test_rank_0_encodes_and_the_others_find_what_it_published(speakers, restarted, ref):
-    assert prepare(restarted, ref, NAMES, rank=1) == both(MISSING)
+    prepare(restarted, ref, NAMES, rank=1)
+    assert num_encodes(restarted) == 0
     prepare(speakers, ref, NAMES)
-    assert prepare(restarted, ref, NAMES, rank=1) == both(READY)
     assert num_encodes(restarted) == 0
     assert spectra(restarted, ref).keys() == set(NAMES)
 
 
 @pytest.mark.parametrize(
-    ("want", "reason"),
+    ("want", "state", "reason"),
     [
-        ({"encoder": "no such"}, "no encoder 'no such'"),
-        ({"audio_sha256": "../../etc/passwd"}, "not a content address"),
-        ({"segment": "somebody's"}, "somebody's"),
+        ({"fingerprint": "f" * 64}, NO_ENCODER, ""),
+        ({"audio_sha256": "../../etc/passwd"}, FAILED, "not a content address"),
+        ({"segment": "somebody's"}, FAILED, "somebody's"),
     ],
 )
-def test_a_want_that_means_nothing_fails_alone(speakers, ref, want, reason):
-    fields: dict[str, Any] = {
-        "audio_sha256": ref.audio_sha256,
-        "encoder": "codec",
-        "segment": "registered",
-    }
-    other: dict[str, Any] = fields | {"encoder": "speaker"}
-    wants = [Want(**(fields | want)), Want(**other)]
-    answer = speakers.want(WantCall(wants=wants, lease_seconds=10.0), 0)
-    bad, good = answer.reports
-    assert bad.state is FAILED
-    assert reason in bad.reason
-    assert good.state is QUEUED
-
-
-def test_a_thousand_wants_in_one_call_are_answered_and_more_are_refused(
-    speakers, encoders, ref
-):
-    hold(speakers, encoders[0], ref)
-    wants = [
-        Want(audio_sha256=f"{number:064x}", encoder="codec", segment="registered")
-        for number in range(MAX_WANTS + 10)
-    ]
-    num_threads = threading.active_count()
-    for _ in range(3):
-        answer = speakers.want(WantCall(wants=wants, lease_seconds=10.0), 0)
-        states = [report.state for report in answer.reports]
-        assert states == [QUEUED] * MAX_WANTS + [REFUSED] * 10
-        assert speakers.stats().waiting["registered"] == MAX_WANTS
-    assert threading.active_count() == num_threads
+def test_a_want_that_means_nothing_fails_alone(speakers, ref, want, state, reason):
+    call = want_call(speakers, ref, NAMES)
+    bad = structs.replace(call.new[0], **want)
+    call = structs.replace(call, new=[bad, call.new[1]])
+    (report,) = (r for r in speakers.want(call, 0).reports if r.id == bad.id)
+    assert report.state is state
+    assert reason in report.reason
+    wait_until_idle(speakers)
+    assert look(speakers, ref)["codec"] is READY
 
 
 # -------- a disk that fails costs time only
@@ -173,7 +153,7 @@ def test_an_encoding_that_nothing_keeps_is_a_failure_and_not_encoded_for_ever(
     shutil.rmtree(tmp_path / "partial", ignore_errors=True)
     (tmp_path / "partial").write_text("a file where the directory should be")
     prepare(speakers, ref, ["codec"])
-    report = speakers.want(want_call(ref, ["codec"]), 0).reports[0]
+    (report,) = speakers.want(WantCall("a test", [], [], 1.0), 0).reports
     assert report.state is FAILED
     assert "neither in memory nor on the disk" in report.reason
     assert num_encodes(speakers) == 1
@@ -190,7 +170,7 @@ def test_encoders_that_are_loaded_again_take_over_what_waits_and_is_in_memory(
     first, second = (store_clip(store, clip(number)) for number in (1, 2))
     encoders[0].entered.clear()
     hold(speakers, encoders[0], first)
-    speakers.want(want_call(second, ["speaker"]), 0)
+    wanted(speakers, second, ["speaker"])
     anew = {name: SpectrumEncoder(name) for name in NAMES}
     threading.Timer(0.05, encoders[0].gate.set).start()
     speakers.fingerprints = speakers.load_encoders(lambda: anew)
@@ -207,7 +187,7 @@ def test_no_other_encoder_ever_fills_a_key(speakers, encoders, store, ref):
     """A job may wait while another checkpoint is loaded in the place of its own."""
     hold(speakers, encoders[0], ref)
     waiting = store_clip(store, clip(1))
-    speakers.want(want_call(waiting, ["codec"]), 0)
+    wanted(speakers, waiting, ["codec"])
     old = EncodingKey(
         audio_sha256=waiting.audio_sha256,
         encoder_fingerprint=speakers.fingerprints["codec"],
@@ -280,7 +260,7 @@ def test_deleting_all_leaves_what_is_in_hand_and_names_it(
     prepare(speakers, other, NAMES)
     encoders[0].entered.clear()
     hold(speakers, encoders[0], third)
-    speakers.want(want_call(ref_of(clip(3)), ["codec"]), 0)
+    wanted(speakers, ref_of(clip(3)), ["codec"])
     assert speakers.stats().in_flight == 2
     told = speakers.delete_all()
     assert (told.num_entries, told.busy) == (4, [third.audio_sha256])
@@ -304,7 +284,8 @@ def test_a_voice_that_memory_answers_for_is_not_the_first_to_leave_a_full_disk(
     prepare(speakers, idle, ["codec"])
     speakers.prompt(hot, ["codec"])
     speakers.close()  # hands on what was noted, as it does now and then
-    size = len(speakers.stored_encoding(hot.audio_sha256, "codec"))
+    fingerprint = speakers.fingerprints["codec"]
+    size = len(speakers.stored_encoding(hot.audio_sha256, fingerprint))
     full = worker_speakers(
         tmp_path, [SpectrumEncoder("codec")], disk_max_bytes=2 * size, inline_share=0.0
     )
@@ -363,8 +344,8 @@ def test_the_engines_thread_asks_the_catalogue_for_nothing(
     with the_engines_thread() as done:
         spectra(speakers, ref)
         look(speakers, ref)
-        speakers.want(want_call(ref_of(clip(1)), NAMES), 0)
-        speakers.stored_encoding(ref.audio_sha256, "codec")
+        wanted(speakers, ref_of(clip(1)), NAMES)
+        speakers.stored_encoding(ref.audio_sha256, speakers.fingerprints["codec"])
         speakers.stats()
         speakers.failed(["x"])
         if engine == "bucket":
@@ -414,13 +395,13 @@ def test_the_engines_thread_waits_for_no_file_that_the_encode_thread_writes(
     def ask():
         spectra(speakers, other)
         look(speakers, ref)
-        speakers.want(want_call(ref, NAMES), 0)
+        wanted(speakers, ref, NAMES)
         speakers.stats()
-        speakers.stored_encoding(other.audio_sha256, "codec")
+        speakers.stored_encoding(other.audio_sha256, speakers.fingerprints["codec"])
         return speakers.delete([ref.audio_sha256]).busy
 
     monkeypatch.setattr(os, "fsync", slow)
-    speakers.want(want_call(ref, NAMES), 0)
+    wanted(speakers, ref, NAMES)
     assert writing.wait(WAIT_SECONDS)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask)

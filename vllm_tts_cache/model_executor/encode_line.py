@@ -1,21 +1,15 @@
-"""The encode thread's jobs: those that wait, and what became of those that ended.
-
-And how long encodes took and waited, counted where they happen.
-"""
+"""The encode thread's jobs in the order of turns, and how long they took and waited."""
 
 import threading
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
 
-from cachetools import LRUCache
-
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import EncodeError
-from vllm_tts_cache.speaker.reference import Lane
 from vllm_tts_cache.speaker.wire import (
     DURATION_BOUNDS_SECONDS,
     Durations,
@@ -24,17 +18,22 @@ from vllm_tts_cache.speaker.wire import (
 )
 from vllm_tts_cache.store.encoding import EncodingKey
 
-MAX_REMEMBERED = 1024  # failures; and as many finished force ids
+# After so many jobs that requests wait for, one that nobody waits for has its turn.
+MAX_URGENT_IN_A_ROW = 8
+
+Flow = tuple[str, Segment]  # a tenant, and what its jobs are of
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EncodeJob:
-    """One encoder on one audio, for whoever wants it.
+    """One encoder on one audio, for all clients that want it.
 
     Attributes:
-        lane: Where it waits; those who join it can only bring it forward.
-        wanted_until: When its last lease runs out, on the queue's clock.
-        force_ids: Who wants it encoded although it is stored.
+        flows: For whom it waits; it is encoded in the turn of the first of them.
+        is_urgent: Whether a request waits for it, and not only a precompute.
+        is_forced: Whether it is encoded although the encoding is stored.
+        is_in_memory: Whether the encoding exists, and only its file is missing.
+        wanted_by: Of each want the id of its client and its own.
         queued_at: When it was wanted first, on the queue's clock.
         began_at: When the encode thread took it; None while it waits.
         not_before: When it may be looked at again, after another process had it.
@@ -43,24 +42,28 @@ class EncodeJob:
 
     key: EncodingKey
     encoder_name: str
-    segment: Segment
-    lane: Lane
-    wanted_until: float
-    force_ids: set[str] = field(default_factory=set)
+    flows: set[Flow]
+    is_urgent: bool = False
+    is_forced: bool = False
+    is_in_memory: bool = False
+    wanted_by: set[tuple[str, int]] = field(default_factory=set)
     queued_at: float = 0.0
     began_at: float | None = None
     not_before: float = 0.0
     aside_since: float | None = None
 
+    @property
+    def segment(self) -> Segment:
+        """Whose budget the encoding counts against."""
+        is_voice = any(segment is Segment.REGISTERED for _, segment in self.flows)
+        return Segment.REGISTERED if is_voice else Segment.INLINE
+
     def join(self, other: "EncodeJob") -> None:
-        """Take in what another caller wants of the same key."""
-        if other.lane is not self.lane:
-            # Whoever differs from the other: a request waits, and a voice has the clip.
-            self.lane = Lane.URGENT
-        if other.segment is Segment.REGISTERED:
-            self.segment = Segment.REGISTERED
-        self.wanted_until = max(self.wanted_until, other.wanted_until)
-        self.force_ids |= other.force_ids
+        """Take in what another client wants of the same key."""
+        self.flows |= other.flows
+        self.is_urgent |= other.is_urgent
+        self.is_forced |= other.is_forced
+        self.wanted_by |= other.wanted_by
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +87,11 @@ class ThreadCall:
 
 
 class WaitingLine:
-    """Jobs by lane, first come first served, one a key. Not thread-safe.
+    """Jobs that wait, one a key, in the order of turns. Not thread-safe.
+
+    Tenants take turns, and within a tenant its registered voices and inline clips do:
+    many of either hold up the other, and another tenant, by one job. Nothing takes
+    longer with more jobs but what says so.
 
     Args:
         max_inline: Inline jobs that may wait at a time.
@@ -92,103 +99,123 @@ class WaitingLine:
 
     def __init__(self, max_inline: int):
         self._max_inline = max_inline
-        self._lanes: dict[Lane, OrderedDict[EncodingKey, EncodeJob]] = {
-            lane: OrderedDict() for lane in Lane
+        self._jobs: dict[str, dict[str, EncodeJob]] = {}  # by audio and fingerprint
+        self._aside: dict[EncodingKey, EncodeJob] = {}
+        # Urgent ones and others: flows in the order of their turns, jobs as they came.
+        self._lanes: dict[bool, OrderedDict[Flow, dict[EncodingKey, EncodeJob]]] = {
+            True: OrderedDict(),
+            False: OrderedDict(),
         }
-        self._lanes_in_turn = (Lane.REGISTERED, Lane.INLINE)
-        self.num_dropped = 0
+        self._num_waiting = Counter[Segment]()
+        self._num_urgent_in_a_row = 0
 
     def __len__(self) -> int:
         """Jobs that wait."""
-        return sum(map(len, self._lanes.values()))
+        return self._num_waiting.total()
 
     def num_waiting(self, segment: Segment) -> int:
-        """Jobs that wait in the segment's lanes."""
-        num_inline = len(self._lanes[Lane.INLINE])
-        return num_inline if segment is Segment.INLINE else len(self) - num_inline
+        """Jobs of the segment that wait."""
+        return self._num_waiting[segment]
 
     def get(self, key: EncodingKey) -> EncodeJob | None:
         """Return the key's job, if it waits."""
-        for lane in self._lanes.values():
-            if (job := lane.get(key)) is not None:
-                return job
-        return None
+        return self._jobs.get(key.audio_sha256, {}).get(key.encoder_fingerprint)
 
-    def add(self, job: EncodeJob, now: float) -> bool:
-        """Put a job at the end of its lane, or join the one of its key.
+    def of_audio(self, audio_sha256: str) -> list[EncodeJob]:
+        """Return the jobs of an audio that wait."""
+        return list(self._jobs.get(audio_sha256, {}).values())
 
-        Returns: False if as many inline jobs wait as may.
+    def audios(self) -> set[str]:
+        """The audios of all jobs that wait: takes longer with more of them."""
+        return set(self._jobs)
+
+    def add(self, job: EncodeJob) -> EncodeJob | None:
+        """Put a job behind those of its flow, or join the one of its key.
+
+        Returns: The job that waits; None if as many inline jobs wait as may.
         """
-        if (waiting := self.get(job.key)) is not None:
-            self._join(waiting, job)
-            return True
-        if job.lane is Lane.INLINE and self._is_full(now):
-            return False
-        self._lanes[job.lane][job.key] = job
-        return True
+        if (waiting := self.get(job.key)) is None:
+            is_inline = job.segment is Segment.INLINE
+            if is_inline and self._num_waiting[Segment.INLINE] >= self._max_inline:
+                return None
+            self._keep(job)
+            self._place(job)
+            return job
+        is_aside = job.key in self._aside
+        if job.is_urgent and not waiting.is_urgent and not is_aside:
+            self._take_out(waiting)
+        self._num_waiting[waiting.segment] -= 1
+        waiting.join(job)
+        self._num_waiting[waiting.segment] += 1
+        if not is_aside:
+            self._place(waiting)
+        return waiting
 
-    def put_back(self, job: EncodeJob) -> None:
-        """Put a job that was popped at the front of its lane."""
-        if (waiting := self.get(job.key)) is not None:  # wanted anew meanwhile
-            self._join(waiting, job)
-            return
-        lane = self._lanes[job.lane]
-        lane[job.key] = job
-        lane.move_to_end(job.key, last=False)
+    def put_aside(self, job: EncodeJob) -> None:
+        """Have a job that was popped wait until its ``not_before``."""
+        self._keep(job)
+        self._aside[job.key] = job
 
     def pop(self, now: float) -> EncodeJob | None:
-        """Take the next job that may begin; drop those that nobody wants any more.
+        """Take the next job that may begin.
 
         Args:
             now: On the queue's clock.
         """
-        self._drop_unwanted(now)
-        for lane in (Lane.URGENT, *self._lanes_in_turn):
-            for job in self._lanes[lane].values():
-                if job.not_before <= now:
-                    del self._lanes[lane][job.key]
-                    if lane is self._lanes_in_turn[0]:
-                        self._lanes_in_turn = self._lanes_in_turn[::-1]
-                    return job
+        for job in self._aside.values():  # as many as other processes have in hand
+            if job.not_before <= now:
+                self.remove(job)
+                return job
+        are_due = self._num_urgent_in_a_row < MAX_URGENT_IN_A_ROW
+        for is_urgent in (are_due, not are_due):
+            if lane := self._lanes[is_urgent]:
+                in_a_row = self._num_urgent_in_a_row + 1
+                self._num_urgent_in_a_row = in_a_row if is_urgent else 0
+                job = _take_turn(lane)
+                self.remove(job)
+                return job
         return None
 
     def seconds_until_next(self, now: float) -> float | None:
         """Seconds until `pop` may find what it does not find now; None if no job."""
-        if not len(self):
-            return None
-        return max(0.0, min(job.not_before for job in self._jobs()) - now)
+        waits = (job.not_before - now for job in self._aside.values())
+        return max(0.0, min(waits)) if self._aside else None
 
-    def audios(self) -> set[str]:
-        """The audios of jobs that wait."""
-        return {job.key.audio_sha256 for job in self._jobs()}
+    def remove(self, job: EncodeJob) -> None:
+        """Remove a job that waits."""
+        self._num_waiting[job.segment] -= 1
+        of_audio = self._jobs[job.key.audio_sha256]
+        del of_audio[job.key.encoder_fingerprint]
+        if not of_audio:
+            del self._jobs[job.key.audio_sha256]
+        if self._aside.pop(job.key, None) is None:
+            self._take_out(job)
 
-    def remove(self, audio_sha256s: Collection[str]) -> None:
-        """Remove the jobs of these audios."""
-        for job in list(self._jobs()):
-            if job.key.audio_sha256 in audio_sha256s:
-                del self._lanes[job.lane][job.key]
+    def _keep(self, job: EncodeJob) -> None:
+        of_audio = self._jobs.setdefault(job.key.audio_sha256, {})
+        of_audio[job.key.encoder_fingerprint] = job
+        self._num_waiting[job.segment] += 1
 
-    def _join(self, waiting: EncodeJob, job: EncodeJob) -> None:
-        was_in = waiting.lane
-        waiting.join(job)
-        if waiting.lane is not was_in:
-            del self._lanes[was_in][job.key]
-            self._lanes[waiting.lane][job.key] = waiting
+    def _place(self, job: EncodeJob) -> None:
+        """Put a job at the end of each flow that it is not in."""
+        for flow in job.flows:
+            self._lanes[job.is_urgent].setdefault(flow, {})[job.key] = job
 
-    def _is_full(self, now: float) -> bool:
-        if len(self._lanes[Lane.INLINE]) >= self._max_inline:
-            self._drop_unwanted(now)
-        return len(self._lanes[Lane.INLINE]) >= self._max_inline
+    def _take_out(self, job: EncodeJob) -> None:
+        lane = self._lanes[job.is_urgent]
+        for flow in job.flows:
+            del lane[flow][job.key]
+            if not lane[flow]:
+                del lane[flow]
 
-    def _drop_unwanted(self, now: float) -> None:
-        unwanted = [job for job in self._jobs() if job.wanted_until < now]
-        for job in unwanted:
-            del self._lanes[job.lane][job.key]
-        self.num_dropped += len(unwanted)
 
-    def _jobs(self) -> Iterator[EncodeJob]:
-        for lane in self._lanes.values():
-            yield from lane.values()
+def _take_turn(lane: OrderedDict[Flow, dict[EncodingKey, EncodeJob]]) -> EncodeJob:
+    """Return the first job; the next turn is another tenant's, or the other flow's."""
+    tenant, segment = turn = next(iter(lane))
+    others = [(tenant, other) for other in Segment if other is not segment]
+    for flow in filter(lane.__contains__, [*others, turn]):
+        lane.move_to_end(flow)
+    return next(iter(lane[turn].values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,56 +225,6 @@ class Report:
     state: JobState
     reason: str = ""
     encoding_seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Failure:
-    report: Report
-    told_until: float  # a want until then is told; one that comes later tries again
-
-
-class Outcomes:
-    """Remembers what the last jobs came to. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._failures = LRUCache[EncodingKey, _Failure](MAX_REMEMBERED)
-        self._forced = LRUCache[tuple[EncodingKey, str], None](MAX_REMEMBERED)
-
-    def add(self, job: EncodeJob, report: Report) -> None:
-        """Remember how a job ended, as long as somebody may ask for it."""
-        if report.state is JobState.READY:
-            for force_id in job.force_ids:
-                self._forced[job.key, force_id] = None
-            return
-        self._failures[job.key] = _Failure(report, job.wanted_until)
-
-    def tell_failure(self, key: EncodingKey, now: float) -> Report | None:
-        """Return the key's failure, once, while the lease of its job runs."""
-        if (failure := self._failures.get(key)) is None:
-            return None
-        if now < failure.told_until:
-            failure.told_until = 0.0
-            return failure.report
-        del self._failures[key]
-        return None
-
-    def failure(self, key: EncodingKey) -> Report | None:
-        """Return the key's failure, told or not, to one who does not want it."""
-        failure = self._failures.get(key)
-        return None if failure is None else failure.report
-
-    def has_forced(self, key: EncodingKey, force_id: str) -> bool:
-        """Tell whether the key was encoded for this force id."""
-        return (key, force_id) in self._forced
-
-    def failed_audios(self) -> set[str]:
-        """The audios of jobs that failed."""
-        return {key.audio_sha256 for key in self._failures}
-
-    def delete_failures(self, audio_sha256s: Collection[str]) -> None:
-        """Delete the failures of these audios."""
-        for key in [k for k in self._failures if k.audio_sha256 in audio_sha256s]:
-            del self._failures[key]
 
 
 @dataclass(slots=True)

@@ -4,11 +4,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+from cachetools import LRUCache
 
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.errors import EncodeError
@@ -16,7 +18,6 @@ from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.model_executor.encode_line import (
     EncodeClock,
     EncodeJob,
-    Outcomes,
     Report,
     ThreadCall,
     WaitingLine,
@@ -29,6 +30,8 @@ from vllm_tts_cache.store.encoding import Encoding, EncodingKey
 MAX_ASIDE_SECONDS = 120.0
 _PAUSE_AFTER_FAULT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0  # a job of the slowest encoder on the longest audio
+MAX_FAILURES = 1024  # that are remembered for whoever asks how far an encoding is
+_READY = Report(JobState.READY)
 
 T = TypeVar("T")
 Turn = AbstractContextManager[object]
@@ -51,6 +54,21 @@ class QueueStats:
     waiting: dict[str, int]
     dropped: int
     refused: int
+
+
+@dataclass(slots=True)
+class _Client:
+    """What one client wants.
+
+    Attributes:
+        until: When its lease runs out, on the queue's clock.
+        jobs: Of the wants that have not ended.
+        ended: How the others ended, until the client withdraws them.
+    """
+
+    until: float = 0.0
+    jobs: dict[int, EncodeJob] = field(default_factory=dict)
+    ended: dict[int, Report] = field(default_factory=dict)
 
 
 class EncodeWork(Protocol):
@@ -86,7 +104,7 @@ class EncodeQueue:
         max_waiting_inline: Inline jobs that may wait; further ones are refused.
         look_again_seconds: After which a job is looked at again that another process
             has in hand.
-        clock: Monotonic seconds; leases are told on it.
+        clock: Monotonic seconds; leases run on it.
     """
 
     def __init__(
@@ -102,7 +120,8 @@ class EncodeQueue:
         self._clock = clock
         self._line = WaitingLine(max_waiting_inline)
         self._running: EncodeJob | None = None
-        self._outcomes = Outcomes()
+        self._clients: dict[str, _Client] = {}
+        self._failures = LRUCache[EncodingKey, Report](MAX_FAILURES)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._calls: deque[ThreadCall] = deque()
@@ -111,30 +130,57 @@ class EncodeQueue:
         self._warnings = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
         self._num_finished = 0
         self._num_refused = 0
+        self._num_dropped = 0
         self.times = EncodeClock()
 
-    def want(self, job: EncodeJob) -> Report:
-        """Queue the job, or join the one of its key; returns how far that is.
+    def want(
+        self,
+        client_id: str,
+        new: Mapping[int, EncodeJob | Report],
+        withdrawn: Sequence[int],
+        lease_seconds: float,
+    ) -> tuple[bool, dict[int, Report]]:
+        """Queue a client's new wants, give up others, and tell which have ended.
 
-        A failure is told once, to a want that comes before the lease of the job that
-        failed has run out. Any other want tries again. While the queue pauses, what is
-        not in hand fails.
+        A want that ends is told in each answer until it is withdrawn, so no answer that
+        is lost loses it. While the queue pauses, what a request waits for fails.
+
+        Args:
+            client_id: Whose wants these are.
+            new: By id the job of a want, or how the want ends at once.
+            withdrawn: Ids of wants whose end is known, or that nobody waits for.
+            lease_seconds: After which the client's wants are given up.
+
+        Returns: Whether the client was known, and reports by the wants' ids: of those
+            that have ended, and of those that are being encoded.
         """
         with self._changed:
-            if (running := self._joined_running(job)) is not None:
-                return self._encoding_report(running)
             now = self._clock()
-            if (failure := self._outcomes.tell_failure(job.key, now)) is not None:
-                return failure
-            if self._pause_reason is not None:
-                return Report(JobState.FAILED, self._pause_reason)
-            job.queued_at = now
-            if not self._line.add(job, now):
-                self._num_refused += 1
-                return Report(JobState.REFUSED)
-            self._start_thread()
-            self._changed.notify_all()
-            return Report(JobState.QUEUED)
+            is_known = client_id in self._clients
+            client = self._clients.setdefault(client_id, _Client())
+            client.until = now + lease_seconds
+            for number in withdrawn:
+                client.ended.pop(number, None)
+                self._withdraw(client_id, client, number)
+            for number, job in new.items():
+                if number in client.ended:  # the answer that told so was lost
+                    continue
+                if isinstance(job, Report):
+                    client.ended[number] = job
+                    continue
+                job.wanted_by.add((client_id, number))
+                job.queued_at = now
+                joined = self._joined(job)
+                if isinstance(joined, EncodeJob):
+                    client.jobs[number] = joined
+                if job.is_in_memory:
+                    client.ended[number] = _READY
+                elif isinstance(joined, Report):
+                    client.ended[number] = joined
+            if len(self._line):
+                self._start_thread()
+                self._changed.notify_all()
+            return is_known, self._in_hand(client_id) | client.ended
 
     def look(self, key: EncodingKey) -> Report:
         """Tell how far the key is, without wanting it."""
@@ -143,19 +189,17 @@ class EncodeQueue:
                 return self._encoding_report(self._running)
             if self._line.get(key) is not None:
                 return Report(JobState.QUEUED)
-            failure = self._outcomes.failure(key)
-            return Report(JobState.MISSING) if failure is None else failure
-
-    def has_forced(self, key: EncodingKey, force_id: str) -> bool:
-        """Tell whether the key was encoded for this force id."""
-        with self._changed:
-            return self._outcomes.has_forced(key, force_id)
+            return self._failures.get(key, Report(JobState.MISSING))
 
     def delete(self, audio_sha256s: Collection[str]) -> list[str]:
         """Delete the jobs of these audios; returns those being encoded right now."""
         with self._changed:
-            self._line.remove(audio_sha256s)
-            self._outcomes.delete_failures(audio_sha256s)
+            for sha in audio_sha256s:
+                for job in self._line.of_audio(sha):
+                    self._line.remove(job)
+                    self._end(job, Report(JobState.NO_AUDIO, "it was deleted"))
+            for key in [k for k in self._failures if k.audio_sha256 in audio_sha256s]:
+                del self._failures[key]
             running = self._running
             if running is None or running.key.audio_sha256 not in audio_sha256s:
                 return []
@@ -164,7 +208,7 @@ class EncodeQueue:
     def audios(self) -> set[str]:
         """Those of which something waits, is in hand, or is remembered as failed."""
         with self._changed:
-            known = self._line.audios() | self._outcomes.failed_audios()
+            known = self._line.audios() | {key.audio_sha256 for key in self._failures}
             running = self._running
             return known if running is None else known | {running.key.audio_sha256}
 
@@ -195,7 +239,7 @@ class EncodeQueue:
         return result
 
     def pause(self, reason: str, timeout_seconds: float) -> bool:
-        """Begin no job until `resume`; new ones fail for this reason.
+        """Begin no job until `resume`; urgent ones that come fail for this reason.
 
         Returns: Whether the job in hand ended in time.
         """
@@ -234,19 +278,59 @@ class EncodeQueue:
             return QueueStats(
                 in_flight=len(self._line) + (self._running is not None),
                 waiting=waiting,
-                dropped=self._line.num_dropped,
+                dropped=self._num_dropped,
                 refused=self._num_refused,
             )
 
-    def _joined_running(self, job: EncodeJob) -> EncodeJob | None:
-        """Join the job in hand, unless it may end without the encode that is forced."""
+    def _joined(self, job: EncodeJob) -> EncodeJob | Report:
+        """Return the job that does a want: in hand, or in the line; else the reason."""
         running = self._running
-        if running is None or running.key != job.key:
-            return None
-        if job.force_ids and not running.force_ids:
-            return None
-        running.join(job)
-        return running
+        # A job in hand may end without the encode that another one forces.
+        if (
+            running is not None
+            and running.key == job.key
+            and running.is_forced >= job.is_forced
+        ):
+            running.join(job)
+            return running
+        if self._pause_reason is not None and job.is_urgent:
+            return Report(JobState.FAILED, self._pause_reason)
+        if (waiting := self._line.add(job)) is None:
+            self._drop_expired(self._clock())  # those that left make room
+            waiting = self._line.add(job)
+        if waiting is None:
+            self._num_refused += 1
+            return Report(JobState.REFUSED)
+        return waiting
+
+    def _drop_expired(self, now: float) -> None:
+        expired = [name for name, client in self._clients.items() if client.until < now]
+        for client_id in expired:
+            client = self._clients.pop(client_id)
+            for number in list(client.jobs):
+                self._withdraw(client_id, client, number)
+
+    def _withdraw(self, client_id: str, client: _Client, number: int) -> None:
+        """Give up a want, and its job if nobody else wants that."""
+        if (job := client.jobs.pop(number, None)) is None:
+            return
+        job.wanted_by.discard((client_id, number))
+        if not job.wanted_by and job is not self._running:
+            self._line.remove(job)
+            self._num_dropped += 1
+
+    def _in_hand(self, client_id: str) -> dict[int, Report]:
+        if (running := self._running) is None:
+            return {}
+        report = self._encoding_report(running)
+        return {n: report for name, n in running.wanted_by if name == client_id}
+
+    def _end(self, job: EncodeJob, report: Report) -> None:
+        """Tell the clients that want a job how it ended."""
+        for client_id, number in job.wanted_by:
+            client = self._clients.get(client_id)
+            if client is not None and client.jobs.pop(number, None) is not None:
+                client.ended[number] = report
 
     def _encoding_report(self, job: EncodeJob) -> Report:
         began_at = self._clock() if job.began_at is None else job.began_at
@@ -295,6 +379,7 @@ class EncodeQueue:
                     self._changed.wait()
                     continue
                 now = self._clock()
+                self._drop_expired(now)
                 if (job := self._line.pop(now)) is not None:
                     job.began_at = now
                     self._running = job
@@ -305,14 +390,14 @@ class EncodeQueue:
     def _result(self, job: EncodeJob) -> Report | None:
         """Do the job; returns None if another process is at it."""
         if self._work.is_done(job):
-            return Report(JobState.READY)
+            return _READY
         if (turn := self._turn(job)) is None:
             return None
         with turn:
             # Another process may have finished since the first look.
             if not self._work.is_done(job):
                 self._work.keep(job, self._timed_encode(job))
-        return Report(JobState.READY)
+        return _READY
 
     def _timed_encode(self, job: EncodeJob) -> Encoding:
         began_at = self._clock()
@@ -341,7 +426,11 @@ class EncodeQueue:
                 self._put_aside(job)
                 return
             self._num_finished += 1
-            self._outcomes.add(job, report)
+            self._end(job, report)
+            if report.state is JobState.READY:
+                self._failures.pop(job.key, None)
+            else:
+                self._failures[job.key] = report
 
     def _failure(self, job: EncodeJob, exc: Exception) -> Report:
         reason = str(exc) or repr(exc)
@@ -362,4 +451,12 @@ class EncodeQueue:
         job.began_at = None
         job.not_before = now + self._look_again_seconds
         job.aside_since = now if job.aside_since is None else job.aside_since
-        self._line.put_back(job)
+        if (waiting := self._line.get(job.key)) is not None:  # forced meanwhile
+            self._line.remove(waiting)
+            for client_id, number in waiting.wanted_by:
+                self._clients[client_id].jobs[number] = job
+            job.join(waiting)
+        if job.wanted_by:
+            self._line.put_aside(job)
+        else:
+            self._num_dropped += 1

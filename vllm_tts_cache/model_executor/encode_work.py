@@ -81,7 +81,7 @@ class StoredEncodeWork:
 
     def is_done(self, job: EncodeJob) -> bool:
         """Tell whether the encoding exists; writes again what memory alone has."""
-        if job.force_ids:
+        if job.is_forced:
             return False
         if self._cache.is_stored(job.key):
             return True

@@ -187,11 +187,16 @@ def tts_cache_describe(speakers: WorkerEncodings, rank: int) -> wire.Described:
 def tts_cache_want(
     speakers: WorkerEncodings, rank: int, call: bytes
 ) -> wire.WantAnswer:
-    """Queue what is missing of a `WantCall`, renew its leases, say how far each is.
-
-    Rank 0 encodes; the other ranks load what it publishes.
-    """
+    """Queue what is new of a client's wants, and say which have ended."""
     return speakers.want(wire.decode(wire.WantCall, call), rank)
+
+
+@_answering(speakers_of)
+def tts_cache_look(
+    speakers: WorkerEncodings, rank: int, call: bytes
+) -> wire.LookAnswer:
+    """Say how far the encodings of a `LookCall` are."""
+    return speakers.look(wire.decode(wire.LookCall, call), rank)
 
 
 @_answering(speakers_of)
@@ -203,7 +208,7 @@ def tts_cache_encoding(
     For an API process that cannot read it from the disk.
     """
     want = wire.decode(wire.EncodingCall, call)
-    stored = speakers.stored_encoding(want.audio_sha256, want.encoder)
+    stored = speakers.stored_encoding(want.audio_sha256, want.fingerprint)
     return wire.EncodingAnswer(encoding=stored)
 
 
@@ -259,6 +264,7 @@ def _deleted(side: WorkerEncodings | DecoderStates, call: bytes) -> wire.Deleted
 METHODS = (
     tts_cache_describe,
     tts_cache_want,
+    tts_cache_look,
     tts_cache_encoding,
     tts_cache_delete,
     tts_cache_failed,

@@ -21,16 +21,19 @@ from vllm_tts_cache.model_executor.encode_line import EncodeJob, Report
 from vllm_tts_cache.model_executor.encode_queue import EncodeQueue
 from vllm_tts_cache.model_executor.encode_work import StoredEncodeWork
 from vllm_tts_cache.model_executor.ranks import ALONE, Ranks
-from vllm_tts_cache.speaker.reference import Lane, ReferenceEncoder, SpeakerRef
+from vllm_tts_cache.speaker.reference import ReferenceEncoder, SpeakerRef
 from vllm_tts_cache.speaker.wire import (
     Deleted,
     EncodeTimes,
     JobReport,
     JobState,
+    LookAnswer,
+    LookCall,
     SpeakerStats,
     Want,
     WantAnswer,
     WantCall,
+    WantReport,
 )
 from vllm_tts_cache.store.cache import open_cache
 from vllm_tts_cache.store.directory import StoreDirectory
@@ -59,12 +62,11 @@ _ASKED_AGAIN_SECONDS = 5.0
 logger = logging.getLogger("vllm.vllm_tts_cache")
 
 MAX_FAILED_PROMPTS = 4096
-MAX_WANTS = 1024  # a call; each costs a look at one file
+MAX_LOOKS = 1024  # in a call; the others are not answered
 _MAX_CAUSE_CHARACTERS = 500
+_SEGMENTS = frozenset(segment.value for segment in Segment)
 _ASLEEP = "the model is asleep; wake it up first"
 _SLEEP_TIMEOUT_SECONDS = 10.0
-_READY = Report(JobState.READY)
-_TOO_MANY = Report(JobState.REFUSED, f"more than {MAX_WANTS} wants in one call")
 # What the host appends to the id that the API process gave a request.
 _HOSTS_SUFFIX = re.compile(r"-[0-9a-z]{8}$")
 
@@ -307,21 +309,27 @@ class WorkerEncodings:
     # -------- for the RPC
 
     def want(self, call: WantCall, rank: int) -> WantAnswer:
-        """Queue what is missing and renew the leases of what waits; returns at once.
+        """Queue a client's new wants, and say which have ended; returns at once.
 
-        Only rank 0 encodes; the others load what it publishes. A lease of no seconds
-        wants nothing: it looks.
+        Only rank 0 encodes; the others load what it publishes.
         """
-        until = self._clock() + call.lease_seconds if call.lease_seconds > 0 else None
-        encodes = rank == 0 and until is not None
-        reports = [
-            self._report(want, until if encodes else None)
-            for want in call.wants[:MAX_WANTS]
-        ]
-        reports += [_told(want, _TOO_MANY) for want in call.wants[MAX_WANTS:]]
-        return WantAnswer(
-            rank=rank, reports=reports, num_finished=self._queue.num_finished
+        num_finished = self._queue.num_finished
+        if rank:
+            return WantAnswer(rank, True, [], num_finished)
+        new = {want.id: self._job(want) for want in call.new}
+        is_known, reports = self._queue.want(
+            call.client_id, new, call.withdrawn, call.lease_seconds
         )
+        told = [
+            WantReport(number, report.state, report.reason, report.encoding_seconds)
+            for number, report in reports.items()
+        ]
+        return WantAnswer(rank, is_known, told, num_finished)
+
+    def look(self, call: LookCall, rank: int) -> LookAnswer:
+        """Say how far encodings are, of which the store has no file."""
+        reports = [self._looked(*key) for key in call.keys[:MAX_LOOKS]]
+        return LookAnswer(rank, reports)
 
     def failed(self, request_ids: Iterable[str]) -> dict[str, str]:
         """Return why requests failed, of those that failed for want of their prompt.
@@ -336,10 +344,9 @@ class WorkerEncodings:
             if name in asked
         }
 
-    def stored_encoding(self, audio_sha256: str, encoder_name: str) -> bytes | None:
+    def stored_encoding(self, audio_sha256: str, fingerprint: str) -> bytes | None:
         """Return an encoding in its stored form; None if it is not there."""
-        if (key := self._key(audio_sha256, encoder_name)) is None:
-            return None
+        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
         # Whose it is does not matter here, and an inline one pushes nobody out.
         found = self._cache.get(key, Segment.INLINE)
         return None if found is None else encoding_to_bytes(key, found)
@@ -408,59 +415,41 @@ class WorkerEncodings:
             self._recovering.join(_RECOVER_PATIENCE_SECONDS)
         self._store.close()
 
-    # -------- both
+    # -------- how
 
     def _found(self, ref: SpeakerRef, encoder_name: str) -> Encoding | None:
-        if (key := self._key(ref.audio_sha256, encoder_name)) is None:
-            return None
-        return self._cache.get(key, ref.segment)
-
-    def _report(self, want: Want, lease_until: float | None) -> JobReport:
-        try:
-            report = self._state(want, lease_until)
-        except ValueError as exc:  # no address, or no segment of ours
-            report = Report(JobState.FAILED, str(exc))
-        return _told(want, report)
-
-    def _state(self, want: Want, lease_until: float | None) -> Report:
-        if not is_address(want.audio_sha256):
-            raise ValueError("not a content address")
-        if (key := self._key(want.audio_sha256, want.encoder)) is None:
-            return Report(JobState.FAILED, f"there is no encoder {want.encoder!r}")
-        is_forced = bool(want.force_id) and not self._queue.has_forced(
-            key, want.force_id
-        )
-        if not is_forced and self._cache.is_stored(key):
-            return _READY
-        is_in_memory = not is_forced and self._cache.contains(key)
-        if lease_until is None:
-            return _READY if is_in_memory else self._queue.look(key)
-        report = self._queue.want(self._job(want, key, lease_until))
-        # The job writes to the disk again what only memory has.
-        return _READY if is_in_memory else report
-
-    def _job(self, want: Want, key: EncodingKey, lease_until: float) -> EncodeJob:
-        segment = Segment(want.segment)
-        return EncodeJob(
-            key=key,
-            encoder_name=want.encoder,
-            segment=segment,
-            lane=Lane.of(segment, urgent=want.urgent),
-            wanted_until=lease_until,
-            force_ids={want.force_id} if want.force_id else set(),
-        )
-
-    def _key(self, audio_sha256: str, encoder_name: str) -> EncodingKey | None:
         if (fingerprint := self.fingerprints.get(encoder_name)) is None:
             return None
-        return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
+        sha = ref.audio_sha256
+        key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
+        return self._cache.get(key, ref.segment)
 
+    def _job(self, want: Want) -> EncodeJob | Report:
+        """Return what is to be done for a want, or how it ends at once."""
+        names = (n for n, f in self.fingerprints.items() if f == want.fingerprint)
+        if (name := next(names, None)) is None:
+            return Report(JobState.NO_ENCODER)
+        if not is_address(want.audio_sha256):
+            return Report(JobState.FAILED, "not a content address")
+        if want.segment not in _SEGMENTS:
+            return Report(JobState.FAILED, f"no segment {want.segment!r}")
+        key = EncodingKey(
+            audio_sha256=want.audio_sha256, encoder_fingerprint=want.fingerprint
+        )
+        if not want.force and self._cache.is_stored(key):
+            return Report(JobState.READY)
+        return EncodeJob(
+            key=key,
+            encoder_name=name,
+            flows={(want.tenant, Segment(want.segment))},
+            is_urgent=want.urgent,
+            is_forced=want.force,
+            is_in_memory=not want.force and self._cache.contains(key),
+        )
 
-def _told(want: Want, report: Report) -> JobReport:
-    return JobReport(
-        audio_sha256=want.audio_sha256,
-        encoder=want.encoder,
-        state=report.state,
-        reason=report.reason,
-        encoding_seconds=report.encoding_seconds,
-    )
+    def _looked(self, audio_sha256: str, fingerprint: str) -> JobReport:
+        key = EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
+        if self._cache.contains(key):
+            return JobReport((audio_sha256, fingerprint), JobState.READY)
+        report = self._queue.look(key)
+        return JobReport((audio_sha256, fingerprint), report.state, report.reason)

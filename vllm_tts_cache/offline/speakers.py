@@ -1,9 +1,12 @@
 """Prepares voices in an ``Omni`` engine and builds the prompts that name them."""
 
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,7 +43,6 @@ from vllm_tts_cache.speaker.rpc_client import (
 )
 from vllm_tts_cache.speaker.wire import (
     EncodingCall,
-    JobReport,
     JobState,
     Want,
     WantCall,
@@ -54,8 +56,6 @@ _POLL_SECONDS = 0.05
 _LEASE_SECONDS = 10.0
 # The store may be shared with a server whose inline clips push these out meanwhile.
 _MAX_TIMES_STORED = 5
-
-Need = tuple[str, str]  # address of the audio, name of the encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,26 @@ class OfflineEnsurer:
         self._workers = workers
         self._store = store
         self._settings = settings
+        self._client_id = uuid.uuid4().hex
+        self._ids = itertools.count()
+        self._withdrawn: list[int] = []
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Encoder name -> fingerprint. Raises: WorkerRPCError."""
+        answers = self._workers.call(DESCRIBE)
+        refuse_elsewhere(answers, self._store.store_id)
+        return fingerprints_of(answers)
+
+    def key(self, audio_sha256: str, encoder: str) -> EncodingKey:
+        """Return the key of one encoding. Raises: WorkerRPCError."""
+        fingerprint = self.fingerprints[encoder]
+        return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
+
+    def keys(self, speaker: PreparedSpeaker) -> set[EncodingKey]:
+        """Return which encodings its mode needs. Raises: WorkerRPCError."""
+        sha = speaker.ref.audio_sha256
+        return {self.key(sha, name) for name in speaker.mode.encoders}
 
     def windows(
         self, speakers: Iterable[PreparedSpeaker]
@@ -96,26 +116,21 @@ class OfflineEnsurer:
         it is evicted before it is encoded. The list is read as the parts are taken.
         """
         window: list[PreparedSpeaker] = []
-        keys: set[Need] = set()
+        keys: set[EncodingKey] = set()
         num_bytes = 0
         for speaker in speakers:
-            needs, clip_bytes = self.needs(speaker), 4 * speaker.num_samples
+            added, clip_bytes = self.keys(speaker), 4 * speaker.num_samples
             is_full = (
-                len(keys | needs) > self._settings.max_waiting_inline
+                len(keys | added) > self._settings.max_waiting_inline
                 or num_bytes + clip_bytes > self._settings.inline_audio_max_bytes // 2
             )
             if window and is_full:
                 yield window
                 window, keys, num_bytes = [], set(), 0
             window.append(speaker)
-            keys, num_bytes = keys | needs, num_bytes + clip_bytes
+            keys, num_bytes = keys | added, num_bytes + clip_bytes
         if window:
             yield window
-
-    def needs(self, speaker: PreparedSpeaker) -> set[Need]:
-        """Return which encodings its mode needs."""
-        sha = speaker.ref.audio_sha256
-        return {(sha, name) for name in speaker.mode.encoders}
 
     def ensure(self, speakers: Sequence[PreparedSpeaker]) -> None:
         """Return when all encodings of the speakers exist.
@@ -123,54 +138,71 @@ class OfflineEnsurer:
         Raises: EncodeError, EncodeTimeoutError, InvalidAudioError, WorkerRPCError.
         """
         clips = {speaker.ref.audio_sha256: speaker.clip for speaker in speakers}
-        missing = set().union(*(self.needs(speaker) for speaker in speakers))
+        keys = set().union(*map(self.keys, speakers))
+        wants = {next(self._ids): key for key in keys}
         num_stored = 0
         patience_seconds = self._settings.encode_timeout_seconds
         num_ended, ended_at = -1, time.monotonic()
-        while missing:
-            reports, num_finished = self._want(missing)
-            missing -= {
-                (report.audio_sha256, report.encoder)
-                for report in reports
-                if report.state is JobState.READY
-            }
-            lost = {r.audio_sha256 for r in reports if r.state is JobState.NO_AUDIO}
+        while wants:
+            states, num_finished = self._want(wants)
+            self._withdrawn = list(states.keys() & wants.keys())
+            ended = {number: wants.pop(number) for number in self._withdrawn}
+            lost = {key for n, key in ended.items() if states[n] is JobState.NO_AUDIO}
             if lost:
                 num_stored += 1
                 if num_stored > _MAX_TIMES_STORED:
+                    clip = min(str(clips[key.audio_sha256]) for key in lost)
                     raise EncodeError(
-                        f"{clips[min(lost)]} was evicted {_MAX_TIMES_STORED} times "
+                        f"{clip} was evicted {_MAX_TIMES_STORED} times "
                         "before it was encoded. Raise "
                         "SPEAKER_CACHE_INLINE_AUDIO_MAX_BYTES, or give this job a "
                         "SPEAKER_SAMPLES_DIR of its own."
                     )
-                for sha in sorted(lost):
+                for sha in sorted({key.audio_sha256 for key in lost}):
                     self._store.keep_inline(decode_path(clips[sha]))
-            elif missing:
+                wants |= {next(self._ids): key for key in lost}
+            elif wants:
                 if num_finished != num_ended:
                     num_ended, ended_at = num_finished, time.monotonic()
                 if time.monotonic() - ended_at > patience_seconds:
                     raise EncodeTimeoutError(
-                        f"{len(missing)} encodings are missing and none was finished "
+                        f"{len(wants)} encodings are missing and none was finished "
                         f"within {patience_seconds:g} s."
                     )
                 time.sleep(_POLL_SECONDS)
 
-    def _want(self, needs: set[Need]) -> tuple[list[JobReport], int]:
-        wants = [
-            Want(audio_sha256=sha, encoder=name, segment="inline", urgent=False)
-            for sha, name in sorted(needs)
+    def _want(
+        self, wants: Mapping[int, EncodingKey]
+    ) -> tuple[dict[int, JobState], int]:
+        """Return which wants have ended how, and how many jobs the workers ended.
+
+        Raises: EncodeError, WorkerRPCError.
+        """
+        # A worker knows a want by its id, however often it is told of it.
+        new = [
+            Want(
+                id=number,
+                audio_sha256=key.audio_sha256,
+                fingerprint=key.encoder_fingerprint,
+                segment=Segment.INLINE.value,
+            )
+            for number, key in wants.items()
         ]
-        call = WantCall(wants=wants, lease_seconds=_LEASE_SECONDS)
+        call = WantCall(self._client_id, new, self._withdrawn, _LEASE_SECONDS)
         # The other ranks load what rank 0 publishes.
         answers = [a for a in self._workers.call(WANT, call) if a.rank == 0]
-        reports = [report for answer in answers for report in answer.reports]
-        for report in reports:
-            if report.state is JobState.FAILED:
-                raise EncodeError(
-                    f"{report.audio_sha256} was not encoded: {report.reason}"
-                )
-        return reports, sum(answer.num_finished for answer in answers)
+        ended: dict[int, list[JobState]] = {}
+        for report in chain.from_iterable(answer.reports for answer in answers):
+            if report.state in (JobState.FAILED, JobState.NO_ENCODER, JobState.REFUSED):
+                raise EncodeError(f"A clip was not encoded: {report.reason}")
+            if report.state is not JobState.ENCODING:
+                ended.setdefault(report.id, []).append(report.state)
+        states = {
+            number: max(states, key=lambda state: state is JobState.NO_AUDIO)
+            for number, states in ended.items()
+            if len(states) == len(answers) or JobState.NO_AUDIO in states
+        }
+        return states, sum(answer.num_finished for answer in answers)
 
 
 class OfflineEngine(SyncEngine, Protocol):
@@ -247,8 +279,7 @@ class OfflineSpeakers:
 
         Raises: InvalidSpeakerError if the text cannot be spoken; what `prepare` raises.
         """
-        needs = self._ensurer.needs(speaker)
-        if not all(self._store.is_stored(self._key(*need)) for need in needs):
+        if not all(map(self._store.is_stored, self._ensurer.keys(speaker))):
             self._ensurer.ensure([speaker])
         return self._prompts.prompt(speaker, text, language)
 
@@ -257,10 +288,10 @@ class OfflineSpeakers:
 
         Raises: EncodeError if it is not there (any more); StorageError, WorkerRPCError.
         """
-        key = self._key(ref.audio_sha256, name)
+        key = self._ensurer.key(ref.audio_sha256, name)
         if (found := self._store.read(key)) is not None:
             return key, found
-        call = EncodingCall(audio_sha256=ref.audio_sha256, encoder=name)
+        call = EncodingCall(key.audio_sha256, key.encoder_fingerprint)
         return key, encoding_of(self._workers.call(ENCODING, call), key)
 
     def stats(self) -> list[dict[str, Any]]:
@@ -309,16 +340,6 @@ class OfflineSpeakers:
                 num_samples=audio.num_samples,
                 sample_rate_hz=audio.sample_rate_hz,
             )
-
-    def _key(self, audio_sha256: str, encoder: str) -> EncodingKey:
-        fingerprint = self._fingerprints[encoder]
-        return EncodingKey(audio_sha256=audio_sha256, encoder_fingerprint=fingerprint)
-
-    @cached_property
-    def _fingerprints(self) -> dict[str, str]:
-        answers = self._workers.call(DESCRIBE)
-        refuse_elsewhere(answers, self._store.store_id)
-        return fingerprints_of(answers)
 
 
 def _checkpoint_of(omni: OfflineEngine) -> tuple[str, Path]:

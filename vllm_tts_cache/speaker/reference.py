@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Protocol
 
 from vllm_tts_cache.audio.reference import ReferenceAudio
@@ -75,30 +74,6 @@ class ReferenceEncoder(Protocol):
             EncodeError: The network failed on this audio.
         """
         ...
-
-
-class Lane(IntEnum):
-    """The order of encodes, on both sides of the RPC; first come, first served in each.
-
-    The last two take turns: an endless flow of inline clips may not block registered
-    voices, nor thousands of registered voices an inline clip.
-    """
-
-    URGENT = 0  # a request waits for a registered voice
-    REGISTERED = 1  # no request waits: it may be one of thousands
-    INLINE = 2  # a request waits for a clip of its own
-
-    @classmethod
-    def of(cls, segment: Segment, *, urgent: bool) -> "Lane":
-        """Return the lane of an encode.
-
-        Args:
-            segment: Whose budget the encoding counts against.
-            urgent: Whether a request waits, and not only a precompute.
-        """
-        if segment is Segment.INLINE:
-            return cls.INLINE
-        return cls.URGENT if urgent else cls.REGISTERED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ TIMEOUT_SECONDS = 30.0
 # Of one method at once: the host waits for each in a thread, of which it has few.
 MAX_CALLS = 2
 STATS_SECONDS = 0.5
+LOOKS_SECONDS = 0.5
 
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -78,8 +79,18 @@ def _any_of_them(calls: Sequence[wire.FailedCall]) -> wire.FailedCall:
     return wire.FailedCall(request_ids=[i for call in calls for i in call.request_ids])
 
 
+def _all_of_them(calls: Sequence[wire.LookCall]) -> wire.LookCall:
+    return wire.LookCall(keys=list({key: None for call in calls for key in call.keys}))
+
+
 DESCRIBE = Method("tts_cache_describe", wire.Described)
 WANT = Method("tts_cache_want", wire.WantAnswer)
+LOOK = Method(
+    "tts_cache_look",
+    wire.LookAnswer,
+    merge=_all_of_them,
+    seconds_between=LOOKS_SECONDS,
+)
 ENCODING = Method("tts_cache_encoding", wire.EncodingAnswer)
 # Nothing of a deleted voice may be left: that some have deleted it is not enough.
 DELETE = Method("tts_cache_delete", wire.Deleted, needs_all=True)

@@ -33,12 +33,13 @@ _SHOWN_CHARS = 200
 class JobState(str, Enum):
     """How far one encoding is in one worker."""
 
-    MISSING = "missing"  # not stored, and no job: it was withdrawn or its lease ran out
+    MISSING = "missing"  # not in memory, and no job
     QUEUED = "queued"
     ENCODING = "encoding"
     READY = "ready"  # stored, or in memory where it cannot be stored
     FAILED = "failed"  # the encoder raised; the report says why
     REFUSED = "refused"  # too many inline clips wait already
+    NO_ENCODER = "no_encoder"  # the worker has others: it was loaded anew
     NO_AUDIO = "no_audio"  # its reference audio is not stored (any more)
 
 
@@ -50,68 +51,108 @@ class _Part(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of one."""
 
 
-class Want(_Part, frozen=True):
-    """One encoding that somebody waits for.
+class Want(_Part, frozen=True, kw_only=True):
+    """One encoding that a client, an API process or a batch job, waits for.
 
     Attributes:
+        id: Names the want among its client's. Said again, it is the same want.
         audio_sha256: Of its reference audio.
-        encoder: The encoder's name in its family.
-        segment: Value of a `Segment`: whose budget it counts against, and its lane.
+        fingerprint: Of its encoder.
+        segment: Value of a `Segment`: whose budget it counts against.
+        tenant: Whose turn it is when this is encoded.
         urgent: Whether a request waits, and not only a precompute.
-        force_id: Names an encode that is done although the encoding exists; the same
-            id again asks for the same encode.
+        force: Whether it is encoded although the encoding exists.
     """
 
+    id: int
     audio_sha256: str
-    encoder: str
+    fingerprint: str
     segment: str
+    tenant: str = ""
     urgent: bool = False
-    force_id: str = ""
+    force: bool = False
 
 
 class WantCall(_Message, frozen=True):
-    """Queue what is missing, and say how far all is.
+    """Queue a client's new wants, give up others, and say which have ended.
 
     Attributes:
-        wants: What is waited for now; what is left out is given up when its lease ends.
-        lease_seconds: How long a job may wait in the queue from now on.
+        client_id: The client keeps it as long as it lives.
+        new: Wants that the worker was not told of, or not as they are now.
+        withdrawn: Ids of wants that nobody waits for, or whose end the client knows.
+        lease_seconds: For how long the worker keeps the client's wants from now on.
     """
 
-    wants: list[Want]
+    client_id: str
+    new: list[Want]
+    withdrawn: list[int]
     lease_seconds: float
 
 
-class JobReport(_Part, frozen=True):
+class WantReport(_Part, frozen=True):
     """How far one want is.
 
     Attributes:
-        audio_sha256: As in the want.
-        encoder: As in the want.
+        id: Of the want.
         state: How far.
         reason: Why it failed, for the client; else empty.
         encoding_seconds: How long the encoder has been at it, while ``ENCODING``.
     """
 
-    audio_sha256: str
-    encoder: str
+    id: int
     state: JobState
     reason: str = ""
     encoding_seconds: float = 0.0
 
 
 class WantAnswer(_Message, frozen=True):
-    """How far a call's wants are in one worker.
+    """How far a client's wants are in one worker.
 
     Attributes:
         rank: Of the worker.
-        reports: One per want, in their order.
+        knew_client: Whether the client's lease had not run out. If it had, the worker
+            knows no wants but those of this call.
+        reports: Of wants that have ended, until they are withdrawn, and of the one that
+            is being encoded.
         num_finished: Jobs that ended since the worker's start; it only grows, so who
             waits sees by it that the queue moves.
     """
 
     rank: int
-    reports: list[JobReport]
+    knew_client: bool
+    reports: list[WantReport]
     num_finished: int
+
+
+class LookCall(_Message, frozen=True):
+    """Ask how far encodings are that nobody need wait for.
+
+    Attributes:
+        keys: Of each the address of its audio and its encoder's fingerprint.
+    """
+
+    keys: list[tuple[str, str]]
+
+
+class JobReport(_Part, frozen=True):
+    """How far one encoding is.
+
+    Attributes:
+        key: As in the call.
+        state: How far.
+        reason: Why it failed, for the client; else empty.
+    """
+
+    key: tuple[str, str]
+    state: JobState
+    reason: str = ""
+
+
+class LookAnswer(_Message, frozen=True):
+    """How far a call's encodings are in one worker; only rank 0 encodes."""
+
+    rank: int
+    reports: list[JobReport]
 
 
 class Described(_Message, frozen=True):
@@ -166,7 +207,7 @@ class EncodingCall(_Message, frozen=True):
     """Ask for one encoding's stored bytes."""
 
     audio_sha256: str
-    encoder: str
+    fingerprint: str
 
 
 class EncodingAnswer(_Message, frozen=True):

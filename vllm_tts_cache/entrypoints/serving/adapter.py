@@ -29,11 +29,12 @@ from vllm_tts_cache.entrypoints.serving.request_speaker import (
     speak_by_embedding,
     unset_what_is_ignored,
 )
+from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
 from vllm_tts_cache.entrypoints.speakers.inline import Clip
 from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
-from vllm_tts_cache.entrypoints.speakers.wants import MAX_TRIES, GoneError
 from vllm_tts_cache.errors import (
     CheckpointError,
+    GoneError,
     InvalidAudioError,
     InvalidSpeakerError,
     SpeakerNotFoundError,
@@ -247,13 +248,15 @@ class CachedAdapter:
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
         if found is not None:
             clip = self._registered_clip(request, found.record)
-            existed = await self._existed(clip, mode, found.fingerprints)
+            existed = await self._existed(
+                clip, mode, found.record.tenant, found.fingerprints
+            )
         else:
             with self._service.places.inline(self._tenant):
                 url = single_url(request.ref_audio)
                 fetch = partial(fetch_audio, self.ctx.server.media_connector)
                 clip = await self._service.inline.resolve(url, fetch)
-                existed = await self._existed(clip, mode, None)
+                existed = await self._existed(clip, mode, self._tenant.name, None)
         counted.outcome = "hit" if existed else "miss"
         report(counted.outcome)
         return await self.clone(Speaker(clip=clip, mode=mode, request=seen))
@@ -272,7 +275,7 @@ class CachedAdapter:
         )
 
     async def _existed(
-        self, clip: Clip, mode: Mode, stored: frozenset[str] | None
+        self, clip: Clip, mode: Mode, tenant: str, stored: frozenset[str] | None
     ) -> bool:
         """Return when the clip's encodings exist, and whether they did before."""
         limits = self.tts_cache_family.limits
@@ -280,7 +283,7 @@ class CachedAdapter:
         if problem is not None:
             raise InvalidAudioError(problem)
         need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
-        return await self._service.encodings.ensurer.ensure(need, stored=stored)
+        return await self._service.encodings.ensure(need, tenant=tenant, stored=stored)
 
     async def _named_by_embedding(self, request: Any, record: SpeakerRecord) -> Any:
         mode = self._embedding_mode("voice")

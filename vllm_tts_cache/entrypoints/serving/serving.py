@@ -448,7 +448,7 @@ class CachedServingSpeech(KnowsItsModel):
 
     def _recheck(self, ref: SpeakerRef | None) -> None:
         if ref is not None:
-            self.speakers.encodings.ensurer.recheck(ref.audio_sha256)
+            self.speakers.encodings.recheck(ref.audio_sha256)
 
     async def _check_stays(self, request: Any, ref: SpeakerRef | None) -> None:
         """See that the voice of a request is the one that it was last submitted with.
@@ -484,9 +484,7 @@ class CachedServingSpeech(KnowsItsModel):
             except (EngineGenerateError, RuntimeError, OmniClientError) as exc:
                 cause = None
                 if not has_begun:
-                    cause = await self.speakers.encodings.ensurer.cause_of_failure(
-                        request_id
-                    )
+                    cause = await self.speakers.encodings.cause_of_failure(request_id)
                 if cause is None:
                     raise
                 if num_left == 0:

@@ -21,7 +21,7 @@ from vllm_tts_cache.entrypoints.speakers.executors import (
     BoundedExecutor,
 )
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
-from vllm_tts_cache.entrypoints.speakers.wants import too_many_inline
+from vllm_tts_cache.entrypoints.speakers.pending import too_many_inline
 from vllm_tts_cache.errors import InvalidAudioError, ServerBusyError
 from vllm_tts_cache.speaker.reference import SpeakerRef
 from vllm_tts_cache.store.speaker_store import SpeakerStore

@@ -10,9 +10,10 @@ from cachetools import LRUCache
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
-from vllm_tts_cache.entrypoints.speakers.wants import GoneError, SpeakerReplacedError
 from vllm_tts_cache.errors import (
+    GoneError,
     SpeakerNotFoundError,
+    SpeakerReplacedError,
     StorageBusyError,
     StorageUnavailableError,
 )

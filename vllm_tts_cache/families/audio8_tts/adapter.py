@@ -33,11 +33,11 @@ class CachedAudio8TTSAdapter(PromptAdapter, Audio8TTSAdapter):
         return self._prepared(speaker, prompt)
 
     async def _semantic(self, ref: SpeakerRef) -> SemanticCodes:
-        ensurer = self._service.encodings.ensurer
-        (key,) = await ensurer.keys(EncodingNeed(ref=ref, encoder_names=(CODEC,)))
+        encodings = self._service.encodings
+        (key,) = await encodings.keys(EncodingNeed(ref=ref, encoder_names=(CODEC,)))
 
         async def read() -> SemanticCodes:
-            encoding = await ensurer.encoding(key, CODEC)
+            encoding = await encodings.encoding(key)
             return SemanticCodes.of(key, encoding["codes"])
 
         return await self._service.prompts.get_or_build(key, ref.audio_sha256, read)

@@ -49,10 +49,10 @@ class CachedFishSpeechAdapter(PromptAdapter, FishSpeechAdapter):
     async def _voice(self, clip: Clip, ref_text: str) -> VoicePart:
         ref, num_clips = clip.ref, clip.num_clips
         need = EncodingNeed(ref=ref, encoder_names=(CODEC,))
-        (key,) = await self._service.encodings.ensurer.keys(need)
+        (key,) = await self._service.encodings.keys(need)
 
         async def build() -> VoicePart:
-            encoding = await self._service.encodings.ensurer.encoding(key, CODEC)
+            encoding = await self._service.encodings.encoding(key)
             codes = encoding["codes"]
             return await self._service.texts.run(
                 self._builder.voice, ref_text, key, codes, num_clips
