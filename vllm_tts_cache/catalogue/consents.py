@@ -7,9 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from vllm_tts_cache.catalogue import owners, schema
-from vllm_tts_cache.catalogue.details import check_language
 from vllm_tts_cache.catalogue.names import clean, is_consent_id, new_consent_id
-from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, Identity
+from vllm_tts_cache.catalogue.records import (
+    DEFAULT_TENANT,
+    Identity,
+    check_language,
+)
 from vllm_tts_cache.catalogue.schema import consent
 from vllm_tts_cache.errors import InvalidSpeakerError
 

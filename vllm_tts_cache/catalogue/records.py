@@ -1,6 +1,11 @@
-"""What is registered, what registering takes, and what its files count as."""
+"""What is registered, what registering takes with its limits, and a file's segment.
+
+The transcript of several clips has a line for each, in their order.
+"""
 
 import json
+import math
+import re
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +15,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from vllm_tts_cache.catalogue import details
-from vllm_tts_cache.catalogue.details import (
-    check_expiry,
-    check_labels,
-    check_language,
-    labels_of_json,
-    labels_to_json,
-    of_clips,
-)
 from vllm_tts_cache.catalogue.names import clean, clean_new, fold, is_storable
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.tenants import DEFAULT_TENANT
@@ -26,6 +22,13 @@ from vllm_tts_cache.tenants import DEFAULT_TENANT
 MAX_EMBEDDING_VALUE = 65_504.0  # the largest of float16
 MAX_EMBEDDING_DIM = 4096
 AUDIO_KIND = "audio"  # a stored file that is no encoding
+MAX_LABELS = 20
+MAX_LABEL_KEY_CHARS = 64
+MAX_LABEL_VALUE_CHARS = 128
+_MAX_LANGUAGE_CHARS = 35  # what RFC 5646 asks a program to make room for
+_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
+# The first moment of the year 10000, which no date has room for.
+_END_OF_TIME = 253_402_300_800.0
 
 
 class Segment(str, Enum):
@@ -112,7 +115,8 @@ class SpeakerRecord:
     @property
     def clip_starts(self) -> tuple[int, ...]:
         """The first sample of each clip; ``(0,)`` of one, and of none."""
-        return starts_of_json(self.clip_starts_json)
+        stored = self.clip_starts_json
+        return tuple(json.loads(stored)) if stored else (0,)
 
     @property
     def num_clips(self) -> int:
@@ -128,7 +132,7 @@ class SpeakerRecord:
     @property
     def labels(self) -> dict[str, str]:
         """The labels, parsed."""
-        return labels_of_json(self.labels_json)
+        return json.loads(self.labels_json) if self.labels_json else {}
 
     def has_expired(self, now: float) -> bool:
         """Whether its time is over; it is deleted soon, and spoken no more.
@@ -171,7 +175,7 @@ class NewSpeaker:
             replaces no voice and no voice of any tenant has the id.
         taken_over: Accepted by stock vLLM-Omni, from which it is imported: it may
             break rules that stock does not have.
-        labels: Key -> value; see `details` for limits.
+        labels: Key -> value; see `check_labels` for limits.
         name_key: The folded name.
         (The others are those of `SpeakerRecord`.)
 
@@ -204,7 +208,7 @@ class NewSpeaker:
         name = clean(self.name) if taken_over else clean_new(self.name)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "name_key", fold(name))
-        ref_text = details.of_clips(self.ref_text, len(self.clip_starts))
+        ref_text = transcript_of_clips(self.ref_text, len(self.clip_starts))
         object.__setattr__(self, "ref_text", ref_text)
         for attribute in TEXT_LIMITS:
             check_text(attribute, getattr(self, attribute), any_length=taken_over)
@@ -218,6 +222,112 @@ class NewSpeaker:
             check_embedding(self.embedding)
         elif self.num_samples <= 0 or self.sample_rate_hz <= 0:
             raise InvalidSpeakerError("audio_sample", "it has no samples")
+
+
+def check_language(language: str | None) -> None:
+    """Refuse what is no BCP 47 tag, as ``de`` or ``pt-BR``; None passes.
+
+    Raises: InvalidSpeakerError.
+    """
+    if language is None:
+        return
+    if len(language) > _MAX_LANGUAGE_CHARS or not _LANGUAGE.fullmatch(language):
+        reason = f"it is no language tag of at most {_MAX_LANGUAGE_CHARS} characters"
+        raise InvalidSpeakerError("language", f"{reason}, such as 'de' or 'pt-BR'")
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Refuse too many labels, long ones, and two whose keys are one when folded.
+
+    Raises: InvalidSpeakerError.
+    """
+    if len(labels) > MAX_LABELS:
+        reason = f"{len(labels)} are given, at most {MAX_LABELS} are allowed"
+        raise InvalidSpeakerError("labels", reason)
+    for key, value in labels.items():
+        _check_label("the key", key, MAX_LABEL_KEY_CHARS)
+        _check_label(f"the value of {key!r}", value, MAX_LABEL_VALUE_CHARS)
+    if len({fold(key) for key in labels}) < len(labels):
+        raise InvalidSpeakerError("labels", "two keys differ in case only")
+
+
+def check_expiry(expires_at: float | None) -> None:
+    """Refuse an end that is no time; None is no end.
+
+    Raises: InvalidSpeakerError.
+    """
+    if expires_at is None:
+        return
+    if not math.isfinite(expires_at) or expires_at >= _END_OF_TIME:
+        raise InvalidSpeakerError("expires_at", "it is no time before the year 10000")
+
+
+def check_is_to_come(expires_at: float | None, now: float) -> None:
+    """Refuse an end that is past, by the catalogue's clock; None is no end.
+
+    Raises: InvalidSpeakerError.
+    """
+    if expires_at is not None and expires_at <= now:
+        reason = "it is in the past; to remove the voice now, DELETE it"
+        raise InvalidSpeakerError("expires_at", reason)
+
+
+def labels_to_json(labels: Mapping[str, str]) -> str | None:
+    """Labels as the catalogue keeps them: None for none."""
+    return json.dumps(dict(labels), ensure_ascii=False) if labels else None
+
+
+def _check_label(what: str, text: str, max_chars: int) -> None:
+    if not text.strip() or len(text) > max_chars:
+        reason = f"{what} must have 1 to {max_chars} characters"
+        raise InvalidSpeakerError("labels", reason)
+    if not is_storable(text) or not text.isprintable():
+        raise InvalidSpeakerError("labels", f"{what} holds what is no printable text")
+
+
+def _lines(ref_text: str) -> list[str]:
+    # Only what ends a line in every editor does so here.
+    unified = ref_text.replace("\r\n", "\n").replace("\r", "\n")
+    return [line for each in unified.split("\n") if (line := each.strip())]
+
+
+def transcript_of_clips(ref_text: str | None, num_clips: int) -> str | None:
+    """Return the transcript of so many clips; that of one stays as it was written.
+
+    Raises: InvalidSpeakerError if there are not as many lines as clips.
+    """
+    if ref_text is None or num_clips == 1:
+        return ref_text
+    lines = _lines(ref_text)
+    if len(lines) == num_clips:
+        return "\n".join(lines)
+    if not lines:
+        return None
+    num_lines = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+    reason = (
+        f"it has {num_lines}, and the voice {num_clips} clips; "
+        "write one line for each clip, in their order"
+    )
+    raise InvalidSpeakerError("ref_text", reason)
+
+
+def joined_transcript(ref_texts: Sequence[str], num_clips: int) -> str | None:
+    """Return the one transcript of a form that gives it once, or once for each clip.
+
+    Raises: InvalidSpeakerError if it is given another number of times.
+    """
+    given = [text.strip() for text in ref_texts]
+    if not any(given):
+        return None
+    if len(given) == 1:
+        return transcript_of_clips(given[0], num_clips)
+    if len(given) != num_clips:
+        there = "is 1 clip" if num_clips == 1 else f"are {num_clips} clips"
+        reason = f"it is given {len(given)} times, and there {there}; give it once"
+        reason += " for each, or once with a line for each"
+        raise InvalidSpeakerError("ref_text", reason)
+    lines = [" ".join(_lines(text)) for text in given]
+    return transcript_of_clips("\n".join(lines), num_clips)
 
 
 def check_text(attribute: str, text: str | None, *, any_length: bool = False) -> None:
@@ -243,11 +353,6 @@ def check_text(attribute: str, text: str | None, *, any_length: bool = False) ->
     if not is_storable(text):
         reason = f"{what} contains an unpaired surrogate or NUL"
         raise InvalidSpeakerError(form_field, reason)
-
-
-def starts_of_json(stored: str | None) -> tuple[int, ...]:
-    """Where clips begin, as a row says it."""
-    return tuple(json.loads(stored)) if stored else (0,)
 
 
 def pack_embedding(embedding: tuple[float, ...]) -> bytes:
@@ -322,7 +427,7 @@ class SpeakerChanges:
             raise InvalidSpeakerError("ref_text", reason)
         given: dict[str, Any] = {**self.given, "updated_at": time.time()}
         if "ref_text" in given:
-            given["ref_text"] = of_clips(given["ref_text"], record.num_clips)
+            given["ref_text"] = transcript_of_clips(given["ref_text"], record.num_clips)
         if "name" in given:
             given["name"] = clean_new(given["name"])
             given["name_key"] = fold(given["name"])

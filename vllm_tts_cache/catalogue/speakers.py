@@ -17,12 +17,12 @@ from sqlalchemy import (
 
 from vllm_tts_cache.catalogue import owners, schema
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.details import labels_to_json
 from vllm_tts_cache.catalogue.names import fold, keys_of, new_voice_id, search_text
 from vllm_tts_cache.catalogue.records import (
     Identity,
     NewSpeaker,
     SpeakerRecord,
+    labels_to_json,
     pack_embedding,
     unpack_embedding,
 )

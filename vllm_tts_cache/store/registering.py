@@ -19,7 +19,6 @@ from vllm_tts_cache.catalogue import (
 from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.details import check_is_to_come
 from vllm_tts_cache.catalogue.names import clean, is_consent_id
 from vllm_tts_cache.catalogue.records import (
     AUDIO_KIND,
@@ -29,6 +28,7 @@ from vllm_tts_cache.catalogue.records import (
     Segment,
     SpeakerChanges,
     SpeakerRecord,
+    check_is_to_come,
     pack_embedding,
 )
 from vllm_tts_cache.config import RegistrationPolicy, Settings

@@ -10,9 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_tts_cache.audio.decode import name_of, naming
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
-from vllm_tts_cache.catalogue import details
-from vllm_tts_cache.catalogue.details import MAX_LABELS
-from vllm_tts_cache.catalogue.records import SpeakerChanges, check_text
+from vllm_tts_cache.catalogue.records import (
+    MAX_LABELS,
+    SpeakerChanges,
+    check_text,
+    joined_transcript,
+)
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.errors import InvalidAudioError, InvalidSpeakerError
 
@@ -79,7 +82,7 @@ def transcript_of(ref_texts: Sequence[str], num_clips: int) -> str | None:
     """
     for text in ref_texts:  # before a text is looked through
         check_text("ref_text", text.strip())
-    return details.joined(ref_texts, num_clips)
+    return joined_transcript(ref_texts, num_clips)
 
 
 def check_type(kind: str) -> None:

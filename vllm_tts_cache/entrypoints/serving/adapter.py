@@ -13,8 +13,12 @@ from typing import Any, ClassVar
 from cachetools import LRUCache
 from vllm_omni.entrypoints.openai.tts_adapters.base import PreparedRequest
 
-from vllm_tts_cache.catalogue.details import of_clips
-from vllm_tts_cache.catalogue.records import Segment, SpeakerRecord, check_embedding
+from vllm_tts_cache.catalogue.records import (
+    Segment,
+    SpeakerRecord,
+    check_embedding,
+    transcript_of_clips,
+)
 from vllm_tts_cache.entrypoints.metrics.series import CountedRequest, process_metrics
 from vllm_tts_cache.entrypoints.serving.fetching import fetch_audio
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
@@ -242,7 +246,7 @@ class CachedAdapter:
         seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
         if record is not None and record.clip_starts_json is not None:
             self._service.model.check_clips(record.num_clips)
-            seen.ref_text = of_clips(seen.ref_text, record.num_clips)
+            seen.ref_text = transcript_of_clips(seen.ref_text, record.num_clips)
         # First what is free: a request that is refused must not fetch.
         self._check(seen)
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))

@@ -8,13 +8,14 @@ from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
 from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.consents import ConsentRecord
-from vllm_tts_cache.catalogue.details import (
+from vllm_tts_cache.catalogue.names import clean_new
+from vllm_tts_cache.catalogue.records import (
+    NewSpeaker,
     check_expiry,
     check_labels,
     check_language,
+    check_text,
 )
-from vllm_tts_cache.catalogue.names import clean_new
-from vllm_tts_cache.catalogue.records import NewSpeaker, check_text
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import (
     ConfigError,

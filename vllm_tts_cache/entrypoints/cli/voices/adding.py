@@ -140,7 +140,7 @@ def _of_arguments(
     description: str | None,
     expires_at: str | None,
 ) -> "NewVoice":
-    from vllm_tts_cache.catalogue.details import joined
+    from vllm_tts_cache.catalogue.records import joined_transcript
     from vllm_tts_cache.entrypoints.cli.voices.manifest import ManifestError, NewVoice
     from vllm_tts_cache.entrypoints.http.forms import parse_time
 
@@ -153,7 +153,7 @@ def _of_arguments(
             clips=tuple(clips),
             consent=consent,
             expires_at=parse_time(expires_at),
-            ref_text=joined(ref_texts or [], len(clips)),
+            ref_text=joined_transcript(ref_texts or [], len(clips)),
             language=language,
             labels=labels,
             description=description,

@@ -10,9 +10,12 @@ from typing import Any
 
 from vllm_tts_cache.audio.decode import decode_clips
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
-from vllm_tts_cache.catalogue.details import check_is_to_come, of_clips
 from vllm_tts_cache.catalogue.names import fold
-from vllm_tts_cache.catalogue.records import NewSpeaker
+from vllm_tts_cache.catalogue.records import (
+    NewSpeaker,
+    check_is_to_come,
+    transcript_of_clips,
+)
 from vllm_tts_cache.config import expanded
 from vllm_tts_cache.entrypoints.http.forms import parse_labels, parse_time
 from vllm_tts_cache.errors import (
@@ -136,7 +139,7 @@ class NewVoice:
         ours = {
             "name": self.name,
             "consent": self.consent,
-            "ref_text": of_clips(self.ref_text, len(self.clips)),
+            "ref_text": transcript_of_clips(self.ref_text, len(self.clips)),
             "language": self.language,
             "labels": dict(self.labels),
             "speaker_description": self.description,
