@@ -13,7 +13,7 @@ from sqlalchemy import (
     select,
 )
 
-from vllm_tts_cache.catalogue import objects
+from vllm_tts_cache.catalogue import objects, owners
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.schema import slices, speaker, stored_file, usage
 
@@ -132,6 +132,12 @@ def remove(
         if file.object_name is not None:
             objects.let_go(db, file.object_name, audio_sha256)
     return gone
+
+
+def remove_unowned(db: Connection, audio_sha256: str | None) -> None:
+    """Delete the rows of an audio that is nobody's any more; None is no audio."""
+    if audio_sha256 is not None and not owners.is_owned(db, audio_sha256):
+        remove(db, audio_sha256)
 
 
 def suspect(db: Connection, audio_sha256: str, is_suspect: bool) -> None:

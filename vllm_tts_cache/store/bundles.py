@@ -11,7 +11,6 @@ import msgspec
 from vllm_tts_cache.audio.decode import DecodedAudio, cut, decode
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.names import MAX_NAME_CHARS
 from vllm_tts_cache.catalogue.records import (
     Identity,
@@ -32,6 +31,7 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.files import publish_once, storage_errors
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.store.bundle_format import Bundle, BundledConsent, BundledVoice
+from vllm_tts_cache.store.consents import ConsentRecord
 from vllm_tts_cache.store.encoding import (
     EncodingKey,
     encoding_from_bytes,

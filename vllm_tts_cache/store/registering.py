@@ -1,4 +1,4 @@
-"""Registering, changing and deleting speakers and consents, each in one transaction."""
+"""Registering, changing and deleting speakers, each in one transaction."""
 
 import dataclasses
 import time
@@ -9,21 +9,17 @@ from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import (
-    consents,
     deletions,
     owners,
     schema,
     speakers,
     stored_files,
 )
-from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.names import clean, is_consent_id
 from vllm_tts_cache.catalogue.records import (
     AUDIO_KIND,
     DEFAULT_TENANT,
-    Identity,
     NewSpeaker,
     Segment,
     SpeakerChanges,
@@ -34,16 +30,13 @@ from vllm_tts_cache.catalogue.records import (
 from vllm_tts_cache.config import RegistrationPolicy, Settings
 from vllm_tts_cache.errors import (
     CHOOSE_ANOTHER,
-    ConsentInUseError,
-    ConsentLimitError,
-    ConsentNotFoundError,
     ConsentRequiredError,
     SpeakerExistsError,
     SpeakerLimitError,
     SpeakerNotFoundError,
 )
 from vllm_tts_cache.files import storage_errors, sync_directory
-from vllm_tts_cache.store import stock_files
+from vllm_tts_cache.store import consents, stock_files
 from vllm_tts_cache.store.blobs import BlobOwner
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.stock_files import ImportedFile
@@ -51,9 +44,6 @@ from vllm_tts_cache.store.writer import Owner, Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits
 
 _DELETE_OLD_SECONDS = 60.0
-
-# Of the voices that stand on a recording, as many are named.
-_MAX_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,10 +223,11 @@ class Registrations:
     def _delete(self, db: Connection, record: SpeakerRecord) -> Deletion:
         tenant, name_key = record.tenant, record.name_key
         speakers.delete(db, record)
+        stored_files.remove_unowned(db, record.audio_sha256)
         deletions.delete_finished(db, tenant, name_key)
         deletion = deletions.add(
             db,
-            deleted_audio(db, record.audio_sha256),
+            record.audio_sha256,
             tenant=tenant,
             hashed=deletions.name_hash(tenant, name_key),
             public_id=record.speaker_id,
@@ -253,9 +244,7 @@ class Registrations:
             deletions.delete_old(db)
 
     def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
-        found = None
-        if is_consent_id(new.consent):
-            found = consents.find(db, new.consent, new.tenant)
+        found = consents.find(db, new.consent, new.tenant)
         if found is None and self._needs_recording:
             raise ConsentRequiredError
         return None if found is None else found.consent_id
@@ -289,8 +278,11 @@ def _replace(
     record = speakers.replace(db, new, consent_id)
     deletion = None
     if replaced is not None and _spoken(replaced) != _spoken(record):
-        sha = deleted_audio(db, replaced.audio_sha256)
+        sha = replaced.audio_sha256
         if sha is not None:
+            # Deleted even where others have the audio: what was remembered of it may
+            # hold the transcript of the one that is gone.
+            stored_files.remove_unowned(db, sha)
             deletion = deletions.add(db, sha, tenant=record.tenant)
     return Registered(record=record, replaced=replaced, deletion=deletion)
 
@@ -332,129 +324,6 @@ def _with_stock_files(db: Connection, done: Registered) -> Registered:
 def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:
     """What processes remember of a speaker's prompts by."""
     return record.audio_sha256, record.ref_text
-
-
-def deleted_audio(db: Connection, audio_sha256: str | None) -> str | None:
-    """The audio of what was deleted; if nobody else has it, its rows go.
-
-    It is told even where others have it: what was remembered of it may hold the
-    transcript of the one that is gone.
-    """
-    if audio_sha256 is not None and not owners.is_owned(db, audio_sha256):
-        stored_files.remove(db, audio_sha256)
-    return audio_sha256
-
-
-class Consents:
-    """Consent recordings; see `SpeakerStore`, which it is a part of.
-
-    Every method raises StorageError if the disk or the catalogue fails.
-
-    Args:
-        max_recordings: At most, all tenants together; 0 means no limit.
-    """
-
-    def __init__(self, database: Database, writer: Writer, *, max_recordings: int):
-        self._database = database
-        self._writer = writer
-        self._max_recordings = max_recordings
-
-    def add(
-        self,
-        name: str,
-        language: str,
-        audio: DecodedAudio,
-        tenant: str = DEFAULT_TENANT,
-        limits: Limits = NO_LIMITS,
-        identity: Identity | None = None,
-    ) -> ConsentRecord:
-        """Keep a recording, with a new id unless it brings one that is free.
-
-        A tenant may keep as many as voices.
-
-        Raises:
-            InvalidSpeakerError: The label or the language cannot be.
-            ConsentLimitError: There are as many as there may be.
-            AudioBudgetError: The registered audio would be too much.
-        """
-
-        def commit(db: Connection) -> ConsentRecord:
-            limit = limits.max_voices
-            used = owners.of_tenant(db, tenant).num_consents
-            if limit is not None and used >= limit:
-                raise ConsentLimitError(limit, is_tenants=True)
-            if 0 < self._max_recordings <= consents.count(db):
-                raise ConsentLimitError(self._max_recordings)
-            return consents.add(
-                db,
-                name=name,
-                language=language,
-                audio_sha256=audio.audio.audio_sha256,
-                num_samples=audio.audio.num_samples,
-                sample_rate_hz=audio.audio.sample_rate_hz,
-                tenant=tenant,
-                identity=identity,
-            )
-
-        owner = Owner(tenant=tenant, max_audio_bytes=limits.max_audio_bytes)
-        return self._writer.keep(audio, Segment.REGISTERED, commit, owner=owner)
-
-    def get(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> ConsentRecord:
-        """Return a recording. Raises: ConsentNotFoundError."""
-        with self._database.read() as db:
-            return _found(db, consent_id, tenant)
-
-    def of_audio(
-        self, audio_sha256: str, tenant: str = DEFAULT_TENANT
-    ) -> ConsentRecord | None:
-        """Return the oldest recording that is this audio, None if none is."""
-        with self._database.read() as db:
-            return consents.of_audio(db, audio_sha256, tenant)
-
-    def on_page(
-        self, limit: int, after: str = "", tenant: str = DEFAULT_TENANT
-    ) -> list[ConsentRecord]:
-        """Return recordings, newest first.
-
-        Raises: InvalidSpeakerError: There is no recording ``after``.
-        """
-        with self._database.read() as db:
-            return consents.on_page(db, limit=limit, after=after, tenant=tenant)
-
-    def rename(
-        self, consent_id: str, name: str, tenant: str = DEFAULT_TENANT
-    ) -> ConsentRecord:
-        """Change the label.
-
-        Raises: ConsentNotFoundError, InvalidSpeakerError.
-        """
-        name = clean(name)
-        with self._database.write() as db:
-            _found(db, consent_id, tenant)
-            consents.rename(db, consent_id, name)
-            return _found(db, consent_id, tenant)
-
-    def delete(self, consent_id: str, tenant: str = DEFAULT_TENANT) -> Deletion:
-        """Delete a recording that no voice stands on; its files are still to go.
-
-        Raises:
-            ConsentNotFoundError: There is none with this id.
-            ConsentInUseError: Voices stand on it.
-        """
-        with self._database.write() as db:
-            record = _found(db, consent_id, tenant)
-            if voices := speakers.standing_on(db, consent_id, _MAX_NAMED):
-                raise ConsentInUseError(consent_id, voices)
-            consents.delete(db, record)
-            deletions.delete_old(db)
-            sha = deleted_audio(db, record.audio_sha256)
-            return deletions.add(db, sha, tenant=tenant, public_id=consent_id)
-
-
-def _found(db: Connection, consent_id: str, tenant: str) -> ConsentRecord:
-    if (record := consents.find(db, consent_id, tenant)) is None:
-        raise ConsentNotFoundError(consent_id)
-    return record
 
 
 def remove_files(

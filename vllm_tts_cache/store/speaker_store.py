@@ -51,6 +51,7 @@ from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file, binding, recovery
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
+from vllm_tts_cache.store.consents import Consents
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
 from vllm_tts_cache.store.participants import (
@@ -59,7 +60,7 @@ from vllm_tts_cache.store.participants import (
     Participants,
 )
 from vllm_tts_cache.store.reading import BlobReader
-from vllm_tts_cache.store.registering import Consents, Registrations, remove_files
+from vllm_tts_cache.store.registering import Registrations, remove_files
 from vllm_tts_cache.store.verification import Verification
 from vllm_tts_cache.store.writer import Writer, disk_budgets
 

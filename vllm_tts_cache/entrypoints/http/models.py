@@ -6,9 +6,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_tts_cache.audio.limits import AudioWarning
-from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
 from vllm_tts_cache.catalogue.records import SpeakerRecord
+from vllm_tts_cache.store.consents import ConsentRecord
 
 # Of a person's voice: not for caches, and as what it is.
 FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from vllm_tts_cache.audio.decode import AudioWarning, decode, decode_clips
 from vllm_tts_cache.audio.quality import ClipQuality, Verdict, check_clip, is_below
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.consents import ConsentRecord
 from vllm_tts_cache.catalogue.names import clean_new
 from vllm_tts_cache.catalogue.records import (
     NewSpeaker,
@@ -25,6 +24,7 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.speaker.family import Family, clips_problem
+from vllm_tts_cache.store.consents import ConsentRecord
 from vllm_tts_cache.store.registering import Registered
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import Tenant
