@@ -97,39 +97,18 @@ def beginning(engine: Engine, *statements: str) -> Engine:
     return own
 
 
-class CatalogueClock:
-    """Unix seconds of the catalogue's database, told without asking it.
-
-    The clocks of machines differ, by hours where nobody looks after them. Who asks the
-    database anyway says what time it is there; until then, and in a directory of our
-    own, it is this machine's.
-    """
-
-    def __init__(self) -> None:
-        self._ahead_seconds = 0.0
-
-    def now(self) -> float:
-        """What time it is there."""
-        return time.time() + self._ahead_seconds
-
-    def set(self, now: float) -> None:
-        """It is so late there."""
-        self._ahead_seconds = now - time.time()
-
-
 class Database:
     """Connections to one catalogue, for any thread; safe beside other processes.
 
     Attributes:
-        clock: The catalogue's, set by who asks how a lease stands.
         num_cut_off: Write transactions of which nobody knows whether they were
             committed: what was placed in one may have stayed.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
-        self.clock = CatalogueClock()
         self.num_cut_off = 0
+        self._ahead_seconds = 0.0
         self._compiled: dict[Select[Any], Any] = {}
         self._is_closed = False
 
@@ -137,6 +116,19 @@ class Database:
     def where(self) -> str:
         """What it is called before people."""
         return self.backend.where
+
+    def now(self) -> float:
+        """Unix seconds of the catalogue's database, told without asking it.
+
+        The clocks of machines differ, by hours where nobody looks after them. Who asks
+        the database anyway sets this one; until then, and in a directory of our own,
+        it is this machine's.
+        """
+        return time.time() + self._ahead_seconds
+
+    def set_now(self, now: float) -> None:
+        """Note what time it is there."""
+        self._ahead_seconds = now - time.time()
 
     def prepare(self) -> None:
         """Make it, unless it is there; processes that do it at once take turns.
@@ -150,7 +142,7 @@ class Database:
                 schema.create(db)
             else:
                 self._check_version(version)
-            self.clock.set(schema.now(db))
+            self.set_now(schema.now(db))
 
     def check(self) -> None:
         """See that it is of this version; writes nothing.
@@ -161,7 +153,7 @@ class Database:
         """
         with self.read() as db:
             version = schema.stored_version(db)
-            self.clock.set(schema.now(db))
+            self.set_now(schema.now(db))
         if version == 0:
             raise NoCatalogueError(
                 f"The voice catalogue {self.where} is empty: no server has stored "
@@ -181,6 +173,9 @@ class Database:
 
     def read(self) -> AbstractContextManager[Connection]:
         """A connection; every statement sees one state of the catalogue.
+
+        What one writes, of rows on which nothing else depends, is committed by itself,
+        without a turn.
 
         Raises:
             StorageError: The database failed inside the block.
@@ -246,18 +241,8 @@ class Database:
         """As `read`, and all statements see the same state."""
         return self._lent(self.backend.snapshots)
 
-    def alone(self) -> AbstractContextManager[Connection]:
-        """A connection of which each statement is committed by itself, without a turn.
-
-        For rows of which nothing else depends on what was read before.
-        """
-        return self._lent(self.backend.reading)
-
     def renewing(self) -> AbstractContextManager[Connection]:
-        """A connection of which each statement is committed by itself, without a turn.
-
-        For leases, which wait neither for those who write nor for their connections.
-        """
+        """As `read`, for leases, which wait for the connections of nobody else."""
         return self._lent(self.backend.renewing)
 
     def write(self) -> AbstractContextManager[Connection]:

@@ -248,7 +248,7 @@ def _finish(db: Connection, deletion_id: int) -> None:
 
 def _awaited(db: Connection, query: "Select[Any]") -> "Select[Any]":
     """Of confirmations, those that somebody is waited for; see `leases`."""
-    if db.dialect.name != "postgresql":  # by locks: whoever is dead was removed
+    if not is_postgres(db):  # by locks: whoever is dead was removed
         return query
     return leases.awaited(query, confirmation.c.participant_id)
 

@@ -148,7 +148,7 @@ def standing(db: Database, participant_id: str) -> Standing | None:
     if row is None:
         return None
     left, seconds, is_asked, is_left, has_expired, now = row
-    db.clock.set(now)
+    db.set_now(now)
     return Standing(
         # More is left of one that was taken before the clock was set back.
         seconds=min(left, seconds),

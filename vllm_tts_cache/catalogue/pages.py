@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
 from vllm_tts_cache.catalogue import schema, speakers
 from vllm_tts_cache.catalogue.names import (
@@ -143,7 +143,8 @@ def _on_page(db: Connection, query: Select[Any], page: Page) -> Select[Any]:
     is_there = speaker.c.expires_at.is_(None) | (speaker.c.expires_at > schema.now(db))
     query, row = _of_tenant(query.where(is_there), page)
     if part := fold(page.search):
-        query = query.where(schema.contains(speaker.c.search_text, part))
+        position = func.strpos if schema.is_postgres(db) else func.instr
+        query = query.where(position(speaker.c.search_text, part) > 0)
     age = row.created_at, speaker.c.speaker_id
     if page.after:
         query = query.where(_behind(db, page, row))

@@ -229,7 +229,9 @@ class PostgresServer:
         statement_seconds: int,
         autocommit: bool,
     ) -> psycopg.Connection[Any]:
-        self._check_down()
+        with self._down:
+            if time.monotonic() < self._down_until:
+                raise psycopg.OperationalError(self._why_down)
         try:
             return kind.connect(
                 self._url,
@@ -242,18 +244,18 @@ class PostgresServer:
                 self._why_down = str(error)
             raise
 
-    def _check_down(self) -> None:
-        with self._down:
-            if time.monotonic() < self._down_until:
-                raise psycopg.OperationalError(self._why_down)
-
     def _storage_error(self, error: BaseException) -> StorageError:
         if not isinstance(error, psycopg.Error):
             what = type(error).__name__
             return StorageError(f"The voice catalogue {self.where} failed: {what}.")
         state = error.sqlstate or ""
-        if (reason := _reason(state)) is not None:
-            return self._unavailable(reason, was_cut_off=_is_end(state))
+        reason = _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2])
+        if reason is not None:
+            # Whether the connection ends with it, too.
+            is_end = state == "25P03" or (
+                state[:2] in ("08", "57") and state != "57014"
+            )
+            return self._unavailable(reason, was_cut_off=is_end)
         # libpq's own: it could not connect, or lost the connection.
         if not state and isinstance(error, psycopg.OperationalError):
             return self._unavailable(_one_line(error))
@@ -321,15 +323,6 @@ def _options(url: str, statement_seconds: int) -> dict[str, Any]:
         "client_encoding": "UTF8",
         "options": f"{ours} {given.get('options') or ''}".strip(),
     }
-
-
-def _reason(state: str) -> str | None:
-    return _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2])
-
-
-def _is_end(state: str) -> bool:
-    """Whether the connection ends with this SQLSTATE."""
-    return state == "25P03" or (state[:2] in ("08", "57") and state != "57014")
 
 
 def _one_line(error: object) -> str:

@@ -138,7 +138,7 @@ class SpeakerRecord:
         """Whether its time is over; it is deleted soon, and spoken no more.
 
         Args:
-            now: Unix seconds of the catalogue, see `CatalogueClock`.
+            now: Unix seconds of the catalogue, see `Database.now`.
         """
         return self.expires_at is not None and self.expires_at <= now
 

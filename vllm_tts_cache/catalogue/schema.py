@@ -8,7 +8,6 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
-    ColumnElement,
     Connection,
     Float,
     ForeignKey,
@@ -23,9 +22,6 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 # Of the tables below; a catalogue of another version is not opened.
 VERSION = 1
@@ -300,51 +296,6 @@ def slices(values: Sequence[str]) -> Iterator[Sequence[str]]:
         yield values[start : start + PER_STATEMENT]
 
 
-class _Contains(FunctionElement[int]):
-    """Where a text has a part, from 1; 0 if nowhere."""
-
-    type = Integer()
-    inherit_cache = True
-
-
-class _Joined(FunctionElement[str]):
-    """The texts of all rows, with a space between."""
-
-    type = Text()
-    inherit_cache = True
-
-
-@compiles(_Contains, "sqlite")
-def _instr(element: _Contains, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"instr({compiler.process(element.clauses, **kw)})"
-
-
-@compiles(_Contains, "postgresql")
-def _strpos(element: _Contains, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"strpos({compiler.process(element.clauses, **kw)})"
-
-
-# SQLAlchemy's own, aggregate_strings, renders its separator anew at each run.
-@compiles(_Joined, "sqlite")
-def _group_concat(element: _Joined, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"group_concat({compiler.process(element.clauses, **kw)}, ' ')"
-
-
-@compiles(_Joined, "postgresql")
-def _string_agg(element: _Joined, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"string_agg({compiler.process(element.clauses, **kw)}, ' ')"
-
-
-def contains(column: "ColumnElement[str]", part: str) -> "ColumnElement[bool]":
-    """Whether the text contains the part; nothing in it has a meaning of its own."""
-    return _Contains(column, part) > 0
-
-
-def joined(column: "ColumnElement[str]") -> "ColumnElement[str]":
-    """The texts of all rows, with a space between."""
-    return _Joined(column)
-
-
 def is_postgres(db: Connection) -> bool:
     """Whether it is PostgreSQL's; else it is SQLite's."""
     return db.dialect.name == "postgresql"
@@ -352,7 +303,7 @@ def is_postgres(db: Connection) -> bool:
 
 def now(db: Connection) -> float:
     """Unix seconds: of the server, which all machines have in common, or of ours."""
-    if db.dialect.name != "postgresql":
+    if not is_postgres(db):
         return time.time()
     query = text("SELECT date_part('epoch', clock_timestamp())")
     return float(db.execute(query).scalar_one())
@@ -366,7 +317,7 @@ def check_turn(db: Connection) -> None:
 
     Raises: DBAPIError.
     """
-    if db.dialect.name == "postgresql":
+    if is_postgres(db):
         db.execute(text("SELECT 1"))
 
 

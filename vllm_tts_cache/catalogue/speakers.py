@@ -52,7 +52,7 @@ _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
 )
 # One row, however many files: building a row takes as long as finding it.
 _kinds = (
-    select(schema.joined(stored_file.c.kind))
+    select(func.aggregate_strings(stored_file.c.kind, literal_column("' '")))
     .where(stored_file.c.audio_sha256 == speaker.c.audio_sha256)
     .scalar_subquery()
 )

@@ -78,10 +78,18 @@ class SqliteFile:
     @contextmanager
     def opening(self) -> Generator[None, None, None]:
         """Hold the turn; the file is there, for its owner only."""
-        with self._errors(), opening_lock(self.path):
-            _prepare_file(self.path)
-            self._use_wal()
-            yield
+        # SQLite answers BUSY at once, whatever the timeout, when processes switch a new
+        # file to WAL together; so they take turns.
+        try:
+            with opening_lock(self.path):
+                _prepare_file(self.path)
+                with self.reading.connect() as db:
+                    db.execute(text("PRAGMA journal_mode = WAL"))
+                yield
+        except Exception as exc:
+            if (meant := self.meant_by(exc)) is None:
+                raise
+            raise meant[0] from meant[1]
 
     def meant_by(self, error: Exception) -> Meaning | None:
         """What an error means, and the error that may be shown as its cause."""
@@ -121,38 +129,16 @@ class SqliteFile:
         self.reading.dispose()
         self.quick.dispose()
 
-    @contextmanager
-    def _errors(self) -> Generator[None, None, None]:
-        try:
-            yield
-        except Exception as exc:
-            if (meant := self.meant_by(exc)) is None:
-                raise
-            raise meant[0] from meant[1]
-
-    def _use_wal(self) -> None:
-        """Let readers go on while somebody writes; the caller holds the file lock.
-
-        SQLite answers BUSY at once, whatever the timeout, when processes switch a new
-        file to WAL together; so they take turns.
-        """
-        with self.reading.connect() as db:
-            db.execute(text("PRAGMA journal_mode = WAL"))
-
 
 @contextmanager
-def opening_lock(
-    path: Path, timeout_seconds: float = OPEN_SECONDS
-) -> Generator[None, None, None]:
+def opening_lock(path: Path) -> Generator[None, None, None]:
     """Hold the turn to make or open it; it ends with its process.
 
     Raises:
         StorageBusyError: Another process has it for longer than that.
     """
     try:
-        with FileLock(
-            f"{path}.lock", timeout_seconds, mode=FILE_MODE, is_singleton=False
-        ):
+        with FileLock(f"{path}.lock", OPEN_SECONDS, mode=FILE_MODE, is_singleton=False):
             yield
     except Timeout as exc:
         raise StorageBusyError(_RETRY_AFTER_SECONDS) from exc
@@ -176,17 +162,15 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
 def code_of(error: BaseException) -> Code | None:
     """Return which of these an error is; None if it is none of them."""
     if sys.version_info < (3, 11):
-        return code_of_text(str(error))  # all that Python 3.10 tells of SQLite's code
+        # All that Python 3.10 tells of SQLite's code, which has not changed these yet.
+        return next(
+            (code for words, code in _TEXTS.items() if words in str(error)), None
+        )
     # The code, because SQLite's manual promises no text. An error of the driver's own,
     # as of a closed connection, has none.
     extended = getattr(error, "sqlite_errorcode", None)
     # What follows the first byte is what led to it: BUSY_SNAPSHOT, CORRUPT_INDEX.
     return _CODES.get(-1 if extended is None else extended & 0xFF)
-
-
-def code_of_text(reason: str) -> Code | None:
-    """Return the code that SQLite says in these words, which it has not changed yet."""
-    return next((code for text, code in _TEXTS.items() if text in reason), None)
 
 
 def _open_engine(path: Path, busy_seconds: float) -> Engine:

@@ -42,13 +42,13 @@ class BucketOwner:
     def stage(self, data: bytes, audio_sha256: str, kind: str) -> Staged:
         """Make an object that is announced; of a killed process it is swept in time."""
         name = objects.new_name(audio_sha256)
-        with self._database.alone() as db:
+        with self._database.read() as db:
             objects.announce(db, name, audio_sha256)
         try:
             self.bucket.put(name, data)
         except ObjectStoreError:
             # It may have arrived all the same, or arrive yet.
-            with suppress(StorageError), self._database.alone() as db:
+            with suppress(StorageError), self._database.read() as db:
                 objects.let_go(db, name, audio_sha256, is_late=True)
             raise
         return Staged(data=data, audio_sha256=audio_sha256, kind=kind, object_name=name)
@@ -66,7 +66,7 @@ class BucketOwner:
         Raises nothing.
         """
         with suppress(StorageError):
-            with self._database.alone() as db:
+            with self._database.read() as db:
                 objects.let_go_of_announced(db, str(staged.object_name))
                 file = stored_files.find(db, staged.audio_sha256, staged.kind)
             if file is not None and file.object_name == staged.object_name:
@@ -110,12 +110,12 @@ class BucketOwner:
         """Remove objects, of an audio or of all, that were let go; return how many."""
         num_removed = 0
         while True:
-            with self._database.alone() as db:
+            with self._database.read() as db:
                 names = objects.take_removable(db, _SWEPT_AT_ONCE, audio_sha256)
             if not names:
                 return num_removed
             self.bucket.delete(names)
-            with self._database.alone() as db:
+            with self._database.read() as db:
                 objects.removed(db, names)
             num_removed += len(names)
 
@@ -128,7 +128,7 @@ class BucketOwner:
         with self._database.read() as db:
             rows = stored_files.between(db, prefix, prefix + "g")
         strays = sorted(names - announced - {row.object_name for row in rows})
-        with self._database.alone() as db:
+        with self._database.read() as db:
             for name in strays:
                 objects.let_go_of_announced(db, name)
         return strays

@@ -222,7 +222,7 @@ class LeasedTurns:
         Raises:
             StorageError: The catalogue cannot be asked.
         """
-        with self._database.alone() as db:
+        with self._database.read() as db:
             if not leases.take_turn(db, key.digest, self._holder):
                 return None
         return self._kept(key.digest)
@@ -238,13 +238,13 @@ class LeasedTurns:
             yield
         finally:
             done.set()
-            with suppress(StorageError), self._database.alone() as db:
+            with suppress(StorageError), self._database.read() as db:
                 leases.give_turn_back(db, key_digest, self._holder)
 
     def _keep(self, done: threading.Event) -> None:
         while not done.wait(leases.TURN_SECONDS):
             try:
-                with self._database.alone() as db:
+                with self._database.read() as db:
                     leases.renew_turns(db, self._holder)
             except StorageError as exc:
                 self._log.warn_of("a turn", "A turn to encode: %s", exc.log_text)

@@ -245,7 +245,7 @@ class LeasedParticipants(Participants):
         if (now := time.monotonic()) < self._next_delete_dead:
             return
         self._next_delete_dead = now + DELETE_LOST_SECONDS
-        with self._database.alone() as db:
+        with self._database.read() as db:
             leases.delete_dead_turns(db)
             if not leases.lost(db):
                 return

@@ -371,7 +371,7 @@ def test_an_object_that_a_file_has_is_not_swept_whatever_is_noted(fleet):
     one = fleet.open()
     register(one, "Ann", 0)
     [name] = [path.relative_to(fleet.bucket).as_posix() for path in objects_in(fleet)]
-    with one.database.alone() as db:
+    with one.database.read() as db:
         objects.let_go(db, name, address(0))
     assert one.sweep() == 0
     assert one.read_audio(address(0)) is not None
