@@ -177,8 +177,7 @@ class Database:
         What one writes, of rows on which nothing else depends, is committed by itself,
         without a turn.
 
-        Raises:
-            StorageError: The database failed inside the block.
+        Raises: StorageError: The database failed inside the block.
         """
         return self._lent(self.backend.reading)
 

@@ -80,8 +80,7 @@ def clean(name: str) -> str:
 
     For a name that somebody accepted earlier; a new one passes `clean_new`.
 
-    Raises:
-        InvalidSpeakerError: It cannot be the name of a speaker.
+    Raises: InvalidSpeakerError: It cannot be the name of a speaker.
     """
     name = name.strip()
     if (reason := _why_invalid(name)) is not None:

@@ -107,8 +107,7 @@ class PostgresServer:
     Args:
         url: As libpq takes it: ``postgresql://user:password@host/database``.
 
-    Raises:
-        ConfigError: It is no such URL.
+    Raises: ConfigError: It is no such URL.
     """
 
     has_leases = True
@@ -145,8 +144,7 @@ class PostgresServer:
     def opening(self) -> Generator[None, None, None]:
         """See that it can be used; whoever writes then has the turn.
 
-        Raises:
-            StorageError: It cannot be reached, or is of a kind that we cannot use.
+        Raises: StorageError: It cannot be reached, or is of a kind that we cannot use.
         """
         try:
             with self.reading.connect() as db:
@@ -276,8 +274,7 @@ class PostgresServer:
 def shown(url: str) -> str:
     """A URL as logs and people may see it: without a password.
 
-    Raises:
-        ConfigError: It is none. It is not quoted, nor is libpq, which quotes it.
+    Raises: ConfigError: It is none. It is not quoted, nor is libpq, which quotes it.
     """
     try:
         parts = conninfo_to_dict(url)

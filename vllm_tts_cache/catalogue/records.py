@@ -179,8 +179,7 @@ class NewSpeaker:
         name_key: The folded name.
         (The others are those of `SpeakerRecord`.)
 
-    Raises:
-        InvalidSpeakerError: A field cannot be registered.
+    Raises: InvalidSpeakerError: A field cannot be registered.
     """
 
     name: str
@@ -341,8 +340,7 @@ def check_text(attribute: str, text: str | None, *, any_length: bool = False) ->
         text: None passes.
         any_length: Whether it may have any length.
 
-    Raises:
-        InvalidSpeakerError: The message names the form field.
+    Raises: InvalidSpeakerError: The message names the form field.
     """
     form_field, what, max_chars = TEXT_LIMITS[attribute]
     if text is None:
@@ -358,8 +356,7 @@ def check_text(attribute: str, text: str | None, *, any_length: bool = False) ->
 def pack_embedding(embedding: tuple[float, ...]) -> bytes:
     """float32, little-endian.
 
-    Raises:
-        OverflowError: A value does not fit into float32.
+    Raises: OverflowError: A value does not fit into float32.
     """
     return struct.pack(f"<{len(embedding)}f", *embedding)
 
@@ -403,8 +400,7 @@ class SpeakerChanges:
         given: ``name``, ``description``, ``language``, ``labels``, ``ref_text``,
             ``expires_at`` -> the new value, None to have none.
 
-    Raises:
-        InvalidSpeakerError: A value cannot be.
+    Raises: InvalidSpeakerError: A value cannot be.
     """
 
     given: Mapping[str, Any]

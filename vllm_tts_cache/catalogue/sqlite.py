@@ -134,8 +134,7 @@ class SqliteFile:
 def opening_lock(path: Path) -> Generator[None, None, None]:
     """Hold the turn to make or open it; it ends with its process.
 
-    Raises:
-        StorageBusyError: Another process has it for longer than that.
+    Raises: StorageBusyError: Another process has it for longer than that.
     """
     try:
         with FileLock(f"{path}.lock", OPEN_SECONDS, mode=FILE_MODE, is_singleton=False):

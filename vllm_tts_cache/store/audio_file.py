@@ -268,8 +268,7 @@ def to_bytes(decoded: DecodedAudio) -> bytes:
 def from_bytes(blob: bytes, audio_sha256: str) -> ReferenceAudio:
     """Verify and decode a stored file.
 
-    Raises:
-        SourceCorruptError: Not such a file, or of another audio.
+    Raises: SourceCorruptError: Not such a file, or of another audio.
     """
     try:
         encoding = encoding_from_bytes(blob, _key(audio_sha256))
@@ -283,8 +282,7 @@ def to_client(blob: bytes, audio_sha256: str) -> tuple[bytes, str]:
 
     Never the upload as it came: what else is in it is not known, nor what it is.
 
-    Raises:
-        SourceCorruptError: Not a stored file, or of another audio.
+    Raises: SourceCorruptError: Not a stored file, or of another audio.
     """
     audio = from_bytes(blob, audio_sha256)
     encoding = encoding_from_bytes(blob, _key(audio_sha256))

@@ -61,8 +61,7 @@ class Bucket:
         url: ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``file:///directory``.
         is_plain: Whether HTTP without encryption will do.
 
-    Raises:
-        ConfigError: It is no such URL.
+    Raises: ConfigError: It is no such URL.
     """
 
     def __init__(self, url: str, *, is_plain: bool = False):

@@ -159,8 +159,7 @@ def write(voice: BundledVoice, files: Mapping[str, bytes], key: bytes) -> bytes:
 def read(data: bytes, key: bytes) -> Bundle:
     """Read a bundle, all or nothing.
 
-    Raises:
-        InvalidBundleError: It is no bundle, not whole, or of another version.
+    Raises: InvalidBundleError: It is no bundle, not whole, or of another version.
     """
     if len(data) > MAX_BYTES:
         raise InvalidBundleError(f"it has more than {MAX_BYTES >> 20} MiB")

@@ -64,8 +64,7 @@ class StoreDirectory:
     def audio_directory(self, audio_sha256: str) -> Path:
         """Where all of one audio is.
 
-        Raises:
-            StorageError: Not 64 lower-case hex digits.
+        Raises: StorageError: Not 64 lower-case hex digits.
         """
         sha = _checked(audio_sha256)
         return self.store / sha[:2] / sha
@@ -75,8 +74,7 @@ class StoreDirectory:
 
         A string, because making a ``Path`` takes as long as asking the disk.
 
-        Raises:
-            StorageError: A part is not 64 lower-case hex digits.
+        Raises: StorageError: A part is not 64 lower-case hex digits.
         """
         sha = _checked(audio_sha256)
         if kind != AUDIO_KIND:
@@ -139,8 +137,7 @@ class StoreDirectory:
     def remove(self, audio_sha256: str, kinds: Collection[str]) -> None:
         """Unlink files of an audio, and its directory when it is empty.
 
-        Raises:
-            StorageError: One of them is still there.
+        Raises: StorageError: One of them is still there.
         """
         directory = self.audio_directory(audio_sha256)
         with storage_errors(directory):
@@ -152,8 +149,7 @@ class StoreDirectory:
     def remove_all(self, audio_sha256: str) -> None:
         """Remove every file of an audio, whatever it is called.
 
-        Raises:
-            StorageError: Some of it is still there.
+        Raises: StorageError: Some of it is still there.
         """
         remove_tree(self.audio_directory(audio_sha256))
 
@@ -162,8 +158,7 @@ class StoreDirectory:
 
         Its name in the trash is random.
 
-        Raises:
-            StorageError: It may be where it was.
+        Raises: StorageError: It may be where it was.
         """
         directory = self.audio_directory(audio_sha256)
         trash = self.trash / str(deletion_id)
@@ -187,8 +182,7 @@ class StoreDirectory:
     def empty_trash(self, deletion_id: int | None = None) -> None:
         """Remove what was moved there, for one deletion or for all.
 
-        Raises:
-            StorageError: Some of it is still there.
+        Raises: StorageError: Some of it is still there.
         """
         trash = self.trash if deletion_id is None else self.trash / str(deletion_id)
         remove_tree(trash)
@@ -287,8 +281,7 @@ class StoreDirectory:
 def remove_tree(path: Path) -> None:
     """Remove a directory and all in it; others may be doing so as well.
 
-    Raises:
-        StorageError: Some of it is still there.
+    Raises: StorageError: Some of it is still there.
     """
     for _ in range(3):
         shutil.rmtree(path, ignore_errors=True)
@@ -395,8 +388,7 @@ class DirectoryOwner:
 
         Returns the name of the object for the row, None for a file.
 
-        Raises:
-            TakenAwayError: Stage them anew.
+        Raises: TakenAwayError: Stage them anew.
         """
         del db
         if staged.path is None:

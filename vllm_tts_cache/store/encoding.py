@@ -128,8 +128,7 @@ _ORIGIN = tuple(field.name for field in fields(ComputedOn))
 def encoding_to_bytes(key: EncodingKey, encoding: Encoding) -> bytes:
     """Serialize; equal encodings under one key give equal bytes.
 
-    Raises:
-        TypeError: An array's dtype cannot be stored.
+    Raises: TypeError: An array's dtype cannot be stored.
     """
     blob = save({name: _storable(name, a) for name, a in encoding.arrays.items()})
     end = _header_end(blob)

@@ -44,8 +44,7 @@ class Presence:
     Attributes:
         is_here: Whether this process holds it; a forked child does not.
 
-    Raises:
-        StorageError: It cannot be made.
+    Raises: StorageError: It cannot be made.
     """
 
     def __init__(self, directory: Path, suffix: str = ""):
@@ -150,8 +149,7 @@ class KeyTurns:
 
         Never waits. Enter what is returned, or nobody gets the turn any more.
 
-        Raises:
-            StorageError: The lock file cannot be opened or locked.
+        Raises: StorageError: The lock file cannot be opened or locked.
         """
         byte = int(key.digest[:16], 16) % (1 << _KEY_BITS)
         with self._lock, storage_errors(self._path):
@@ -219,8 +217,7 @@ class LeasedTurns:
     def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
         """The key's turn, until the context ends; None if another has it now.
 
-        Raises:
-            StorageError: The catalogue cannot be asked.
+        Raises: StorageError: The catalogue cannot be asked.
         """
         with self._database.read() as db:
             if not leases.take_turn(db, key.digest, self._holder):

@@ -173,8 +173,7 @@ def _closed_on_error(database: Database) -> Generator[None, None, None]:
 def import_stock_voices(store: SpeakerStore) -> ImportReport:
     """Register the voices of stock vLLM-Omni that are new in the store's directory.
 
-    Raises:
-        StorageError: What was imported so far stays; the next import goes on.
+    Raises: StorageError: What was imported so far stays; the next import goes on.
     """
 
     def register(

@@ -82,8 +82,7 @@ def recover(
 ) -> list[str]:
     """Bring directory and catalogue together; returns what was done, a line each.
 
-    Raises:
-        StorageError: Something could not be finished; what could be, is.
+    Raises: StorageError: Something could not be finished; what could be, is.
     """
     with database.read() as db:
         unfinished = deletions.unfinished(db)
@@ -109,8 +108,7 @@ def recover_copies(directory: StoreDirectory, database: Database) -> list[str]:
     For a machine that no API server recovers: it takes as long as there are copies,
     however many voices there are.
 
-    Raises:
-        StorageError: Something could not be finished; what could be, is.
+    Raises: StorageError: Something could not be finished; what could be, is.
     """
     steps = _Steps()
     steps.do(_sweep_partials, directory)

@@ -206,8 +206,7 @@ class Registrations:
         participants remember is still to be confirmed; that this is to be done is
         committed.
 
-        Raises:
-            SpeakerNotFoundError: No speaker has this name or id.
+        Raises: SpeakerNotFoundError: No speaker has this name or id.
         """
         with self._database.write() as db:
             self._delete_old_deletions(db)
@@ -334,8 +333,7 @@ def remove_files(
     Killed at any point it can be called again: until the last transaction the
     deletion says that there may be something.
 
-    Raises:
-        StorageError: Something is left.
+    Raises: StorageError: Something is left.
     """
     with database.write() as db:
         found = deletions.get(db, deletion.id)

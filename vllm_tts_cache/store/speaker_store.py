@@ -159,8 +159,7 @@ class SpeakerStore:
 
         One indexed read, on an event loop as well where ``is_local``.
 
-        Raises:
-            StorageBusyError: The catalogue is being opened or recovered just now.
+        Raises: StorageBusyError: The catalogue is being opened or recovered just now.
         """
         found = speakers.find_with_kinds(self.database, tenant, name)
         if found is None:
@@ -178,8 +177,7 @@ class SpeakerStore:
         Of what is registered nothing is written. The least recently used inline audio
         goes where this is too much. That it cannot be counted is no error.
 
-        Raises:
-            StorageFullError: There is no space left; nothing was changed.
+        Raises: StorageFullError: There is no space left; nothing was changed.
         """
         sha = audio.audio.audio_sha256
         if self.writer.is_kept(sha):
@@ -228,8 +226,7 @@ class SpeakerStore:
         Stock's files of a voice that was imported go as well. What was registered or
         kept under the same address since keeps its files.
 
-        Raises:
-            StorageError: Something is left; call it again.
+        Raises: StorageError: Something is left; call it again.
         """
         remove_files(self.files, self.blobs, self.database, deletion)
 
@@ -280,8 +277,7 @@ class SpeakerStore:
 
         Only a page without any is certainly the last.
 
-        Raises:
-            InvalidSpeakerError: The cursor is none.
+        Raises: InvalidSpeakerError: The cursor is none.
         """
         with self.database.read() as db:
             return pages.records(db, page)
@@ -368,8 +364,7 @@ class SpeakerStore:
     def read(self, key: EncodingKey) -> Encoding | None:
         """Read and verify an encoding, from wherever it is; None if it is not stored.
 
-        Raises:
-            EncodingCorruptError: The bytes are wrong.
+        Raises: EncodingCorruptError: The bytes are wrong.
         """
         return self._read_encoding(self._reader.read, key)
 
@@ -389,8 +384,7 @@ class SpeakerStore:
 
         False if its audio is not stored any more: then the encoding is not either.
 
-        Raises:
-            StorageFullError: There is no space left; nothing was changed.
+        Raises: StorageFullError: There is no space left; nothing was changed.
         """
         return self.writer.publish(key, encoding)
 

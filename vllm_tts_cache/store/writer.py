@@ -258,8 +258,7 @@ class Writer:
     def trim(self) -> int:
         """Remove what is over its budget; returns how many files that were.
 
-        Raises:
-            StorageError: Some were not removed.
+        Raises: StorageError: Some were not removed.
         """
         # No file has just been stored that would have to stay.
         return sum(
@@ -339,8 +338,7 @@ class Writer:
         The file that was just stored stays, even where it alone is larger. Its kind
         says whether audio is evicted, or encodings.
 
-        Raises:
-            StorageError: Some were not removed.
+        Raises: StorageError: Some were not removed.
         """
         is_audio = kind == AUDIO_KIND
         sizes = self.budgets.audio if is_audio else self.budgets.encodings
