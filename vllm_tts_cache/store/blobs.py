@@ -38,6 +38,7 @@ class BucketOwner:
         self._database = database
         self.bucket = bucket
         self.copies = copies
+        self.files = copies.directory
 
     def stage(self, data: bytes, audio_sha256: str, kind: str) -> Staged:
         """Make an object that is announced; of a killed process it is swept in time."""
@@ -75,7 +76,7 @@ class BucketOwner:
     def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
         """Remove copies; the objects are let go with their rows."""
         del db
-        self.copies.directory.remove(audio_sha256, kinds)
+        self.files.remove(audio_sha256, kinds)
 
     def discard(
         self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int

@@ -36,7 +36,6 @@ from vllm_tts_cache.files import (
 )
 from vllm_tts_cache.store import locks
 from vllm_tts_cache.store.encoding import (
-    ADDRESS,
     EncodingKey,
     encoding_from_bytes,
     is_address,
@@ -50,7 +49,11 @@ _NUM_ATTEMPTS = 5
 
 
 class StoreDirectory:
-    """The files under ``SPEAKER_SAMPLES_DIR``; safe in any thread."""
+    """The files under ``SPEAKER_SAMPLES_DIR``; safe in any thread.
+
+    Every method raises StorageError where the disk fails, and for an address or a
+    fingerprint that is not 64 lower-case hex digits.
+    """
 
     def __init__(self, root: Path):
         self.root = root
@@ -62,10 +65,7 @@ class StoreDirectory:
         self._lock = threading.Lock()
 
     def audio_directory(self, audio_sha256: str) -> Path:
-        """Where all of one audio is.
-
-        Raises: StorageError: Not 64 lower-case hex digits.
-        """
+        """Where all of one audio is."""
         sha = _checked(audio_sha256)
         return self.store / sha[:2] / sha
 
@@ -73,8 +73,6 @@ class StoreDirectory:
         """Where a file is, or would be.
 
         A string, because making a ``Path`` takes as long as asking the disk.
-
-        Raises: StorageError: A part is not 64 lower-case hex digits.
         """
         sha = _checked(audio_sha256)
         if kind != AUDIO_KIND:
@@ -82,52 +80,35 @@ class StoreDirectory:
         return f"{self._store}/{sha[:2]}/{sha}/{kind}{SUFFIX}"
 
     def exists(self, audio_sha256: str, kind: str) -> bool:
-        """Whether the file is there; one look, and it is not read.
-
-        Raises: StorageError.
-        """
+        """Whether the file is there; one look, and it is not read."""
         return _is_there(self.file_name(audio_sha256, kind))
 
     def has_any(self, audio_sha256: str) -> bool:
-        """Whether the audio has a directory; one look.
-
-        Raises: StorageError.
-        """
+        """Whether the audio has a directory; one look."""
         return _is_there(str(self.audio_directory(audio_sha256)))
 
     def num_bytes(self, audio_sha256: str, kind: str) -> int | None:
-        """Length of the file; None if it is not there.
-
-        Raises: StorageError.
-        """
+        """Length of the file; None if it is not there."""
         path = Path(self.file_name(audio_sha256, kind))
         with storage_errors(path), suppress(FileNotFoundError):
             return path.stat().st_size
         return None
 
     def read(self, audio_sha256: str, kind: str) -> bytes | None:
-        """The file's bytes, unverified; None if it is not there.
-
-        Raises: StorageError.
-        """
+        """The file's bytes, unverified; None if it is not there."""
         return read_whole(self.file_name(audio_sha256, kind))
 
     def stage(self, data: bytes) -> Path:
         """Write a file that is nobody's yet; `place` it, or unlink it.
 
-        Raises:
-            StorageFullError: There is no space left; nothing is left of it.
-            StorageError: Any other failure to write.
+        Raises: StorageFullError: There is no space left; nothing is left of it.
         """
         directory = self._own_partial()
         with storage_errors(directory):
             return write_private(directory, data)
 
     def place(self, staged: Path, audio_sha256: str, kind: str) -> None:
-        """Move a staged file to its name, durably, over what is there.
-
-        Raises: StorageError.
-        """
+        """Move a staged file to its name, durably, over what is there."""
         name = Path(self.file_name(audio_sha256, kind))
         with storage_errors(name):
             make_directory(name.parent)
@@ -135,10 +116,7 @@ class StoreDirectory:
             sync_directory(name.parent)
 
     def remove(self, audio_sha256: str, kinds: Collection[str]) -> None:
-        """Unlink files of an audio, and its directory when it is empty.
-
-        Raises: StorageError: One of them is still there.
-        """
+        """Unlink files of an audio, and its directory when it is empty."""
         directory = self.audio_directory(audio_sha256)
         with storage_errors(directory):
             for kind in kinds:
@@ -147,18 +125,13 @@ class StoreDirectory:
                 directory.rmdir()
 
     def remove_all(self, audio_sha256: str) -> None:
-        """Remove every file of an audio, whatever it is called.
-
-        Raises: StorageError: Some of it is still there.
-        """
+        """Remove every file of an audio, whatever it is called."""
         remove_tree(self.audio_directory(audio_sha256))
 
     def discard(self, audio_sha256: str, deletion_id: int) -> None:
         """Move all of an audio into the trash, durably, by one rename.
 
-        Its name in the trash is random.
-
-        Raises: StorageError: It may be where it was.
+        Its name in the trash is random. After an error it may be where it was.
         """
         directory = self.audio_directory(audio_sha256)
         trash = self.trash / str(deletion_id)
@@ -180,42 +153,27 @@ class StoreDirectory:
                 sync_directory(trash)
 
     def empty_trash(self, deletion_id: int | None = None) -> None:
-        """Remove what was moved there, for one deletion or for all.
-
-        Raises: StorageError: Some of it is still there.
-        """
+        """Remove what was moved there, for one deletion or for all."""
         trash = self.trash if deletion_id is None else self.trash / str(deletion_id)
         remove_tree(trash)
 
     def prefixes(self) -> list[str]:
-        """Two hex digits each: the parts into which `store` can be walked.
-
-        Raises: StorageError.
-        """
+        """Two hex digits each: the parts into which `store` can be walked."""
         return _names(self.store)
 
     def addresses(self, prefix: str) -> list[str]:
-        """The audio that has a directory in one part.
-
-        Raises: StorageError.
-        """
+        """The audio that has a directory in one part."""
         names = _names(self.store / prefix)
         return [name for name in names if is_address(name) and name.startswith(prefix)]
 
     def kinds(self, audio_sha256: str) -> set[str]:
-        """Which files of an audio are there.
-
-        Raises: StorageError.
-        """
+        """Which files of an audio are there."""
         names = _names(self.audio_directory(audio_sha256))
         kinds = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
         return {kind for kind in kinds if kind == AUDIO_KIND or is_address(kind)}
 
     def misplaced(self, prefix: str) -> list[Path]:
-        """What is in one part and should not be, by its name.
-
-        Raises: StorageError.
-        """
+        """What is in one part and should not be, by its name."""
         part = self.store / prefix
         addresses = self.addresses(prefix)
         found = [part / name for name in _names(part) if name not in addresses]
@@ -226,10 +184,7 @@ class StoreDirectory:
         return found
 
     def sweep_partials(self) -> int:
-        """Remove what dead processes were writing; return how many files.
-
-        Raises: StorageError.
-        """
+        """Remove what dead processes were writing; return how many files."""
         num_removed = 0
         for path in self._partials():
             with storage_errors(path):
@@ -243,10 +198,7 @@ class StoreDirectory:
         return num_removed
 
     def leftovers(self) -> list[Path]:
-        """What dead processes were writing, and what is in the trash.
-
-        Raises: StorageError.
-        """
+        """What dead processes were writing, and what is in the trash."""
         found = [
             path / name
             for path in self._partials()
@@ -312,7 +264,7 @@ def _names(path: Path) -> list[str]:
 
 def _checked(text: str) -> str:
     """Return an address; keys arrive over RPC, and none may name a path of its own."""
-    if ADDRESS.fullmatch(text) is None:
+    if not is_address(text):
         raise StorageError(f"Not a content address: {text[:80]!r}")
     return text
 
@@ -376,11 +328,11 @@ class DirectoryOwner:
     """Stores and removes the files of a directory."""
 
     def __init__(self, directory: StoreDirectory):
-        self._files = directory
+        self.files = directory
 
     def stage(self, data: bytes, audio_sha256: str, kind: str) -> Staged:
         """Write bytes that have no row yet; `place` them, and `unstage` them after."""
-        path = self._files.stage(data)
+        path = self.files.stage(data)
         return Staged(data=data, audio_sha256=audio_sha256, kind=kind, path=path)
 
     def place(self, db: Connection, staged: Staged) -> str | None:
@@ -393,7 +345,7 @@ class DirectoryOwner:
         del db
         if staged.path is None:
             raise StorageError("staged in a bucket, placed in a directory")
-        self._files.place(staged.path, staged.audio_sha256, staged.kind)
+        self.files.place(staged.path, staged.audio_sha256, staged.kind)
         return None
 
     def unstage(self, staged: Staged) -> None:
@@ -408,7 +360,7 @@ class DirectoryOwner:
     def remove(self, db: Connection, audio_sha256: str, kinds: Collection[str]) -> None:
         """Remove files whose rows go in this transaction, or are not there."""
         schema.check_turn(db)
-        self._files.remove(audio_sha256, kinds)
+        self.files.remove(audio_sha256, kinds)
 
     def discard(
         self, db: Connection, audio_sha256: str, keep: Collection[str], deletion_id: int
@@ -416,14 +368,14 @@ class DirectoryOwner:
         """Begin to remove an audio but for some kinds; `finish_discard` ends it."""
         if not keep:
             schema.check_turn(db)
-            self._files.discard(audio_sha256, deletion_id)
+            self.files.discard(audio_sha256, deletion_id)
             return
-        self.remove(db, audio_sha256, self._files.kinds(audio_sha256) - set(keep))
+        self.remove(db, audio_sha256, self.files.kinds(audio_sha256) - set(keep))
 
     def finish_discard(self, audio_sha256: str | None, deletion_id: int) -> None:
         """End what was discarded. Raises: StorageError: Something is left."""
         del audio_sha256
-        self._files.empty_trash(deletion_id)
+        self.files.empty_trash(deletion_id)
 
 
 def is_whole(file: StoredFile, blob: bytes | None) -> bool:

@@ -141,7 +141,6 @@ def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerSt
         reader, blobs = DirectoryReader(files), DirectoryOwner(files)
     return SpeakerStore(
         settings,
-        files,
         database,
         reader,
         blobs,

@@ -64,9 +64,10 @@ class _Steps:
         self._lines: list[str] = []
         self._errors: list[StorageError] = []
 
-    def do(self, step: Callable[..., list[str] | None], *args: object) -> None:
+    def do(self, step: Callable[..., object], *args: object) -> None:
         try:
-            self._lines += step(*args) or []
+            done = step(*args)
+            self._lines += done if isinstance(done, list) else []
         except StorageError as exc:
             self._errors.append(exc)
         time.sleep(_PAUSE_SECONDS)
@@ -77,25 +78,23 @@ class _Steps:
         return self._lines
 
 
-def recover(
-    directory: StoreDirectory, blobs: BlobOwner, database: Database
-) -> list[str]:
+def recover(blobs: BlobOwner, database: Database) -> list[str]:
     """Bring directory and catalogue together; returns what was done, a line each.
 
     Raises: StorageError: Something could not be finished; what could be, is.
     """
     with database.read() as db:
         unfinished = deletions.unfinished(db)
-        prefixes = {*directory.prefixes(), *stored_files.prefixes(db)}
+        prefixes = {*blobs.files.prefixes(), *stored_files.prefixes(db)}
     steps = _Steps()
     for deletion in unfinished:
-        steps.do(_finish, directory, blobs, database, deletion)
+        steps.do(_finish, blobs, database, deletion)
     if isinstance(blobs, BucketOwner):
-        steps.do(_sweep, blobs)
-    steps.do(_sweep_partials, directory)
+        steps.do(blobs.sweep)
+    steps.do(_sweep_partials, blobs.files)
     for prefix in sorted(prefixes):
-        steps.do(_reconcile, directory, blobs, database, prefix)
-    steps.do(directory.empty_trash)
+        steps.do(_reconcile, blobs, database, prefix)
+    steps.do(blobs.files.empty_trash)
     steps.do(_put_rows_right, database)
     lines = steps.finish()
     database.wipe_log()
@@ -118,15 +117,9 @@ def recover_copies(directory: StoreDirectory, database: Database) -> list[str]:
     return steps.finish()
 
 
-def _finish(
-    directory: StoreDirectory, blobs: BlobOwner, database: Database, deletion: Deletion
-) -> list[str]:
-    remove_files(directory, blobs, database, deletion)
+def _finish(blobs: BlobOwner, database: Database, deletion: Deletion) -> list[str]:
+    remove_files(blobs, database, deletion)
     return [f"finished deletion {deletion.id}"]
-
-
-def _sweep(blobs: BucketOwner) -> None:
-    blobs.sweep()
 
 
 def _sweep_partials(directory: StoreDirectory) -> list[str]:
@@ -152,10 +145,9 @@ def _wrong_sums(db: Connection) -> list[str]:
     return stored_files.usage_problems(db) + owners.problems(db)
 
 
-def _reconcile(
-    directory: StoreDirectory, blobs: BlobOwner, database: Database, prefix: str
-) -> list[str]:
+def _reconcile(blobs: BlobOwner, database: Database, prefix: str) -> list[str]:
     """Remove files without a row and rows without a file, in one part."""
+    directory = blobs.files
     found = {sha: directory.kinds(sha) for sha in directory.addresses(prefix)}
     known: dict[str, set[str]] = {}
     registered: set[str] = set()

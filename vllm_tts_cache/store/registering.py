@@ -38,7 +38,6 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.files import storage_errors, sync_directory
 from vllm_tts_cache.store import consents, stock_files
 from vllm_tts_cache.store.blobs import BlobOwner
-from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.stock_files import ImportedFile
 from vllm_tts_cache.store.writer import Owner, Writer
 from vllm_tts_cache.tenants import NO_LIMITS, Limits
@@ -325,51 +324,40 @@ def _spoken(record: SpeakerRecord) -> tuple[str | None, str | None]:
     return record.audio_sha256, record.ref_text
 
 
-def remove_files(
-    directory: StoreDirectory, blobs: BlobOwner, database: Database, deletion: Deletion
-) -> None:
+def remove_files(blobs: BlobOwner, database: Database, deletion: Deletion) -> None:
     """Remove all of a deletion from disk, and write down that it is gone.
 
-    Killed at any point it can be called again: until the last transaction the
-    deletion says that there may be something.
+    Stock's files of a voice that was imported go as well. What was registered or kept
+    under the same address since keeps its files. Killed at any point it can be called
+    again: until the last transaction the deletion says that there may be something.
 
-    Raises: StorageError: Something is left.
+    Raises: StorageError: Something is left; call it again.
     """
+    root = blobs.files.root
     with database.write() as db:
         found = deletions.get(db, deletion.id)
         if found is None or found.files_removed:
             return
         if (sha := found.deletion.audio_sha256) is not None:
-            _discard(db, blobs, sha, deletion.id)
+            stored = {file.kind for file in stored_files.of_audio(db, sha)}
+            if owners.is_owned(db, sha):  # by somebody with the same clip
+                stored.add(AUDIO_KIND)
+            elif AUDIO_KIND not in stored:
+                stored_files.remove(db, sha)
+                stored.clear()
+            blobs.discard(db, sha, stored, deletion.id)
         imported = stock_files.to_remove(db, deletion.id)
     blobs.finish_discard(sha, deletion.id)
     for file in imported:
-        _remove_stock_file(directory, file)
+        # Of the directory: a file is called after a voice, and logs show these errors.
+        with storage_errors(root), suppress(FileNotFoundError):
+            stat = (root / file.file_name).stat()
+            # Another time or size: stock has written another voice there since.
+            if (stat.st_mtime_ns, stat.st_size) == (file.mtime_ns, file.size):
+                (root / file.file_name).unlink()
+                sync_directory(root)
     with database.write() as db:
         for file in imported:
             stock_files.delete_file_name(db, file.file_name)
         deletions.files_are_removed(db, deletion.id)
     database.wipe_log()
-
-
-def _discard(
-    db: Connection, blobs: BlobOwner, audio_sha256: str, deletion_id: int
-) -> None:
-    stored = {file.kind for file in stored_files.of_audio(db, audio_sha256)}
-    if owners.is_owned(db, audio_sha256):  # by somebody with the same clip
-        stored.add(AUDIO_KIND)
-    elif AUDIO_KIND not in stored:
-        stored_files.remove(db, audio_sha256)
-        stored.clear()
-    blobs.discard(db, audio_sha256, stored, deletion_id)
-
-
-def _remove_stock_file(directory: StoreDirectory, file: ImportedFile) -> None:
-    path = directory.root / file.file_name
-    # Of the directory: the file is called after a voice, and logs show these errors.
-    with storage_errors(directory.root), suppress(FileNotFoundError):
-        stat = path.stat()
-        # Another time or size: stock has written another voice there since.
-        if (stat.st_mtime_ns, stat.st_size) == (file.mtime_ns, file.size):
-            path.unlink()
-            sync_directory(directory.root)

@@ -52,7 +52,6 @@ from vllm_tts_cache.store import audio_file, binding, recovery
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
 from vllm_tts_cache.store.consents import Consents
-from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.encoding import Encoding, EncodingKey, encoding_from_bytes
 from vllm_tts_cache.store.participants import (
     LeasedParticipants,
@@ -96,7 +95,6 @@ class SpeakerStore:
 
     Args:
         settings: Where, and how much.
-        files: The directory, or the copies that this machine has of a bucket's files.
         database: The catalogue's.
         reader: Reads the bytes.
         blobs: Stores and removes them.
@@ -105,6 +103,7 @@ class SpeakerStore:
             microseconds and may be taken on an event loop.
 
     Attributes:
+        files: The directory, or the copies that this machine has of a bucket's files.
         copies: This machine's copies of a bucket's objects; None without a bucket.
         writer: Stores bytes, and keeps them within their budgets.
         registrations: Registers, changes and deletes speakers.
@@ -115,7 +114,6 @@ class SpeakerStore:
     def __init__(
         self,
         settings: Settings,
-        files: StoreDirectory,
         database: Database,
         reader: BlobReader,
         blobs: BlobOwner,
@@ -123,7 +121,7 @@ class SpeakerStore:
         store_id: StoreId,
         is_local: bool,
     ):
-        self.files, self.database, self.blobs = files, database, blobs
+        self.files, self.database, self.blobs = blobs.files, database, blobs
         self.is_local, self.store_id = is_local, store_id
         self._reader = reader
         self.copies = blobs.copies if isinstance(blobs, BucketOwner) else None
@@ -137,8 +135,8 @@ class SpeakerStore:
                 database, settings.catalogue_grace_seconds
             )
         else:
-            self.participants = LockedParticipants(files.root, database)
-        self._verification = Verification(files, database, blobs)
+            self.participants = LockedParticipants(self.files.root, database)
+        self._verification = Verification(database, blobs)
         # Whose use this process has just written down.
         self._touched = TTLCache[str, None](_MAX_TOUCHED, _TOUCH_INTERVAL_SECONDS)
         self._touching = threading.Lock()
@@ -221,14 +219,8 @@ class SpeakerStore:
         return rows[-1][0] if rows else file_id, keys
 
     def remove_files(self, deletion: Deletion) -> None:
-        """Remove what a deletion leaves on disk; again and again, if need be.
-
-        Stock's files of a voice that was imported go as well. What was registered or
-        kept under the same address since keeps its files.
-
-        Raises: StorageError: Something is left; call it again.
-        """
-        remove_files(self.files, self.blobs, self.database, deletion)
+        """Remove what a deletion leaves on disk; see `registering.remove_files`."""
+        remove_files(self.blobs, self.database, deletion)
 
     def progress(
         self, name: str, tenant: str = DEFAULT_TENANT
@@ -410,7 +402,7 @@ class SpeakerStore:
         """
         self._check_still()
         self.participants.delete_dead()
-        return recovery.recover(self.files, self.blobs, self.database)
+        return recovery.recover(self.blobs, self.database)
 
     def repair(self) -> list[str]:
         """Recover, and put right what is stored wrong; a line for each thing done.

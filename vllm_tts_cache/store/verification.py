@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from vllm_tts_cache.catalogue import deletions, objects, owners, stored_files
 from vllm_tts_cache.catalogue.database import Database
@@ -16,12 +15,10 @@ from vllm_tts_cache.errors import (
 from vllm_tts_cache.store import audio_file, binding
 from vllm_tts_cache.store.audio_file import named
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner
-from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.writer import Writer
 
 # What differs is looked at again so much later: a process may be about to commit.
 _SETTLE_SECONDS = 0.3
-_CORRUPT = (EncodingCorruptError, SourceCorruptError)
 
 
 class Verification:
@@ -31,13 +28,12 @@ class Verification:
     cannot be read, and ConfigError if they do not belong together.
 
     Args:
-        directory: Where the files are, or the copies of objects.
         database: The catalogue's.
         blobs: The owner of the bytes.
     """
 
-    def __init__(self, directory: StoreDirectory, database: Database, blobs: BlobOwner):
-        self._files = directory
+    def __init__(self, database: Database, blobs: BlobOwner):
+        self._files = blobs.files
         self._database = database
         self._bucket = blobs.bucket if isinstance(blobs, BucketOwner) else None
 
@@ -55,7 +51,8 @@ class Verification:
                 differing.append(prefix)
             rows = self._rows(prefix)
             for row in rows:
-                found += self._corrupt(row)
+                place = self._files.file_name(row.audio_sha256, row.kind)
+                found += _faults(row.object_name or place, self._bytes, row)
             if self._bucket is not None:
                 found += self._copies(prefix, rows)
         if differing:
@@ -76,7 +73,8 @@ class Verification:
             for row in self._rows(prefix):
                 sha = row.audio_sha256
                 try:
-                    is_whole = _is_whole(row, self._bytes(row))
+                    blob = self._bytes(row)
+                    is_whole = blob is not None and not _fault(blob, row)
                 except StorageError:  # a disk that cannot be read says nothing
                     continue
                 if row.kind != AUDIO_KIND:
@@ -92,15 +90,16 @@ class Verification:
     def _restore(self, row: StoredFile, writer: Writer) -> bool:
         if self._bucket is None:
             return False
-        copy = self._files.read(row.audio_sha256, row.kind)
-        if copy is None or not _is_whole(row, copy):
-            return False
-        return writer.restore(row, copy)
+        copy = self._copy(row)
+        return copy is not None and not _fault(copy, row) and writer.restore(row, copy)
 
     def _bytes(self, row: StoredFile) -> bytes | None:
         if self._bucket is None:
-            return self._files.read(row.audio_sha256, row.kind)
+            return self._copy(row)
         return self._bucket.get(str(row.object_name))
+
+    def _copy(self, row: StoredFile) -> bytes | None:
+        return self._files.read(row.audio_sha256, row.kind)
 
     def _unfinished(self) -> Iterator[str]:
         with self._database.read() as db:
@@ -155,44 +154,37 @@ class Verification:
         }
         return {name: size for name, size in sizes.items() if size is not None}
 
-    def _corrupt(self, row: StoredFile) -> Iterator[str]:
-        sha, kind = row.audio_sha256, row.kind
-        where = row.object_name or self._files.file_name(sha, kind)
-        yield from _faults(where, partial(self._bytes, row), sha, kind)
-
     def _copies(self, prefix: str, rows: list[StoredFile]) -> Iterator[str]:
-        stored = {(row.audio_sha256, row.kind) for row in rows}
+        stored = {(row.audio_sha256, row.kind): row for row in rows}
         for sha in self._files.addresses(prefix):
             for kind in sorted(self._files.kinds(sha)):
-                if (sha, kind) not in stored:
+                if (row := stored.get((sha, kind))) is None:
                     yield f"audio {sha}: nobody has the copy of its {named(kind)}"
-                    continue
-                read = partial(self._files.read, sha, kind)
-                yield from _faults(self._files.file_name(sha, kind), read, sha, kind)
+                else:
+                    place = self._files.file_name(sha, kind)
+                    yield from _faults(place, self._copy, row)
 
 
 def _place(row: StoredFile) -> str:
     return row.object_name or f"{row.audio_sha256}/{row.kind}"
 
 
-def _is_whole(row: StoredFile, blob: bytes | None) -> bool:
-    if blob is None:
-        return False
+def _fault(blob: bytes, row: StoredFile) -> str | None:
+    """What is wrong with the bytes of a row; None if nothing is."""
     try:
         audio_file.check(blob, row.audio_sha256, row.kind)
-    except _CORRUPT:
-        return False
-    return True
+    except (EncodingCorruptError, SourceCorruptError) as exc:
+        return exc.reason
+    return None
 
 
 def _faults(
-    where: str, read: Callable[[], bytes | None], sha: str, kind: str
+    where: str, read: Callable[[StoredFile], bytes | None], row: StoredFile
 ) -> Iterator[str]:
     try:
-        if (blob := read()) is not None:  # else `_differences` says so
-            audio_file.check(blob, sha, kind)
-    except _CORRUPT as exc:
-        yield f"corrupt: {where}: {exc.reason}"
+        blob = read(row)
+        if blob is not None and (reason := _fault(blob, row)):
+            yield f"corrupt: {where}: {reason}"
     except StorageError as exc:
         yield f"unreadable: {exc.log_text}"
 
