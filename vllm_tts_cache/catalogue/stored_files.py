@@ -190,7 +190,7 @@ def used(db: Connection, segment: Segment, *, is_audio: bool) -> Usage:
 
 
 def oldest(
-    db: Connection, segment: Segment, *, is_audio: bool, limit: int
+    db: Connection, segment: Segment, is_audio: bool, *, limit: int
 ) -> list[StoredFile]:
     """Files of a segment, least recently used first."""
     query = (

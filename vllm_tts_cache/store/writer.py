@@ -40,33 +40,21 @@ T = TypeVar("T")
 _MAX_ATTEMPTS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskBudgets:
-    """The bytes that files may have.
+Budgets = Mapping[tuple[Segment, bool], int]
 
-    Attributes:
-        audio: Of registered audio, of which one more is refused, and of inline audio,
-            of which the least recently used goes.
-        encodings: Of each segment's; the least recently used go.
+
+def disk_budgets(settings: Settings) -> Budgets:
+    """The bytes that files may have: of a segment's audio (True), and its encodings.
+
+    Of registered audio one more is refused; of all else the least recently used goes.
     """
-
-    audio: Mapping[Segment, int]
-    encodings: Mapping[Segment, int]
-
-
-def disk_budgets(settings: Settings) -> DiskBudgets:
-    """The budgets of these settings."""
     inline_bytes = int(settings.disk_max_bytes * settings.inline_share)
-    return DiskBudgets(
-        audio={
-            Segment.REGISTERED: settings.audio_max_bytes,
-            Segment.INLINE: settings.inline_audio_max_bytes,
-        },
-        encodings={
-            Segment.REGISTERED: settings.disk_max_bytes - inline_bytes,
-            Segment.INLINE: inline_bytes,
-        },
-    )
+    return {
+        (Segment.REGISTERED, True): settings.audio_max_bytes,
+        (Segment.INLINE, True): settings.inline_audio_max_bytes,
+        (Segment.REGISTERED, False): settings.disk_max_bytes - inline_bytes,
+        (Segment.INLINE, False): inline_bytes,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +77,7 @@ class Writer:
         blobs: BlobOwner,
         reader: BlobReader,
         database: Database,
-        budgets: DiskBudgets,
+        budgets: Budgets,
     ):
         self._blobs = blobs
         self._reader = reader
@@ -126,13 +114,17 @@ class Writer:
         Registered audio keeps its row and its bytes. Inline audio goes: the next
         request brings it again.
         """
-        with suppress(StorageError), self._database.write() as db:
-            file = stored_files.find(db, audio_sha256, AUDIO_KIND)
-            if file is not None and is_suspect and file.segment is Segment.INLINE:
-                self._blobs.remove(db, audio_sha256, [AUDIO_KIND])
-                stored_files.remove(db, audio_sha256, [AUDIO_KIND])
-            else:
-                stored_files.suspect(db, audio_sha256, is_suspect)
+        with suppress(StorageError):
+            with self._database.read() as db:
+                file = stored_files.find(db, audio_sha256, AUDIO_KIND)
+            if file is None:  # which nobody has to wait for
+                return
+            with self._database.write() as db:
+                file = stored_files.find(db, audio_sha256, AUDIO_KIND)
+                if file is not None and is_suspect and file.segment is Segment.INLINE:
+                    self._remove(db, audio_sha256, AUDIO_KIND)
+                else:
+                    stored_files.suspect(db, audio_sha256, is_suspect)
 
     def restore(self, file: StoredFile, data: bytes) -> bool:
         """Store a file's bytes again; False if its row is another one by now.
@@ -158,8 +150,7 @@ class Writer:
         """
         with self._database.write() as db:
             if stored_files.find(db, file.audio_sha256, file.kind) == file:
-                self._blobs.remove(db, file.audio_sha256, [file.kind])
-                stored_files.remove(db, file.audio_sha256, [file.kind])
+                self._remove(db, file.audio_sha256, file.kind)
 
     def keep(
         self,
@@ -169,7 +160,6 @@ class Writer:
         *,
         owner: Owner | None = None,
         is_bounded: bool = True,
-        attempts: int = _MAX_ATTEMPTS,
     ) -> T:
         """Have the audio stored, and what else is to be committed with it.
 
@@ -180,42 +170,31 @@ class Writer:
             commit: Called in the transaction; what it raises undoes everything.
             owner: Who has one more voice or recording of it, if it is registered.
             is_bounded: Whether one more registered audio may be too much.
-            attempts: How often it may be deleted meanwhile.
 
         Raises:
             AudioBudgetError: It would be too much.
             StorageError: Nothing was changed.
         """
         sha = audio.audio.audio_sha256
-        staged: Staged | None = None
         # Once it has gone, what is committed here may be what takes it away.
-        is_read = segment is Segment.REGISTERED
-        if attempts < _MAX_ATTEMPTS or not self.is_kept(sha, is_read=is_read):
-            data = audio_file.to_bytes(audio)
-            staged = self._blobs.stage(data, sha, AUDIO_KIND)
-        try:
-            with self._placing(sha, AUDIO_KIND) as db:
-                result = commit(db)
-                num_bytes = self._num_bytes_of(db, sha, staged)
-                if is_bounded and segment is Segment.REGISTERED:
-                    self._check_budget(db, sha, num_bytes)
-                if owner is not None:
-                    _own(db, owner, sha, num_bytes)
-                self._keep(db, sha, segment, staged)
-        except (_GoneError, TakenAwayError):  # deleted or evicted since we looked
-            if attempts <= 1:
-                raise StorageBusyError(1) from None
-            return self.keep(
-                audio,
-                segment,
-                commit,
-                owner=owner,
-                is_bounded=is_bounded,
-                attempts=attempts - 1,
-            )
-        finally:
-            if staged is not None:
-                self._blobs.unstage(staged)
+        is_kept = self.is_kept(sha, is_read=segment is Segment.REGISTERED)
+        for _ in range(_MAX_ATTEMPTS):
+            staged: Staged | None = None
+            if not is_kept:
+                data = audio_file.to_bytes(audio)
+                staged = self._blobs.stage(data, sha, AUDIO_KIND)
+            try:
+                with self._placing(sha, AUDIO_KIND) as db:
+                    result = commit(db)
+                    self._keep(db, sha, segment, staged, owner, is_bounded=is_bounded)
+                break
+            except TakenAwayError:  # deleted or evicted since we looked
+                is_kept = False
+            finally:
+                if staged is not None:
+                    self._blobs.unstage(staged)
+        else:
+            raise StorageBusyError(1)
         if segment is Segment.INLINE:
             self._make_room(segment, sha, AUDIO_KIND)
         return result
@@ -246,14 +225,13 @@ class Writer:
 
         Registered audio is not among them: it is never evicted, one more is refused.
         """
-        limits = {(segment, False): n for segment, n in self.budgets.encodings.items()}
-        limits[Segment.INLINE, True] = self.budgets.audio[Segment.INLINE]
+        over: dict[tuple[Segment, bool], int] = {}
         with self._database.read() as db:
-            over = {
-                key: stored_files.used(db, key[0], is_audio=key[1]).num_bytes - limit
-                for key, limit in limits.items()
-            }
-        return {key: num_bytes for key, num_bytes in over.items() if num_bytes > 0}
+            for (segment, is_audio), limit in self.budgets.items():
+                used = stored_files.used(db, segment, is_audio=is_audio).num_bytes
+                if used > limit and (segment, is_audio) != (Segment.REGISTERED, True):
+                    over[segment, is_audio] = used - limit
+        return over
 
     def trim(self) -> int:
         """Remove what is over its budget; returns how many files that were.
@@ -281,36 +259,42 @@ class Writer:
                         self._blobs.remove(db, sha, [kind])
             raise
 
-    def _num_bytes_of(self, db: Connection, sha: str, staged: Staged | None) -> int:
-        known = stored_files.find(db, sha, AUDIO_KIND)
-        if known is not None and self._reader.has(known):
-            return known.num_bytes
-        if staged is None:
-            raise _GoneError
-        return len(staged.data)
-
-    def _check_budget(self, db: Connection, sha: str, num_bytes: int) -> None:
-        known = stored_files.find(db, sha, AUDIO_KIND)
-        if known is not None and known.segment is Segment.REGISTERED:
-            return
-        max_bytes = self.budgets.audio[Segment.REGISTERED]
-        used = stored_files.used(db, Segment.REGISTERED, is_audio=True)
-        if used.num_bytes + num_bytes > max_bytes:
-            raise AudioBudgetError(max_bytes)
-
     def _keep(
         self,
         db: Connection,
         sha: str,
         segment: Segment,
         staged: Staged | None,
+        owner: Owner | None,
+        *,
+        is_bounded: bool,
     ) -> None:
+        """Store the audio in the transaction, and count it as the owner's.
+
+        Raises:
+            AudioBudgetError: It is too much.
+            TakenAwayError: It is not there any more, and was not staged.
+        """
         known = stored_files.find(db, sha, AUDIO_KIND)
-        if known is None or not self._reader.has(known):
-            if staged is None:
-                raise _GoneError
-            kept = segment if known is None else known.segment
-            self._place(db, staged, kept)
+        if known is not None and self._reader.has(known):
+            num_bytes, staged = known.num_bytes, None
+        elif staged is not None:
+            num_bytes = len(staged.data)
+        else:
+            raise TakenAwayError
+        is_registered = known is not None and known.segment is Segment.REGISTERED
+        if is_bounded and segment is Segment.REGISTERED and not is_registered:
+            used = stored_files.used(db, segment, is_audio=True).num_bytes
+            if used + num_bytes > (max_bytes := self.budgets[segment, True]):
+                raise AudioBudgetError(max_bytes)
+        if owner is not None:
+            owners.own(db, owner.tenant, sha, num_bytes)
+            limit = owner.max_audio_bytes
+            used = owners.of_tenant(db, owner.tenant).audio_bytes
+            if limit is not None and used > limit:
+                raise AudioBudgetError(limit, is_tenants=True)
+        if staged is not None:
+            self._place(db, staged, segment if known is None else known.segment)
         if segment is Segment.REGISTERED:
             stored_files.move(db, sha, segment)
 
@@ -341,12 +325,12 @@ class Writer:
         Raises: StorageError: Some were not removed.
         """
         is_audio = kind == AUDIO_KIND
-        sizes = self.budgets.audio if is_audio else self.budgets.encodings
+        max_bytes = self.budgets[segment, is_audio]
         with self._database.read() as db:
-            used = stored_files.used(db, segment, is_audio=is_audio)
+            used = stored_files.used(db, segment, is_audio=is_audio).num_bytes
         num_evicted = 0
-        if used.num_bytes > sizes[segment]:
-            while some := self._evict_slice(segment, sizes[segment], sha, kind):
+        if used > max_bytes:
+            while some := self._evict_slice(segment, max_bytes, sha, kind):
                 num_evicted += some
         return num_evicted
 
@@ -356,37 +340,20 @@ class Writer:
         is_audio = kind == AUDIO_KIND
         num_evicted = 0
         with self._database.write() as db:
-            used = stored_files.used(db, segment, is_audio=is_audio)
-            excess = used.num_bytes - max_bytes
-            limit = _SLICE + 1
-            for file in stored_files.oldest(
-                db, segment, is_audio=is_audio, limit=limit
-            ):
+            used = stored_files.used(db, segment, is_audio=is_audio).num_bytes
+            excess = used - max_bytes
+            for file in stored_files.oldest(db, segment, is_audio, limit=_SLICE + 1):
                 if excess <= 0:
                     break
                 if (file.audio_sha256, file.kind) == (sha, kind):
                     continue
-                # The file first: a row without one is a miss, a file without a row
-                # would stay until somebody looks for it.
-                self._blobs.remove(db, file.audio_sha256, [file.kind])
-                stored_files.remove(db, file.audio_sha256, [file.kind])
+                self._remove(db, file.audio_sha256, file.kind)
                 excess -= file.num_bytes
                 num_evicted += 1
         return num_evicted
 
-
-def _own(db: Connection, owner: Owner, sha: str, num_bytes: int) -> None:
-    """Count it as the tenant's; undoes the transaction if that is too much.
-
-    Raises: AudioBudgetError.
-    """
-    owners.own(db, owner.tenant, sha, num_bytes)
-    limit = owner.max_audio_bytes
-    if limit is None:
-        return
-    if owners.of_tenant(db, owner.tenant).audio_bytes > limit:
-        raise AudioBudgetError(limit, is_tenants=True)
-
-
-class _GoneError(Exception):
-    """The audio that was stored a moment ago is not any more."""
+    def _remove(self, db: Connection, sha: str, kind: str) -> None:
+        # The file first: a row without one is a miss, a file without a row would stay
+        # until somebody looks for it.
+        self._blobs.remove(db, sha, [kind])
+        stored_files.remove(db, sha, [kind])

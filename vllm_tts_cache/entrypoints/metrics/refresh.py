@@ -302,12 +302,12 @@ class MetricsRefresh:
         budgets = store.writer.budgets
         metrics.deletions_unfinished.set(store.num_unfinished_deletions())
         metrics.voices.set(num_voices)
-        most = {"audio": budgets.audio, "encodings": budgets.encodings}
         for segment, contents in usage.items():
             for content, used in contents.items():
                 where = "disk", segment.value, content
                 metrics.stored_bytes.labels(*where).set(used.num_bytes)
-                metrics.stored_max_bytes.labels(*where).set(most[content][segment])
+                max_bytes = budgets[segment, content == "audio"]
+                metrics.stored_max_bytes.labels(*where).set(max_bytes)
 
 
 def pause_after(took_seconds: float) -> float:
