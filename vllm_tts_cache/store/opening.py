@@ -6,15 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.audio.reference import ReferenceAudio
 from vllm_tts_cache.catalogue.database import Backend, Database
-from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME, SqliteFile
 from vllm_tts_cache.config import Settings, allows_plain_http
 from vllm_tts_cache.errors import ConfigError, NoCatalogueError
 from vllm_tts_cache.files import make_directory, shared_file_system, storage_errors
-from vllm_tts_cache.logs import encodable
 from vllm_tts_cache.store import binding
 from vllm_tts_cache.store.binding import StoreId
 from vllm_tts_cache.store.blobs import BucketOwner
@@ -26,8 +22,7 @@ from vllm_tts_cache.store.directory import (
 )
 from vllm_tts_cache.store.reading import BucketReader
 from vllm_tts_cache.store.speaker_store import SpeakerStore
-from vllm_tts_cache.store.stock_files import ImportedFile
-from vllm_tts_cache.store.stock_import import ImportReport, import_stock_directory
+from vllm_tts_cache.store.stock_import import import_stock_voices
 
 if TYPE_CHECKING:
     from vllm_tts_cache.store.bucket import Bucket
@@ -167,32 +162,3 @@ def _closed_on_error(database: Database) -> Generator[None, None, None]:
     except BaseException:
         database.close()
         raise
-
-
-def import_stock_voices(store: SpeakerStore) -> ImportReport:
-    """Register the voices of stock vLLM-Omni that are new in the store's directory.
-
-    Raises: StorageError: What was imported so far stays; the next import goes on.
-    """
-
-    def register(
-        new: NewSpeaker, reference: ReferenceAudio | None, file: ImportedFile
-    ) -> str | None:
-        audio = None if reference is None else DecodedAudio(reference, ())
-        refusal, deletion = store.registrations.import_speaker(new, audio, file)
-        if deletion is not None:
-            store.remove_files(deletion)
-        return refusal
-
-    report = import_stock_directory(store.directory, store.database, register)
-    if report.imported:
-        logger.info("Imported %d voices of stock vLLM-Omni.", len(report.imported))
-    if report.skipped:
-        # The files are called after voices, and reasons quote what is in them.
-        message = (
-            "%d files of stock vLLM-Omni are not imported; at DEBUG it says which."
-        )
-        logger.warning(message, len(report.skipped))
-    for file, reason in report.skipped:
-        logger.debug("Not imported: %s: %s", encodable(file), encodable(reason))
-    return report

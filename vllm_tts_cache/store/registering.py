@@ -122,48 +122,31 @@ class Registrations:
             done = _replace(db, new, replaced, self._consent_id(db, new))
             return done if is_same else _with_stock_files(db, done)
 
-        if audio is None:
-            with self._database.write() as db:
-                return commit(db)
         owner = Owner(tenant=new.tenant, max_audio_bytes=limits.max_audio_bytes)
         return self._writer.keep(audio, Segment.REGISTERED, commit, owner=owner)
 
     def import_speaker(
         self, new: NewSpeaker, audio: DecodedAudio | None, file: ImportedFile
-    ) -> tuple[str | None, Deletion | None]:
+    ) -> Deletion | None:
         """Register a voice of stock's, and remember the file it was in.
 
         The limits do not apply: what stock kept is not lost because more was kept
-        than may be added now.
+        than may be added now. The deletion of what it replaced is returned as by
+        `register`.
 
-        Returns:
-            Why it was not registered, None if it was; and the deletion of what it
-            replaced, as `register` returns it.
+        Raises: StockFileError: It was deleted since, or is registered.
         """
 
-        def commit(db: Connection) -> tuple[str | None, Deletion | None]:
-            refusal = stock_files.refusal(
-                db, file.name_key, file.created_at, self._policy
-            )
-            if refusal is not None:
-                raise _RefusedError(refusal)
+        def commit(db: Connection) -> Deletion | None:
+            stock_files.check(db, file, self._policy)
             stock_files.remember(db, file)
             replaced = speakers.find_named(db, new.tenant, new.name_key)
-            return None, _replace(db, new, replaced).deletion
+            return _replace(db, new, replaced).deletion
 
-        try:
-            if audio is not None:
-                return self._writer.keep(
-                    audio,
-                    Segment.REGISTERED,
-                    commit,
-                    owner=Owner(tenant=new.tenant),
-                    is_bounded=False,
-                )
-            with self._database.write() as db:
-                return commit(db)
-        except _RefusedError as exc:
-            return str(exc), None
+        owner = Owner(tenant=new.tenant)
+        return self._writer.keep(
+            audio, Segment.REGISTERED, commit, owner=owner, is_bounded=False
+        )
 
     def change(
         self,
@@ -255,10 +238,6 @@ class Registrations:
             raise SpeakerLimitError(limit, is_tenants=True)
         if self._max_speakers and speakers.at_least(db, self._max_speakers):
             raise SpeakerLimitError(self._max_speakers)
-
-
-class _RefusedError(Exception):
-    """A voice of stock's is not imported; the message says why."""
 
 
 def _find(db: Connection, name: str, tenant: str) -> SpeakerRecord:

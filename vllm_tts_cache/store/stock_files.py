@@ -11,7 +11,7 @@ import json
 import os
 import struct
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from sqlalchemy import Connection, case, func, select
 
-from vllm_tts_cache.catalogue import deletions
+from vllm_tts_cache.catalogue import deletions, speakers
 from vllm_tts_cache.catalogue.names import clean, fold
 from vllm_tts_cache.catalogue.records import DEFAULT_TENANT, unpack_embedding
-from vllm_tts_cache.catalogue.schema import imported_file, speaker
+from vllm_tts_cache.catalogue.schema import imported_file
 from vllm_tts_cache.config import RegistrationPolicy
 
 # Begins the name of a file that was removed, of which the rest is a hash.
@@ -56,11 +56,14 @@ class ImportedFile:
     created_at: float = 0.0
 
 
+_FILE = imported_file.c
+_LOOKED_AT = _FILE.file_name, _FILE.mtime_ns, _FILE.size
+
+
 def known(db: Connection) -> dict[str, tuple[int, int]]:
     """All files that were looked at: name -> (mtime_ns, size)."""
-    columns = imported_file.c
-    query = select(columns.file_name, columns.mtime_ns, columns.size)
-    return {name: (mtime_ns, size) for name, mtime_ns, size in db.execute(query)}
+    rows = db.execute(select(*_LOOKED_AT))
+    return {name: (mtime_ns, size) for name, mtime_ns, size in rows}
 
 
 def remember(db: Connection, file: ImportedFile) -> None:
@@ -119,13 +122,8 @@ def rename(db: Connection, old_name_key: str, name_key: str) -> None:
 
 def to_remove(db: Connection, deletion_id: int) -> list[ImportedFile]:
     """Stock's files that a deletion has to remove."""
-    columns = imported_file.c
-    query = select(columns.file_name, columns.mtime_ns, columns.size)
-    rows = db.execute(query.where(columns.deletion_id == deletion_id))
-    return [
-        ImportedFile(file_name=name, mtime_ns=mtime_ns, size=size)
-        for name, mtime_ns, size in rows
-    ]
+    query = select(*_LOOKED_AT).where(imported_file.c.deletion_id == deletion_id)
+    return [ImportedFile(**row) for row in db.execute(query).mappings()]
 
 
 def delete_file_name(db: Connection, file_name: str) -> None:
@@ -137,29 +135,25 @@ def delete_file_name(db: Connection, file_name: str) -> None:
     db.execute(imported_file.update().where(where).values(**values))
 
 
-def refusal(
-    db: Connection, name_key: str, created_at: float, policy: RegistrationPolicy
-) -> str | None:
-    """Why a voice of this name and age is not imported, None if it is."""
-    columns = imported_file.c
-    deleted = select(func.max(columns.deleted_at))
-    deleted_at = db.execute(
-        deleted.where(columns.name_key.in_([name_key, _hashed(name_key)]))
-    ).scalar()
-    if deleted_at is not None and created_at <= deleted_at:
-        return "the voice was deleted after the file was written"
-    registered_at = db.execute(
-        select(speaker.c.created_at).where(
-            speaker.c.tenant == DEFAULT_TENANT, speaker.c.name_key == name_key
-        )
-    ).scalar()
-    if registered_at is None:
-        return None
-    if registered_at >= created_at:
-        return "the registered voice of this name is as new or newer"
+def check(db: Connection, file: ImportedFile, policy: RegistrationPolicy) -> None:
+    """Refuse to import a voice that was deleted, or is registered, since.
+
+    Raises: StockFileError.
+    """
+    names = imported_file.c.name_key.in_([file.name_key, _hashed(file.name_key)])
+    deleted = select(func.max(imported_file.c.deleted_at)).where(names)
+    deleted_at = db.execute(deleted).scalar()
+    if deleted_at is not None and file.created_at <= deleted_at:
+        raise StockFileError("the voice was deleted after the file was written")
+    registered = speakers.find_named(db, DEFAULT_TENANT, file.name_key)
+    if registered is None:
+        return
+    if registered.created_at >= file.created_at:
+        reason = "the registered voice of this name is as new or newer"
+        raise StockFileError(reason)
     if policy == "immutable":
-        return "the name is registered and the registration policy is 'immutable'"
-    return None
+        reason = "the name is registered and the registration policy is 'immutable'"
+        raise StockFileError(reason)
 
 
 def _hashed(name_key: str) -> str:
@@ -177,22 +171,16 @@ class StockVoice:
     Attributes:
         name: The name to show.
         metadata: Stock's fields, as text.
+        sample_rate_hz: Rate of the audio; None if the header has none.
+        file_size: Bytes of the file that was uploaded to stock, or of this one.
         file: The file, as it is remembered after the import.
     """
 
     name: str
     metadata: dict[str, str]
+    sample_rate_hz: int | None
+    file_size: int
     file: ImportedFile
-
-    @property
-    def sample_rate_hz(self) -> int:
-        """Rate of the audio; 0 if the header has none."""
-        return _integer(self.metadata, "sample_rate") or 0
-
-    @property
-    def file_size(self) -> int | None:
-        """Bytes of the file that was uploaded to stock."""
-        return _integer(self.metadata, "file_size")
 
 
 def read_header(path: Path, file: ImportedFile) -> StockVoice:
@@ -215,15 +203,16 @@ def read_header(path: Path, file: ImportedFile) -> StockVoice:
         raise StockFileError("its header names no voice")
     name = clean(given)
     created_at = _integer(metadata, "created_at")
-    known = ImportedFile(
-        file_name=file.file_name,
-        mtime_ns=file.mtime_ns,
-        size=file.size,
-        name_key=fold(name),
-        # Stock dates every file; one without a date is as old as its bytes.
-        created_at=file.mtime_ns / 1e9 if created_at is None else created_at,
+    file_size = _integer(metadata, "file_size")
+    # Stock dates every file; one without a date is as old as its bytes.
+    dated = file.mtime_ns / 1e9 if created_at is None else created_at
+    return StockVoice(
+        name=name,
+        metadata=metadata,
+        sample_rate_hz=_integer(metadata, "sample_rate"),
+        file_size=file.size if file_size is None else file_size,
+        file=replace(file, name_key=fold(name), created_at=dated),
     )
-    return StockVoice(name=name, metadata=metadata, file=known)
 
 
 def read_tensors(path: Path) -> tuple[Samples | None, tuple[float, ...] | None]:

@@ -5,21 +5,23 @@ stay where they are, because going back to stock must find them, until their voi
 deleted, or registered anew with another clip.
 """
 
+import logging
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
+from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.audio.reference import ReferenceAudio
-from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME, opening_lock
 from vllm_tts_cache.errors import SpeakerRequestError
 from vllm_tts_cache.files import storage_errors
+from vllm_tts_cache.logs import encodable
 from vllm_tts_cache.store import stock_files
+from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.store.stock_files import (
     ImportedFile,
     StockFileError,
@@ -29,8 +31,7 @@ from vllm_tts_cache.store.stock_files import (
     read_tensors,
 )
 
-# Stores the audio and registers the voice in one go; None, or why it did not.
-Register = Callable[[NewSpeaker, ReferenceAudio | None, ImportedFile], str | None]
+logger = logging.getLogger("vllm.vllm_tts_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,34 +47,38 @@ class ImportReport:
     skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
 
-def import_stock_directory(
-    directory: Path, database: Database, register: Register
-) -> ImportReport:
+def import_stock_voices(store: SpeakerStore) -> ImportReport:
     """Register the voices in stock's files that were not looked at before.
 
-    Of several files with one voice name the newest counts. A registered voice that is
-    as new is not overwritten, a deleted one does not return, and the store's limit
-    does not apply. Processes that import at once take turns; those that come later
-    find nothing to do.
-
-    Args:
-        directory: ``SPEAKER_SAMPLES_DIR``; only its top level is looked at.
-        database: The catalogue's, which has the files that were looked at.
-        register: Makes a voice of a file.
+    Only the top level of ``SPEAKER_SAMPLES_DIR`` is looked at. Of several files with
+    one voice name the newest counts. A registered voice that is as new is not
+    overwritten, a deleted one does not return, and the store's limit does not apply.
+    Processes that import at once take turns; those that come later find nothing to do.
 
     Raises:
         StorageError: The directory, the catalogue or the store failed. What
             was imported so far stays; the next import goes on from there.
     """
+    directory = store.directory
     with storage_errors(directory), opening_lock(directory / FILE_NAME):
-        return _Import(directory, database, register).run()
+        report = _Import(store).run()
+    if report.imported:
+        logger.info("Imported %d voices of stock vLLM-Omni.", len(report.imported))
+    if report.skipped:
+        # The files are called after voices, and reasons quote what is in them.
+        message = (
+            "%d files of stock vLLM-Omni are not imported; at DEBUG it says which."
+        )
+        logger.warning(message, len(report.skipped))
+    for file, reason in report.skipped:
+        logger.debug("Not imported: %s: %s", encodable(file), encodable(reason))
+    return report
 
 
 class _Import:
-    def __init__(self, directory: Path, database: Database, register: Register):
-        self._directory = directory
-        self._database = database
-        self._register = register
+    def __init__(self, store: SpeakerStore):
+        self._store = store
+        self._directory = store.directory
         self._report = ImportReport()
 
     def run(self) -> ImportReport:
@@ -87,7 +92,7 @@ class _Import:
         return self._report
 
     def _new_files(self) -> list[ImportedFile]:
-        with self._database.read() as db:
+        with self._store.database.read() as db:
             known = stock_files.known(db)
         files: list[ImportedFile] = []
         with os.scandir(self._directory) as entries:
@@ -116,20 +121,17 @@ class _Import:
         file = voice.file
         with self._reported(file.file_name, file):
             # Asked before the audio is read; asked again where the row is written.
-            with self._database.read() as db:
-                refusal = stock_files.refusal(
-                    db, fold(voice.name), file.created_at, "overwrite"
-                )
-            if refusal is None:
-                new, audio = _read(self._directory / file.file_name, voice)
-                refusal = self._register(new, audio, file)
-            if refusal is not None:
-                raise StockFileError(refusal)
+            with self._store.database.read() as db:
+                stock_files.check(db, file, "overwrite")
+            new, audio = _read(self._directory / file.file_name, voice)
+            deletion = self._store.registrations.import_speaker(new, audio, file)
+            if deletion is not None:
+                self._store.remove_files(deletion)
             self._report.imported.append(voice.name)
 
     def _remember(self, files: list[ImportedFile]) -> None:
         """Do not look at these files again, unless they change."""
-        with self._database.write() as db:
+        with self._store.database.write() as db:
             for file in files:
                 stock_files.remember(db, file)
 
@@ -152,7 +154,7 @@ class _Import:
             self._report.skipped.append((file_name, exc.strerror or str(exc)))
 
 
-def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | None]:
+def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, DecodedAudio | None]:
     samples, embedding = read_tensors(path)
     audio: ReferenceAudio | None = None
     if samples is not None:
@@ -171,8 +173,8 @@ def _read(path: Path, voice: StockVoice) -> tuple[NewSpeaker, ReferenceAudio | N
         description=metadata.get("speaker_description"),
         mime_type=metadata.get("mime_type"),
         original_filename=metadata.get("original_filename"),
-        file_size=voice.file.size if voice.file_size is None else voice.file_size,
+        file_size=voice.file_size,
         created_at=voice.file.created_at,
         taken_over=True,
     )
-    return new, audio
+    return new, None if audio is None else DecodedAudio(audio, ())

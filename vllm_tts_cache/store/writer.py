@@ -154,7 +154,7 @@ class Writer:
 
     def keep(
         self,
-        audio: DecodedAudio,
+        audio: DecodedAudio | None,
         segment: Segment,
         commit: Callable[[Connection], T],
         *,
@@ -164,7 +164,7 @@ class Writer:
         """Have the audio stored, and what else is to be committed with it.
 
         Args:
-            audio: Written only if it is not stored whole.
+            audio: Written only if it is not stored whole; None for a voice without.
             segment: Registered audio stays what it is, inline audio becomes
                 registered.
             commit: Called in the transaction; what it raises undoes everything.
@@ -175,6 +175,9 @@ class Writer:
             AudioBudgetError: It would be too much.
             StorageError: Nothing was changed.
         """
+        if audio is None:
+            with self._database.write() as db:
+                return commit(db)
         sha = audio.audio.audio_sha256
         # Once it has gone, what is committed here may be what takes it away.
         is_kept = self.is_kept(sha, is_read=segment is Segment.REGISTERED)

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from tests.store_samples import opened
-from vllm_tts_cache.store.opening import import_stock_voices
+from vllm_tts_cache.store.stock_import import import_stock_voices
 
 pytestmark = pytest.mark.sqlite  # it is about files of stock's
 RATE = 16000

@@ -11,7 +11,7 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import NewSpeaker, Segment
 from vllm_tts_cache.errors import StorageFullError
-from vllm_tts_cache.store.opening import import_stock_voices
+from vllm_tts_cache.store.stock_import import import_stock_voices
 from vllm_tts_cache.store.writer import Writer
 
 RATE = 24000
