@@ -164,7 +164,7 @@ def bind_bucket(bucket: "Bucket", database: Database) -> str:
             return bound[0]
     elif bound is None:
         if marker is not None:
-            raise _foreign_bucket(bucket, database)
+            raise _foreign(bucket, database)
         with database.write() as db:
             if _bound_to(db) is None:
                 _write_home(db, OBJECT_STORE, bucket.where)
@@ -198,7 +198,7 @@ def check_bucket(bucket: "Bucket", database: Database) -> str:
             f"it has lost its object {CATALOGUE_ID}: is it the right bucket?",
         )
     elif marker.decode("ascii", "replace").strip() != catalogue_id:
-        raise _foreign_bucket(bucket, database)
+        raise _foreign(bucket, database)
     return catalogue_id
 
 
@@ -213,19 +213,16 @@ def check_bucket_still(bucket: "Bucket", database: Database) -> None:
         raise StorageError(str(exc)) from exc
 
 
-def _foreign(root: Path, database: Database) -> ConfigError:
+def _foreign(place: "Path | Bucket", database: Database) -> ConfigError:
+    if isinstance(place, Path):
+        what = f"files in SPEAKER_SAMPLES_DIR={str(place)!r}"
+        settings = "one of the two settings"
+    else:
+        what = f"objects in {place.where}"
+        settings = "SPEAKER_STORE_URL or SPEAKER_CATALOGUE_URL"
     return ConfigError(
-        f"The files in SPEAKER_SAMPLES_DIR={str(root)!r} are of another voice "
-        f"catalogue than {database.where}, which knows none of them. Correct one of "
-        "the two settings, or restore the database from its backup."
-    )
-
-
-def _foreign_bucket(bucket: "Bucket", database: Database) -> ConfigError:
-    return ConfigError(
-        f"The objects in {bucket.where} are of another voice catalogue than "
-        f"{database.where}, which knows none of them. Correct SPEAKER_STORE_URL or "
-        "SPEAKER_CATALOGUE_URL, or restore the database from its backup."
+        f"The {what} are of another voice catalogue than {database.where}, which knows "
+        f"none of them. Correct {settings}, or restore the database from its backup."
     )
 
 

@@ -110,18 +110,6 @@ def claim(path: Path) -> int | None:
     return None
 
 
-_presences: "WeakSet[Presence]" = WeakSet()
-
-
-def _end_in_child() -> None:
-    # A child that holds the descriptor would keep its dead parent present.
-    for presence in list(_presences):
-        presence.end()
-
-
-os.register_at_fork(after_in_child=_end_in_child)
-
-
 class KeyTurns:
     """Turns by key among processes, each a locked byte of one file.
 
@@ -190,11 +178,15 @@ class KeyTurns:
         return True
 
 
+_presences: "WeakSet[Presence]" = WeakSet()
 _turns: "WeakSet[KeyTurns]" = WeakSet()
 
 
 def _let_go_in_child() -> None:
-    # The child shares the open file: it would hold what its parent has taken.
+    # The child shares the open files: it would keep its dead parent present, and hold
+    # what that has taken.
+    for presence in list(_presences):
+        presence.end()
     for turns in list(_turns):
         turns._lock = threading.Lock()
         turns.close()

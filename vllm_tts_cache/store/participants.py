@@ -8,7 +8,6 @@ import os
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 DELETE_LOST_SECONDS = 600.0
 
 
-class Participants(ABC):
+class _Participants:
     """All processes that confirm deletions; this one from `join` to `leave`.
 
     A forked child is none of them.
@@ -37,29 +36,15 @@ class Participants(ABC):
 
     def __init__(self, database: Database):
         self._database = database
+        self._mine: str | None = None
+        self._process = 0
         self._num_returns = 0  # after absences in which deletions were missed
         self._num_deleted = 0  # of them, those after which all was deleted
 
     @property
-    @abstractmethod
     def id(self) -> str | None:
         """This process's id; None unless it takes part."""
-
-    @abstractmethod
-    def join(self) -> str:
-        """Have each deletion wait for `confirm`, while we live; return our id."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """End what `join` began; deletions do not wait for us any more."""
-
-    @abstractmethod
-    def delete_dead(self) -> None:
-        """Delete participants that died, so that deletions wait for them no longer."""
-
-    @abstractmethod
-    def num_alive(self) -> int:
-        """How many other processes take part."""
+        return self._mine if self._process == os.getpid() else None
 
     def deletions_to_confirm(self) -> list[Deletion]:
         """Deletions whose files are gone and that wait for us, oldest first.
@@ -107,19 +92,13 @@ class Participants(ABC):
         return Standing(seconds=0.0)
 
 
-class LockedParticipants(Participants):
+class LockedParticipants(_Participants):
     """Processes of one machine, each of which holds a file's lock while it lives."""
 
     def __init__(self, root: Path, database: Database):
         super().__init__(database)
         self._directory = root / _FOLDER
         self._presence: Presence | None = None
-
-    @property
-    def id(self) -> str | None:
-        """This process's id; None unless it takes part."""
-        present = self._presence
-        return present.path.stem if present is not None and present.is_here else None
 
     def join(self) -> str:
         """Have each deletion wait for `confirm`, while we live; return our id."""
@@ -130,6 +109,7 @@ class LockedParticipants(Participants):
         with self._database.write() as db:
             deletions.join(db, present.path.stem)
         self._presence = present
+        self._mine, self._process = present.path.stem, os.getpid()
         return present.path.stem
 
     def leave(self) -> None:
@@ -141,7 +121,7 @@ class LockedParticipants(Participants):
         self._database.wipe_log()
         self._presence.path.unlink(missing_ok=True)
         self._presence.end()
-        self._presence = None
+        self._presence = self._mine = None
 
     def delete_dead(self) -> None:
         """Delete participants whose lock is free, and locks of those that are gone."""
@@ -171,7 +151,7 @@ class LockedParticipants(Participants):
         return locks.is_alive(self._directory / f"{id_}{_SUFFIX}")
 
 
-class LeasedParticipants(Participants):
+class LeasedParticipants(_Participants):
     """Processes of any machine, which are waited for while they renew their leases.
 
     Each on a thread of its own: a process that is busy, and confirms late, is alive.
@@ -188,17 +168,10 @@ class LeasedParticipants(Participants):
     def __init__(self, database: Database, seconds: float):
         super().__init__(database)
         self._seconds = seconds
-        self._mine: str | None = None
-        self._process = 0
         self._left = threading.Event()
         self._is_lost = False
         self._next_delete_dead = 0.0
         self._log = ThrottledLog(logger)
-
-    @property
-    def id(self) -> str | None:
-        """This process's id; None unless it takes part."""
-        return self._mine if self._process == os.getpid() else None
 
     def join(self) -> str:
         """Have each deletion wait for `confirm`, while we live; return our id."""
@@ -294,3 +267,6 @@ class LeasedParticipants(Participants):
             "This API server was away for too long to know what was deleted meanwhile. "
             "It deletes all that it and its workers have in memory, and goes on."
         )
+
+
+Participants = LockedParticipants | LeasedParticipants
