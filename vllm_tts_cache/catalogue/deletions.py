@@ -136,7 +136,8 @@ def of_name(db: Connection, tenant: str, name: str) -> DeletionProgress | None:
 def unfinished(db: Connection) -> list[Deletion]:
     """Those whose files are not all gone, oldest first."""
     query = select(*_COLUMNS).where(deletion.c.files_removed == 0)
-    return [_deletion(*row) for row in db.execute(query.order_by(deletion.c.id))]
+    rows = db.execute(query.order_by(deletion.c.id))
+    return [Deletion(**row) for row in rows.mappings()]
 
 
 def num_unfinished(db: Connection, tenant: str | None = None) -> int:
@@ -148,14 +149,14 @@ def num_unfinished(db: Connection, tenant: str | None = None) -> int:
     is_open = (deletion.c.files_removed == 0) | deletion.c.id.in_(waiting)
     query = select(func.count(deletion.c.id)).where(is_open)
     if tenant is not None:
-        query = query.where(_is_tenants(tenant))
+        query = query.where(deletion.c.tenant == tenant)
     return db.execute(query).scalar_one()
 
 
 def to_confirm(db: Connection, participant_id: str) -> list[Deletion]:
     """Those without files that the participant has not confirmed, oldest first."""
     rows = db.execute(_TO_CONFIRM, {"participant": participant_id})
-    return [_deletion(*row) for row in rows]
+    return [Deletion(**row) for row in rows.mappings()]
 
 
 def confirm(db: Connection, deletion_id: int, participant_id: str) -> None:
@@ -255,11 +256,8 @@ def _awaited(db: Connection, query: "Select[Any]") -> "Select[Any]":
 
 def _is_of(tenant: str, name: str) -> "ColumnElement[bool]":
     by_name = deletion.c.name_hash == name_hash(tenant, fold(name))
-    return by_name | ((deletion.c.public_id == name) & _is_tenants(tenant))
-
-
-def _is_tenants(tenant: str) -> "ColumnElement[bool]":
-    return deletion.c.tenant == tenant
+    is_tenants = deletion.c.tenant == tenant
+    return by_name | ((deletion.c.public_id == name) & is_tenants)
 
 
 def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProgress]:
@@ -276,7 +274,3 @@ def _progress(db: Connection, where: "ColumnElement[bool]") -> list[DeletionProg
         )
         for number, sha, public_id, files_removed, num_waiting_for in rows
     ]
-
-
-def _deletion(number: int, audio_sha256: str | None, public_id: str | None) -> Deletion:
-    return Deletion(id=number, audio_sha256=audio_sha256, public_id=public_id)

@@ -37,6 +37,13 @@ _COUNTS = (
 _NAMES = tuple(column.name for column in _COUNTS)
 _EMPTY = ("DELETE FROM tenant_usage", "DELETE FROM tenant_audio")
 # The sums of PostgreSQL are decimal numbers.
+_SUMS = """SELECT t.tenant,
+    (SELECT COUNT(*) FROM speaker s WHERE s.tenant = t.tenant),
+    (SELECT COUNT(*) FROM consent c WHERE c.tenant = t.tenant),
+    CAST((SELECT COALESCE(SUM(a.num_bytes), 0) FROM tenant_audio a
+        WHERE a.tenant = t.tenant) AS BIGINT)
+    FROM (SELECT tenant FROM speaker UNION SELECT tenant FROM consent
+        UNION SELECT tenant FROM tenant_audio) t"""
 _FILL = (
     """INSERT INTO tenant_audio (tenant, audio_sha256, num_owners, num_bytes)
     SELECT o.tenant, o.audio_sha256, COUNT(*), COALESCE(MAX(f.num_bytes), 0)
@@ -44,13 +51,7 @@ _FILL = (
         UNION ALL SELECT tenant, audio_sha256 FROM consent) o
     LEFT JOIN stored_file f ON f.audio_sha256 = o.audio_sha256 AND f.kind = 'audio'
     GROUP BY o.tenant, o.audio_sha256""",
-    """INSERT INTO tenant_usage (tenant, num_voices, num_consents, audio_bytes)
-    SELECT t.tenant,
-    (SELECT COUNT(*) FROM speaker s WHERE s.tenant = t.tenant),
-    (SELECT COUNT(*) FROM consent c WHERE c.tenant = t.tenant),
-    CAST((SELECT COALESCE(SUM(a.num_bytes), 0) FROM tenant_audio a
-        WHERE a.tenant = t.tenant) AS BIGINT)
-    FROM (SELECT tenant FROM speaker UNION SELECT tenant FROM consent) t""",
+    f"INSERT INTO tenant_usage (tenant, num_voices, num_consents, audio_bytes) {_SUMS}",
 )
 
 # Of what differs, so much is named.
@@ -173,7 +174,8 @@ def disown(db: Connection, tenant: str, audio_sha256: str) -> None:
 
 def problems(db: Connection) -> list[str]:
     """Where they differ from the rows that they add up; reads all of those."""
-    kept, counted = of_all(db), _counted(db)
+    kept = of_all(db)
+    counted = {tenant: _usage(sums) for tenant, *sums in db.execute(text(_SUMS))}
     found = [
         f"usage of tenant {tenant}: {kept.get(tenant)}, the rows say "
         f"{counted.get(tenant)}"
@@ -192,32 +194,11 @@ def recount(db: Connection) -> None:
         db.execute(text(statement))
 
 
-def _counted(db: Connection) -> dict[str, TenantUsage]:
-    num, total = func.count(), func.sum(tenant_audio.c.num_bytes)
-    voices = _by_tenant(db, speaker.c.tenant, num)
-    consents = _by_tenant(db, consent.c.tenant, num)
-    sizes = _by_tenant(db, tenant_audio.c.tenant, total)
-    return {
-        tenant: TenantUsage(
-            num_voices=voices.get(tenant, 0),
-            num_consents=consents.get(tenant, 0),
-            audio_bytes=sizes.get(tenant, 0),
-        )
-        for tenant in voices.keys() | consents.keys() | sizes.keys()
-    }
-
-
-def _by_tenant(
-    db: Connection, tenant: "ColumnElement[str]", number: "ColumnElement[Any]"
-) -> dict[str, int]:
-    rows = db.execute(select(tenant, number).group_by(tenant))
-    return {name: int(total) for name, total in rows}
-
-
 def _differing_audio(db: Connection) -> list[tuple[str, str]]:
-    has_audio = speaker.c.audio_sha256.is_not(None)
     owners = union_all(
-        select(speaker.c.tenant, speaker.c.audio_sha256).where(has_audio),
+        select(speaker.c.tenant, speaker.c.audio_sha256).where(
+            speaker.c.audio_sha256.is_not(None)
+        ),
         select(consent.c.tenant, consent.c.audio_sha256),
     ).subquery()
     key = owners.c.tenant, owners.c.audio_sha256

@@ -126,7 +126,7 @@ def _in_parts(db: Connection, page: Page) -> Generator[SpeakerRecord, None, None
     part_limit = _PART if schema.is_postgres(db) else left
     while left > 0:
         part = replace(page, limit=min(left, part_limit))
-        query = _on_page(db, speakers.record_columns(), part)
+        query = _on_page(db, speakers.RECORDS, part)
         num_rows, record = 0, None
         with db.execute(query) as rows:  # closed: SQLite would go on reading
             for row in rows:

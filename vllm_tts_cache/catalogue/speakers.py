@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Integer,
-    Select,
     bindparam,
     func,
     literal_column,
@@ -40,10 +39,13 @@ _GIVEN = tuple(f.name for f in fields(NewSpeaker) if f.name not in _NOT_A_COLUMN
 _embedding_dim = func.length(speaker.c.embedding, type_=Integer) // literal_column(
     "4", Integer
 )
-_COLUMNS = [
-    _embedding_dim if field == "embedding_dim" else speaker.c[field]
-    for field in _FIELDS
-]
+# Whole records; see `of_row`.
+RECORDS = select(
+    *(
+        _embedding_dim if field == "embedding_dim" else speaker.c[field]
+        for field in _FIELDS
+    )
+)
 _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.name_key == bindparam("name_key")
 )
@@ -56,21 +58,22 @@ _kinds = (
     .where(stored_file.c.audio_sha256 == speaker.c.audio_sha256)
     .scalar_subquery()
 )
-_FIND_WITH_KINDS = select(*_COLUMNS, _kinds)
 _EXPIRED = (
     select(speaker.c.generation)
     .where(speaker.c.expires_at <= bindparam("now"))
     .limit(1)
 )
 _IS = {"name_key": _IS_NAMED, "speaker_id": _HAS_ID}
-_WITH_KINDS = {column: _FIND_WITH_KINDS.where(where) for column, where in _IS.items()}
+_WITH_KINDS = {
+    column: RECORDS.add_columns(_kinds).where(where) for column, where in _IS.items()
+}
 
 
 def find(db: Connection, tenant: str, name: str) -> SpeakerRecord | None:
     """The row of a name or an id; a name is compared folded."""
     for column, key in keys_of(name):
         where = {"tenant": tenant, column: key}
-        row = db.execute(select(*_COLUMNS).where(_IS[column]), where).first()
+        row = db.execute(RECORDS.where(_IS[column]), where).first()
         if row is not None:
             return of_row(row)
     return None
@@ -98,8 +101,10 @@ def replace(
     """
     old = find_named(db, new.tenant, new.name_key)
     identity = None if old is not None else new.identity
-    if identity is not None and _is_taken(db, identity.public_id):
-        identity = None
+    if identity is not None:  # unless a voice of any tenant has the id
+        has_id = speaker.c.speaker_id == identity.public_id
+        if db.execute(select(speaker.c.generation).where(has_id)).first() is not None:
+            identity = None
     if identity is None:
         identity = Identity(
             new_voice_id() if old is None else old.speaker_id,
@@ -115,7 +120,8 @@ def replace(
     values["labels_json"] = labels_to_json(new.labels) if new.labels else None
     starts = new.clip_starts
     values["clip_starts_json"] = json.dumps(starts) if len(starts) > 1 else None
-    values["search_text"] = _searched(new.name, new.description, new.labels)
+    searched = search_text(new.name, new.description, *new.labels.values())
+    values["search_text"] = searched
     values["embedding"] = pack_embedding(new.embedding) if new.embedding else None
     values["created_at"] = identity.created_at
     db.execute(speaker.insert(), values)
@@ -129,9 +135,9 @@ def replace(
 
 def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> None:
     """Write the columns that are new, of a record that has been changed already."""
-    searched = _searched(record.name, record.description, record.labels)
+    texts = record.name, record.description, *record.labels.values()
     where = speaker.c.generation == record.generation
-    new = {**values, "search_text": searched}
+    new = {**values, "search_text": search_text(*texts)}
     db.execute(speaker.update().where(where).values(**new))
     _label(db, record)
 
@@ -139,7 +145,7 @@ def change(db: Connection, record: SpeakerRecord, values: Mapping[str, Any]) -> 
 def find_named(db: Connection, tenant: str, name_key: str) -> SpeakerRecord | None:
     """The row of a folded name."""
     where = {"tenant": tenant, "name_key": name_key}
-    row = db.execute(select(*_COLUMNS).where(_IS_NAMED), where).first()
+    row = db.execute(RECORDS.where(_IS_NAMED), where).first()
     return None if row is None else of_row(row)
 
 
@@ -148,15 +154,14 @@ def delete(db: Connection, record: SpeakerRecord) -> None:
     number = record.generation
     db.execute(speaker_label.delete().where(speaker_label.c.generation == number))
     db.execute(speaker.delete().where(speaker.c.generation == number))
-    tenant = record.tenant
-    owners.count(db, tenant, voices=-1)
+    owners.count(db, record.tenant, voices=-1)
     if record.audio_sha256 is not None:
-        owners.disown(db, tenant, record.audio_sha256)
+        owners.disown(db, record.tenant, record.audio_sha256)
 
 
 def expired(db: Connection, now: float, limit: int) -> list[SpeakerRecord]:
     """Speakers whose end has come, those that wait longest first."""
-    query = select(*_COLUMNS).where(speaker.c.expires_at <= now)
+    query = RECORDS.where(speaker.c.expires_at <= now)
     rows = db.execute(query.order_by(speaker.c.expires_at).limit(limit))
     return [of_row(row) for row in rows]
 
@@ -196,28 +201,17 @@ def embedding(db: Connection, generation: int) -> tuple[float, ...] | None:
 
 def problems(db: Connection) -> list[str]:
     """What is wrong with the rows; empty if nothing is."""
-    found: list[str] = []
     query = select(speaker.c.generation, speaker.c.name, speaker.c.name_key)
-    for generation, name, name_key in db.execute(query):
-        if name_key != fold(name):
-            found.append(f"speaker {name!r} ({generation}): its key is {name_key!r}")
-    return found
-
-
-def record_columns() -> "Select[Any]":
-    """A query for whole records; see `of_row`."""
-    return select(*_COLUMNS)
+    return [
+        f"speaker {name!r} ({generation}): its key is {name_key!r}"
+        for generation, name, name_key in db.execute(query)
+        if name_key != fold(name)
+    ]
 
 
 def of_row(row: Sequence[Any]) -> SpeakerRecord:
-    """What a row of `record_columns` says."""
+    """What a row of ``RECORDS`` says."""
     return SpeakerRecord(**dict(zip(_FIELDS, row, strict=True)))
-
-
-def _is_taken(db: Connection, speaker_id: str) -> bool:
-    """Whether a voice of any tenant has the id."""
-    query = select(speaker.c.generation).where(speaker.c.speaker_id == speaker_id)
-    return db.execute(query).first() is not None
 
 
 def _label(db: Connection, record: SpeakerRecord) -> None:
@@ -236,7 +230,3 @@ def _label(db: Connection, record: SpeakerRecord) -> None:
     ]
     if rows:
         db.execute(speaker_label.insert(), rows)
-
-
-def _searched(name: str, description: str | None, labels: Mapping[str, str]) -> str:
-    return search_text(name, description, *labels.values())

@@ -2,16 +2,10 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    bindparam,
-    cast,
-    func,
-    select,
-)
+from sqlalchemy import BigInteger, Connection, Row, bindparam, cast, func, select
 
 from vllm_tts_cache.catalogue import objects, owners
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
@@ -50,35 +44,28 @@ class Usage:
 _IS_ROW = (stored_file.c.audio_sha256 == bindparam("of_sha")) & (
     stored_file.c.kind == bindparam("of_kind")
 )
-_OF_AUDIO = select(
-    stored_file.c.audio_sha256,
-    stored_file.c.kind,
-    stored_file.c.segment,
-    stored_file.c.num_bytes,
-    stored_file.c.object_name,
-    stored_file.c.is_suspect,
-)
-_FIND = _OF_AUDIO.where(_IS_ROW)
+_ROWS = select(*(stored_file.c[field.name] for field in fields(StoredFile)))
+_FIND = _ROWS.where(_IS_ROW)
 
 
 def find(db: Connection, audio_sha256: str, kind: str) -> StoredFile | None:
     """The row of one file."""
     row = db.execute(_FIND, {"of_sha": audio_sha256, "of_kind": kind}).first()
-    return None if row is None else _file(*row)
+    return None if row is None else _file(row)
 
 
 def of_audio(db: Connection, audio_sha256: str) -> list[StoredFile]:
     """The rows of an audio and its encodings, in the order in which they came."""
     where = stored_file.c.audio_sha256 == audio_sha256
-    query = _OF_AUDIO.where(where).order_by(stored_file.c.id)
-    return [_file(*row) for row in db.execute(query)]
+    query = _ROWS.where(where).order_by(stored_file.c.id)
+    return [_file(row) for row in db.execute(query)]
 
 
 def between(db: Connection, first: str, last: str) -> list[StoredFile]:
     """The rows whose address is at least ``first`` and less than ``last``."""
     sha = stored_file.c.audio_sha256
-    query = _OF_AUDIO.where(sha >= first, sha < last)
-    return [_file(*row) for row in db.execute(query)]
+    query = _ROWS.where(sha >= first, sha < last)
+    return [_file(row) for row in db.execute(query)]
 
 
 def prefixes(db: Connection) -> set[str]:
@@ -194,14 +181,14 @@ def oldest(
 ) -> list[StoredFile]:
     """Files of a segment, least recently used first."""
     query = (
-        _OF_AUDIO.where(
+        _ROWS.where(
             stored_file.c.segment == segment.value,
             stored_file.c.is_audio == int(is_audio),
         )
         .order_by(stored_file.c.used_at, stored_file.c.id)
         .limit(limit)
     )
-    return [_file(*row) for row in db.execute(query)]
+    return [_file(row) for row in db.execute(query)]
 
 
 def since(db: Connection, file_id: int, limit: int) -> list[tuple[int, str, str]]:
@@ -278,22 +265,11 @@ def _next_use(db: Connection, segment: Segment, is_audio: int) -> int:
     return max(time.time_ns() // 1000, (db.execute(newest).scalar() or 0) + 1)
 
 
-def _file(
-    audio_sha256: str,
-    kind: str,
-    segment: str,
-    num_bytes: int,
-    object_name: str | None,
-    is_suspect: int,
-) -> StoredFile:
-    return StoredFile(
-        audio_sha256=audio_sha256,
-        kind=kind,
-        segment=Segment(segment),
-        num_bytes=num_bytes,
-        object_name=object_name,
-        is_suspect=bool(is_suspect),
-    )
+def _file(row: Row[Any]) -> StoredFile:
+    values: dict[str, Any] = dict(row._mapping)
+    values["segment"] = Segment(values["segment"])
+    values["is_suspect"] = bool(values["is_suspect"])
+    return StoredFile(**values)
 
 
 def last_used_speakers(db: Connection, limit: int) -> list[tuple[str, str]]:
