@@ -19,7 +19,7 @@ import dataclasses
 import io
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -81,15 +81,11 @@ class StoredClip:
     array: Array
 
 
-def shortest(audio: ReferenceAudio, source: bytes | None) -> StoredClip:
+def _shortest(audio: ReferenceAudio, source: bytes | None) -> StoredClip:
     """Choose the form that is no larger than need be.
 
-    It is about as large as the upload at most (5 % more). It takes some tens of
-    milliseconds.
-
-    Args:
-        audio: What is stored.
-        source: The one file that ``audio`` was decoded from; None if there is none.
+    ``source`` is the one file that the audio was decoded from, if there is one. It is
+    about as large as that at most (5 % more). It takes some tens of milliseconds.
     """
     stored = StoredClip(SAMPLES, audio.samples)
     if (flac := _exact_flac(audio)) is not None and len(flac) < stored.array.nbytes:
@@ -97,24 +93,6 @@ def shortest(audio: ReferenceAudio, source: bytes | None) -> StoredClip:
     if source is not None and len(source) * MAX_OVERHEAD < stored.array.nbytes:
         stored = StoredClip(UPLOAD, np.frombuffer(source, np.uint8))
     return stored
-
-
-def read(
-    stored: StoredClip, sample_rate_hz: int, clip_starts: Sequence[int] = (0,)
-) -> ReferenceAudio:
-    """Read it back, under the address of what it holds.
-
-    Args:
-        stored: What was stored.
-        sample_rate_hz: Of samples; a file says its own.
-        clip_starts: Where the clips begin in it.
-
-    Raises: InvalidAudioError, ValueError.
-    """
-    if stored.form == SAMPLES:
-        samples = cast("npt.NDArray[np.float32]", stored.array)
-        return ReferenceAudio.of(samples, sample_rate_hz, clip_starts)
-    return _decoded(stored.array.tobytes(), clip_starts)
 
 
 def _exact_flac(audio: ReferenceAudio) -> bytes | None:
@@ -163,12 +141,12 @@ def to_encoding(audio: ReferenceAudio, sources: Sequence[bytes] = ()) -> Encodin
     """
     rate = {RATE: np.array([audio.sample_rate_hz], np.int64)}
     if len(audio.clip_starts) == 1:
-        stored = shortest(audio, sources[0] if sources else None)
+        stored = _shortest(audio, sources[0] if sources else None)
         return Encoding({stored.form: stored.array, **rate})
     clips = audio.clips()
     files = sources if len(sources) == len(clips) else [None] * len(clips)
-    apart = [shortest(clip, file) for clip, file in zip(clips, files, strict=True)]
-    joined = shortest(audio, None)
+    apart = [_shortest(clip, file) for clip, file in zip(clips, files, strict=True)]
+    joined = _shortest(audio, None)
     if sum(clip.array.nbytes for clip in apart) * MAX_OVERHEAD < joined.array.nbytes:
         arrays = {f"{n}/{clip.form}": clip.array for n, clip in enumerate(apart)}
         return Encoding({**arrays, **rate})
@@ -198,27 +176,35 @@ def from_encoding(encoding: Encoding, audio_sha256: str) -> ReferenceAudio:
         )
     except (InvalidAudioError, ValueError) as exc:
         raise SourceCorruptError(audio_sha256, f"cannot be read: {exc}") from exc
-    if any(clip.form == UPLOAD for clip in clips):
-        return _as_it_decodes_now(audio, audio_sha256)
-    if audio.audio_sha256 != audio_sha256:
+    if audio.audio_sha256 == audio_sha256:
+        return audio
+    if not any(clip.form == UPLOAD for clip in clips):
         reason = f"holds the audio {audio.audio_sha256} by its samples"
         raise SourceCorruptError(audio_sha256, reason)
-    return audio
+    _log.warn_of(
+        "an upload decodes otherwise",
+        "The stored upload of audio %s decodes to other samples than when it was "
+        "registered; another version of its decoder is installed. It is used as it "
+        "decodes now.",
+        audio_sha256,
+    )
+    return dataclasses.replace(audio, audio_sha256=audio_sha256)
 
 
 def _clips(encoding: Encoding) -> list[StoredClip]:
     """What is stored as one, or each clip. Raises: StopIteration: There is none."""
-    if not any("/" in name for name in encoding.arrays):
-        return [_stored(encoding.arrays, "")]
-    if STARTS in encoding.arrays:
-        raise ValueError("clips of their own begin nowhere in another")
-    num_clips = len(encoding.arrays) - 1  # beside the rate
-    return [_stored(encoding.arrays, f"{number}/") for number in range(num_clips)]
-
-
-def _stored(arrays: Mapping[str, Array], prefix: str) -> StoredClip:
-    form = next(form for form in FORMS if prefix + form in arrays)
-    return StoredClip(form, arrays[prefix + form])
+    arrays = encoding.arrays
+    prefixes = [""]
+    if any("/" in name for name in arrays):
+        if STARTS in arrays:
+            raise ValueError("clips of their own begin nowhere in another")
+        num_clips = len(arrays) - 1  # beside the rate
+        prefixes = [f"{number}/" for number in range(num_clips)]
+    forms = [next(f for f in FORMS if prefix + f in arrays) for prefix in prefixes]
+    return [
+        StoredClip(form, arrays[prefix + form])
+        for prefix, form in zip(prefixes, forms, strict=True)
+    ]
 
 
 def _starts(encoding: Encoding) -> list[int]:
@@ -232,11 +218,15 @@ def _starts(encoding: Encoding) -> list[int]:
 def _read(
     clip: StoredClip, sample_rate_hz: int, starts: Sequence[int], audio_sha256: str
 ) -> ReferenceAudio:
+    """Read a clip back; samples have this rate, and a file says its own."""
     try:
-        return read(clip, sample_rate_hz, starts)
+        if clip.form == SAMPLES:
+            samples = cast("npt.NDArray[np.float32]", clip.array)
+            return ReferenceAudio.of(samples, sample_rate_hz, starts)
+        return _decoded(clip.array.tobytes(), starts)
     except (InvalidAudioError, ValueError, MemoryError) as exc:
-        causes = exc, exc.__cause__
         # A machine that has no memory for it must not take it from those that have.
+        causes = exc, exc.__cause__
         has_no_memory = any(isinstance(cause, MemoryError) for cause in causes)
         if clip.form != UPLOAD and not has_no_memory:
             raise
@@ -244,19 +234,6 @@ def _read(
             f"The stored audio {audio_sha256} is whole, but cannot be decoded here, "
             f"with this version of FFmpeg: {exc!r}"
         ) from exc
-
-
-def _as_it_decodes_now(audio: ReferenceAudio, audio_sha256: str) -> ReferenceAudio:
-    if audio.audio_sha256 == audio_sha256:
-        return audio
-    _log.warn_of(
-        "an upload decodes otherwise",
-        "The stored upload of audio %s decodes to other samples than when it was "
-        "registered; another version of its decoder is installed. It is used as it "
-        "decodes now.",
-        audio_sha256,
-    )
-    return dataclasses.replace(audio, audio_sha256=audio_sha256)
 
 
 def to_bytes(decoded: DecodedAudio) -> bytes:
@@ -290,16 +267,12 @@ def to_client(blob: bytes, audio_sha256: str) -> tuple[bytes, str]:
         return encoding[FLAC].tobytes(), "audio/flac"
     file = io.BytesIO()
     soundfile.write(file, audio.samples, audio.sample_rate_hz, "FLOAT", format="WAV")
-    return _undated(file.getvalue()), "audio/wav"
-
-
-def _undated(wav: bytes) -> bytes:
-    """Without the second in which libsndfile wrote it: equal samples, equal bytes."""
-    at = wav.find(b"PEAK", 0, wav.index(b"data"))
-    if at < 0:
-        return wav
-    at += _PEAK_WRITTEN_AT
-    return wav[:at] + bytes(4) + wav[at + 4 :]
+    wav = bytearray(file.getvalue())
+    # Without the second in which libsndfile wrote it: equal samples, equal bytes.
+    if (at := wav.find(b"PEAK", 0, wav.index(b"data"))) >= 0:
+        at += _PEAK_WRITTEN_AT
+        wav[at : at + 4] = bytes(4)
+    return bytes(wav), "audio/wav"
 
 
 def _key(audio_sha256: str) -> EncodingKey:
