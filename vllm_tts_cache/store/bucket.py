@@ -66,9 +66,24 @@ class Bucket:
 
     def __init__(self, url: str, *, is_plain: bool = False):
         self.where = shown(url)
-        self._url = url
-        self._is_plain = is_plain
-        self._store = self._open()
+        options: dict[str, Any] = {"mkdir": True, "automatic_cleanup": True}
+        if not url.startswith("file:"):
+            options = {
+                "client_options": {
+                    "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+                    "read_timeout": timedelta(seconds=_READ_SECONDS),
+                    "timeout": timedelta(seconds=_ANSWER_SECONDS),
+                    "allow_http": is_plain,
+                },
+                "retry_config": {
+                    "max_retries": _MAX_RETRIES,
+                    "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
+                },
+            }
+        try:
+            self._store: ObjectStore = from_url(url, **options)
+        except (BaseError, ValueError, TypeError) as exc:
+            raise ConfigError(f"SPEAKER_STORE_URL={self.where}: {_first(exc)}") from exc
 
     def put(self, name: str, data: bytes) -> None:
         """Make an object, whole or not at all; over what is there."""
@@ -99,7 +114,9 @@ class Bucket:
         return [str(path).rpartition("/")[2] for path in listed["common_prefixes"]]
 
     def _do(self, act: Callable[[ObjectStore], T]) -> T:
-        self._check_process()
+        if _Forks.is_left_behind:
+            raise self._error("this process was forked from one that had used it")
+        _Forks.is_started = True
         try:
             return act(self._store)
         except FileNotFoundError:
@@ -112,33 +129,6 @@ class Bucket:
 
     def _error(self, detail: str) -> ObjectStoreError:
         return ObjectStoreError(self.where, detail, _RETRY_AFTER_SECONDS)
-
-    def _check_process(self) -> None:
-        if _Forks.is_left_behind:
-            raise self._error("this process was forked from one that had used it")
-        _Forks.is_started = True
-
-    def _open(self) -> ObjectStore:
-        options: Any = {}
-        if not self._url.startswith("file:"):
-            options = {
-                "client_options": {
-                    "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-                    "read_timeout": timedelta(seconds=_READ_SECONDS),
-                    "timeout": timedelta(seconds=_ANSWER_SECONDS),
-                    "allow_http": self._is_plain,
-                },
-                "retry_config": {
-                    "max_retries": _MAX_RETRIES,
-                    "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
-                },
-            }
-        else:
-            options = {"mkdir": True, "automatic_cleanup": True}
-        try:
-            return from_url(self._url, **options)
-        except (BaseError, ValueError, TypeError) as exc:
-            raise ConfigError(f"SPEAKER_STORE_URL={self.where}: {_first(exc)}") from exc
 
 
 def shown(url: str) -> str:

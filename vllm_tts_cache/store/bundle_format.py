@@ -136,11 +136,6 @@ class Bundle:
         return {match.group(1): data for match, data in matches if match}
 
 
-def encoding_name(fingerprint: str) -> str:
-    """The entry of an encoding."""
-    return f"encodings/{fingerprint}.safetensors"
-
-
 def write(voice: BundledVoice, files: Mapping[str, bytes], key: bytes) -> bytes:
     """Put a bundle together; ``voice.files`` is filled in."""
     voice.files = {

@@ -107,7 +107,10 @@ class Bundles:
             raise SpeakerNotFoundError(name)
         record, sha = found.record, found.record.audio_sha256
         if sha is None:
-            files = {bundle_format.EMBEDDING: self._embedding(record)}
+            embedding = self._store.speaker_embedding(record)
+            if embedding is None:  # deleted or replaced a moment ago
+                raise SpeakerNotFoundError(record.name)
+            files = {bundle_format.EMBEDDING: pack_embedding(embedding)}
         else:
             files = self._audio("audio", sha, record)
         consent = self._consent(record)
@@ -116,9 +119,13 @@ class Bundles:
         # What does not fit is encoded again where it arrives.
         room = bundle_format.MAX_BYTES - _RESERVED - sum(map(len, files.values()))
         for fingerprint in sorted(found.fingerprints)[:_MAX_ENCODINGS]:
-            blob = None if sha is None else self._encoding(sha, fingerprint)
-            if blob is not None and len(blob) <= room:
-                files[bundle_format.encoding_name(fingerprint)] = blob
+            key = EncodingKey(audio_sha256=str(sha), encoder_fingerprint=fingerprint)
+            encoding = None
+            with suppress(EncodingCorruptError):  # it is encoded again, here and there
+                encoding = self._store.read(key)
+            blob = b"" if encoding is None else encoding_to_bytes(key, encoding)
+            if blob and len(blob) <= room:
+                files[f"encodings/{fingerprint}.safetensors"] = blob
                 room -= len(blob)
         return record, bundle_format.write(_told(record, consent), files, self._key())
 
@@ -249,19 +256,6 @@ class Bundles:
             raise StorageError(f"Audio {sha} is not stored; register the voice again.")
         data, media_type = file
         return {f"{what}.{media_type.removeprefix('audio/')}": data}
-
-    def _embedding(self, record: SpeakerRecord) -> bytes:
-        embedding = self._store.speaker_embedding(record)
-        if embedding is None:  # deleted or replaced a moment ago
-            raise SpeakerNotFoundError(record.name)
-        return pack_embedding(embedding)
-
-    def _encoding(self, sha: str, fingerprint: str) -> bytes | None:
-        key = EncodingKey(audio_sha256=sha, encoder_fingerprint=fingerprint)
-        with suppress(EncodingCorruptError):  # it is encoded again, here and there
-            encoding = self._store.read(key)
-            return None if encoding is None else encoding_to_bytes(key, encoding)
-        return None
 
     def _key(self) -> bytes:
         """The key; of the directory's own, made when it is first needed."""

@@ -75,7 +75,13 @@ class Copies:
         """
         sha, kind = file.audio_sha256, file.kind
         try:
-            self._write(sha, kind, data)
+            staged = self.directory.stage(data)
+            try:
+                self.directory.place(staged, sha, kind)
+            finally:
+                with suppress(OSError):
+                    staged.unlink(missing_ok=True)
+            self._count(len(data))
         except StorageError as exc:
             self._log.warn_of("copies", "Keeping a copy of an object: %s", exc)
             return
@@ -113,15 +119,6 @@ class Copies:
             excess -= num_bytes
             num_removed += 1
         return num_removed
-
-    def _write(self, audio_sha256: str, kind: str, data: bytes) -> None:
-        staged = self.directory.stage(data)
-        try:
-            self.directory.place(staged, audio_sha256, kind)
-        finally:
-            with suppress(OSError):
-                staged.unlink(missing_ok=True)
-        self._count(len(data))
 
     def _count(self, num_bytes: int) -> None:
         with self._lock:

@@ -134,8 +134,11 @@ def encoding_to_bytes(key: EncodingKey, encoding: Encoding) -> bytes:
     end = _header_end(blob)
     # safetensors writes metadata in the order of a hash map seeded per process, so
     # ours goes in front of what it wrote without any.
-    header = _START + b"0" * 32 + _identity(key) + _rest_of_metadata(encoding.origin)
-    header = (header + b"," + blob[_SIZE_BYTES + 1 : end]).rstrip()
+    header = _START + b"0" * 32 + _identity(key)
+    if encoding.origin is not None:
+        origin = json.dumps(asdict(encoding.origin), separators=(",", ":"))
+        header += f",{origin[1:-1]}".encode()
+    header = (header + b"}," + blob[_SIZE_BYTES + 1 : end]).rstrip()
     header = header.ljust(-(-len(header) // 8) * 8)  # readers map at multiples of 8
     filled = bytearray(
         len(header).to_bytes(_SIZE_BYTES, "little") + header + blob[end:]
@@ -160,9 +163,15 @@ def encoding_from_bytes(blob: bytes, key: EncodingKey) -> Encoding:
         raise EncodingCorruptError(key.digest, "stored under another key")
     end = _header_end(blob)
     try:
-        metadata, tensors = _parse(blob[_DIGITS.stop + len(identity) : end].decode())
+        # The comma in front of the metadata's rest, and of the tensors, is where the
+        # brace of its own was.
+        text = "{" + blob[_DIGITS.stop + len(identity) : end].decode().removeprefix(",")
+        metadata, length = json.JSONDecoder().raw_decode(text)
+        tensors = json.loads("{" + text[length + 1 :])
         arrays = {name: _view(blob, end, t) for name, t in tensors.items()}
-        return Encoding(arrays, _origin(metadata))
+        # None of reference audio, which nothing computed.
+        origin = {name: str(metadata[name]) for name in _ORIGIN} if metadata else None
+        return Encoding(arrays, ComputedOn(**origin) if origin else None)
     except (KeyError, TypeError, ValueError) as exc:
         raise EncodingCorruptError(key.digest, f"not an encoding: {exc}") from exc
 
@@ -173,30 +182,6 @@ def _identity(key: EncodingKey) -> bytes:
         f'","audio_sha256":"{key.audio_sha256}",'
         f'"encoder_fingerprint":"{key.encoder_fingerprint}"'
     ).encode()
-
-
-def _rest_of_metadata(origin: ComputedOn | None) -> bytes:
-    """From behind the identity to the brace that ends the metadata."""
-    if origin is None:
-        return b"}"
-    return b"," + json.dumps(asdict(origin), separators=(",", ":"))[1:].encode()
-
-
-def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The metadata behind the identity, and the tensors.
-
-    The comma in front of either is where the brace of its own was.
-    """
-    text = "{" + text.removeprefix(",")
-    metadata, length = json.JSONDecoder().raw_decode(text)
-    return metadata, json.loads("{" + text[length + 1 :])
-
-
-def _origin(metadata: dict[str, Any]) -> ComputedOn | None:
-    """None of reference audio, which nothing computed."""
-    if not metadata:
-        return None
-    return ComputedOn(**{name: str(metadata[name]) for name in _ORIGIN})
 
 
 def _checksum(blob: bytes | bytearray) -> bytes:

@@ -58,16 +58,11 @@ class TierStats(SegmentStats):
     def of(cls, segments: dict[Segment, SegmentStats]) -> "TierStats":
         """Sum the segments."""
         all_ = segments.values()
-        limits = [s.max_entries for s in all_]
-        known = [limit for limit in limits if limit is not None]
+        known = [s.max_entries for s in all_ if s.max_entries is not None]
+        added = "entries", "bytes", "max_bytes", "hits", "misses", "evictions"
         return cls(
-            entries=sum(s.entries for s in all_),
-            bytes=sum(s.bytes for s in all_),
-            max_bytes=sum(s.max_bytes for s in all_),
-            max_entries=sum(known) if len(known) == len(limits) else None,
-            hits=sum(s.hits for s in all_),
-            misses=sum(s.misses for s in all_),
-            evictions=sum(s.evictions for s in all_),
+            **{name: sum(getattr(s, name) for s in all_) for name in added},
+            max_entries=sum(known) if len(known) == len(all_) else None,
             segments=segments,
         )
 

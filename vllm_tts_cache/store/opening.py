@@ -135,12 +135,7 @@ def _opened(settings: Settings, database: Database, *, binds: bool) -> SpeakerSt
         store_id = binding.store_id_of(directory)
         reader, blobs = DirectoryReader(files), DirectoryOwner(files)
     return SpeakerStore(
-        settings,
-        database,
-        reader,
-        blobs,
-        store_id=store_id,
-        is_local=is_local,
+        settings, database, reader, blobs, store_id=store_id, is_local=is_local
     )
 
 

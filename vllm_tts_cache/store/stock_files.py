@@ -68,10 +68,8 @@ def known(db: Connection) -> dict[str, tuple[int, int]]:
 
 def remember(db: Connection, file: ImportedFile) -> None:
     """Insert or update the file's row; a voice that was deleted stays deleted."""
-    where = imported_file.c.file_name == file.file_name
-    old = db.execute(
-        select(imported_file.c.name_key, imported_file.c.deleted_at).where(where)
-    ).first()
+    where = _FILE.file_name == file.file_name
+    old = db.execute(select(_FILE.name_key, _FILE.deleted_at).where(where)).first()
     row = asdict(file)
     if old is not None and old.deleted_at is not None:
         names = file.name_key, _hashed(file.name_key)
@@ -85,8 +83,7 @@ def remember(db: Connection, file: ImportedFile) -> None:
 
 def has_files(db: Connection, name_key: str) -> bool:
     """Whether a voice of this name, that was not deleted, is in files of stock's."""
-    columns = imported_file.c
-    query = select(1).where(columns.name_key == name_key, columns.deleted_at.is_(None))
+    query = select(1).where(_FILE.name_key == name_key, _FILE.deleted_at.is_(None))
     return db.execute(query.limit(1)).first() is not None
 
 
@@ -96,15 +93,15 @@ def mark_deleted(db: Connection, name_key: str, deletion_id: int) -> None:
     That it was deleted is remembered with the rows: a copy of such a file does not
     bring the voice back.
     """
-    now, created_at = time.time(), imported_file.c.created_at
+    now, created_at = time.time(), _FILE.created_at
     values = {
         "name_key": _hashed(name_key),
         # Stock dates a voice up to some seconds ahead of the clock.
         "deleted_at": case((created_at > now, created_at), else_=now),
         "deletion_id": deletion_id,
     }
-    is_left = imported_file.c.file_name.not_like(f"{_REMOVED}%")
-    names = imported_file.c.name_key.in_([name_key, _hashed(name_key)])
+    is_left = _FILE.file_name.not_like(f"{_REMOVED}%")
+    names = _FILE.name_key.in_([name_key, _hashed(name_key)])
     db.execute(imported_file.update().where(names, is_left).values(**values))
 
 
@@ -113,24 +110,21 @@ def rename(db: Connection, old_name_key: str, name_key: str) -> None:
 
     They are not imported again either, as they were looked at.
     """
-    where = (
-        imported_file.c.name_key == old_name_key,
-        imported_file.c.deleted_at.is_(None),
-    )
+    where = _FILE.name_key == old_name_key, _FILE.deleted_at.is_(None)
     db.execute(imported_file.update().where(*where).values(name_key=name_key))
 
 
 def to_remove(db: Connection, deletion_id: int) -> list[ImportedFile]:
     """Stock's files that a deletion has to remove."""
-    query = select(*_LOOKED_AT).where(imported_file.c.deletion_id == deletion_id)
+    query = select(*_LOOKED_AT).where(_FILE.deletion_id == deletion_id)
     return [ImportedFile(**row) for row in db.execute(query).mappings()]
 
 
 def delete_file_name(db: Connection, file_name: str) -> None:
     """The file is gone: keep its name no longer, which has the voice's in it."""
     hashed = f"{_REMOVED}{hashlib.sha256(file_name.encode()).hexdigest()}"
-    db.execute(imported_file.delete().where(imported_file.c.file_name == hashed))
-    where = imported_file.c.file_name == file_name
+    db.execute(imported_file.delete().where(_FILE.file_name == hashed))
+    where = _FILE.file_name == file_name
     values = {"file_name": hashed, "deletion_id": None}
     db.execute(imported_file.update().where(where).values(**values))
 
@@ -140,8 +134,8 @@ def check(db: Connection, file: ImportedFile, policy: RegistrationPolicy) -> Non
 
     Raises: StockFileError.
     """
-    names = imported_file.c.name_key.in_([file.name_key, _hashed(file.name_key)])
-    deleted = select(func.max(imported_file.c.deleted_at)).where(names)
+    names = _FILE.name_key.in_([file.name_key, _hashed(file.name_key)])
+    deleted = select(func.max(_FILE.deleted_at)).where(names)
     deleted_at = db.execute(deleted).scalar()
     if deleted_at is not None and file.created_at <= deleted_at:
         raise StockFileError("the voice was deleted after the file was written")
@@ -197,7 +191,7 @@ def read_header(path: Path, file: ImportedFile) -> StockVoice:
     """
     if file.size > MAX_FILE_BYTES:
         raise StockFileError(f"it has more than {MAX_FILE_BYTES} bytes")
-    metadata = _metadata(_header(path))
+    metadata = _metadata(path)
     given = metadata.get("name") or metadata.get("voice_name_lower")
     if not given:
         raise StockFileError("its header names no voice")
@@ -235,7 +229,7 @@ def read_tensors(path: Path) -> tuple[Samples | None, tuple[float, ...] | None]:
     raise StockFileError("it has neither audio nor a speaker embedding")
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _metadata(path: Path) -> dict[str, str]:
     with path.open("rb") as stream:
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -248,11 +242,7 @@ def _header(path: Path) -> dict[str, Any]:
         raise StockFileError("its header is not JSON") from exc
     if len(text) < length or not isinstance(header, dict):
         raise StockFileError("its header is not that of a safetensors file")
-    return cast(dict[str, Any], header)
-
-
-def _metadata(header: dict[str, Any]) -> dict[str, str]:
-    metadata = header.get("__metadata__")
+    metadata = cast(dict[str, Any], header).get("__metadata__")
     if not isinstance(metadata, dict):
         raise StockFileError("its header has no metadata")
     fields = cast(dict[str, Any], metadata).items()
