@@ -101,9 +101,7 @@ def take(db: Connection, participant_id: str, seconds: float) -> None:
     """Wait for the participant from now on, for so long at a time."""
     db.execute(
         lease.insert().values(
-            participant_id=participant_id,
-            until=NOW + seconds,
-            seconds=seconds,
+            participant_id=participant_id, until=NOW + seconds, seconds=seconds
         )
     )
     _go_on(db)

@@ -91,8 +91,7 @@ def audio_prefixes(db: Connection) -> set[str]:
         prefix
         for column in _COLUMNS
         for prefix in _all(
-            db,
-            select(func.substr(column, 1, 2)).where(column.is_not(None)).distinct(),
+            db, select(func.substr(column, 1, 2)).where(column.is_not(None)).distinct()
         )
     }
 

@@ -14,11 +14,7 @@ from sqlalchemy import Engine, create_engine, exc, text
 
 from vllm_tts_cache.catalogue import database
 from vllm_tts_cache.catalogue.database import EndingPool, Meaning, beginning
-from vllm_tts_cache.errors import (
-    ConfigError,
-    StorageError,
-    StorageUnavailableError,
-)
+from vllm_tts_cache.errors import ConfigError, StorageError, StorageUnavailableError
 
 T = TypeVar("T")
 

@@ -5,14 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Integer,
-    bindparam,
-    func,
-    literal_column,
-    select,
-)
+from sqlalchemy import Connection, Integer, bindparam, func, literal_column, select
 
 from vllm_tts_cache.catalogue import owners, schema
 from vllm_tts_cache.catalogue.database import Database
@@ -25,11 +18,7 @@ from vllm_tts_cache.catalogue.records import (
     pack_embedding,
     unpack_embedding,
 )
-from vllm_tts_cache.catalogue.schema import (
-    speaker,
-    speaker_label,
-    stored_file,
-)
+from vllm_tts_cache.catalogue.schema import speaker, speaker_label, stored_file
 
 _FIELDS = tuple(field.name for field in fields(SpeakerRecord))
 _NOT_A_COLUMN = ("labels", "clip_starts", "identity")

@@ -141,10 +141,7 @@ def move(db: Connection, audio_sha256: str, segment: Segment) -> None:
             continue
         is_audio = int(file.kind == AUDIO_KIND)
         where = {"of_sha": audio_sha256, "of_kind": file.kind}
-        values = {
-            "segment": segment.value,
-            "used_at": _next_use(db, segment, is_audio),
-        }
+        values = {"segment": segment.value, "used_at": _next_use(db, segment, is_audio)}
         db.execute(stored_file.update().where(_IS_ROW).values(**values), where)
         _count(db, file.segment, is_audio, -1, -file.num_bytes)
         _count(db, segment, is_audio, 1, file.num_bytes)

@@ -35,11 +35,7 @@ from vllm_tts_cache.files import (
     write_private,
 )
 from vllm_tts_cache.store import locks
-from vllm_tts_cache.store.encoding import (
-    EncodingKey,
-    encoding_from_bytes,
-    is_address,
-)
+from vllm_tts_cache.store.encoding import EncodingKey, encoding_from_bytes, is_address
 from vllm_tts_cache.store.locks import Presence
 
 T = TypeVar("T")

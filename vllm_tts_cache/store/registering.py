@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from vllm_tts_cache.audio.decode import DecodedAudio
-from vllm_tts_cache.catalogue import (
-    deletions,
-    owners,
-    schema,
-    speakers,
-    stored_files,
-)
+from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
 from vllm_tts_cache.catalogue.records import (
@@ -149,10 +143,7 @@ class Registrations:
         )
 
     def change(
-        self,
-        name: str,
-        changes: SpeakerChanges,
-        tenant: str = DEFAULT_TENANT,
+        self, name: str, changes: SpeakerChanges, tenant: str = DEFAULT_TENANT
     ) -> Registered:
         """Change what is written beside a speaker, its name included.
 

@@ -42,11 +42,7 @@ from vllm_tts_cache.catalogue.records import (
 )
 from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.errors import (
-    EncodingCorruptError,
-    SourceCorruptError,
-    StorageError,
-)
+from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store import audio_file, binding, recovery
 from vllm_tts_cache.store.binding import StoreId

@@ -7,11 +7,7 @@ from vllm_tts_cache.catalogue import deletions, objects, owners, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
 from vllm_tts_cache.catalogue.stored_files import StoredFile
-from vllm_tts_cache.errors import (
-    EncodingCorruptError,
-    SourceCorruptError,
-    StorageError,
-)
+from vllm_tts_cache.errors import EncodingCorruptError, SourceCorruptError, StorageError
 from vllm_tts_cache.store import audio_file, binding
 from vllm_tts_cache.store.audio_file import named
 from vllm_tts_cache.store.blobs import BlobOwner, BucketOwner

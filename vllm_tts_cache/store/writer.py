@@ -73,11 +73,7 @@ class Writer:
     """Writes audio and encodings; see `SpeakerStore`, which it is a part of."""
 
     def __init__(
-        self,
-        blobs: BlobOwner,
-        reader: BlobReader,
-        database: Database,
-        budgets: Budgets,
+        self, blobs: BlobOwner, reader: BlobReader, database: Database, budgets: Budgets
     ):
         self._blobs = blobs
         self._reader = reader
