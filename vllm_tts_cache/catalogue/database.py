@@ -57,29 +57,24 @@ class Backend(Protocol):
 
     def opening(self) -> AbstractContextManager[None]:
         """Hold the turn to make or open it, having made what a first use needs."""
-        ...
 
     def meant_by(self, error: Exception) -> Meaning | None:
         """What an error means, and the error that may be shown as its cause.
 
         None if it is none of the database's.
         """
-        ...
 
     def has_lost(self, error: Exception) -> bool:
         """Whether a connection was lost, so that what only reads may be asked again."""
-        ...
 
     def wipe_log(self) -> bool:
         """Let nothing of deleted rows stay in a log, so far as that is in our hands.
 
         False if it is to be done again later: somebody reads the log.
         """
-        ...
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""
-        ...
 
 
 def beginning(engine: Engine, *statements: str) -> Engine:
@@ -101,21 +96,18 @@ class Database:
     """Connections to one catalogue, for any thread; safe beside other processes.
 
     Attributes:
+        where: What it is called before people.
         num_cut_off: Write transactions of which nobody knows whether they were
             committed: what was placed in one may have stayed.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
+        self.where = backend.where
         self.num_cut_off = 0
         self._ahead_seconds = 0.0
         self._compiled: dict[Select[Any], Any] = {}
         self._is_closed = False
-
-    @property
-    def where(self) -> str:
-        """What it is called before people."""
-        return self.backend.where
 
     def now(self) -> float:
         """Unix seconds of the catalogue's database, told without asking it.
@@ -258,10 +250,6 @@ class Database:
     def write_long(self) -> AbstractContextManager[Connection]:
         """As `write`, for statements over all rows; who writes waits, or is refused."""
         return self._lent(self.backend.writing_long, writes=True)
-
-    def wipe_log(self) -> bool:
-        """Let nothing of deleted rows stay in the log; False: do it again later."""
-        return self.backend.wipe_log()
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""

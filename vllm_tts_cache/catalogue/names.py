@@ -190,14 +190,9 @@ def _is_emoji_part(character: str) -> bool:
     return character in _PRESENTATION or unicodedata.category(character) in ("So", "Sk")
 
 
-def new_voice_id() -> str:
-    """``voice_`` and 32 hex digits."""
-    return f"{VOICE_PREFIX}{secrets.token_hex(_NUM_BYTES)}"
-
-
-def new_consent_id() -> str:
-    """``cons_`` and 32 hex digits."""
-    return f"{CONSENT_PREFIX}{secrets.token_hex(_NUM_BYTES)}"
+def new_id(prefix: str) -> str:
+    """The prefix of a voice's or of a consent recording's id, and 32 hex digits."""
+    return f"{prefix}{secrets.token_hex(_NUM_BYTES)}"
 
 
 def is_voice_id(text: str) -> bool:

@@ -9,7 +9,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import pairwise
@@ -412,8 +412,8 @@ class SpeakerChanges:
             if name in self.given:
                 check(self.given[name])
 
-    def applied_to(self, record: SpeakerRecord) -> SpeakerRecord:
-        """What the record is afterwards.
+    def columns(self, record: SpeakerRecord) -> dict[str, Any]:
+        """The columns of a record that are new, and their values.
 
         Raises: InvalidSpeakerError: A transcript of what is no audio, or one that has
             not a line for each clip.
@@ -421,21 +421,12 @@ class SpeakerChanges:
         if self.given.get("ref_text") and record.audio_sha256 is None:
             reason = "the voice is an embedding, in which nothing is said"
             raise InvalidSpeakerError("ref_text", reason)
-        given: dict[str, Any] = {**self.given, "updated_at": time.time()}
-        if "ref_text" in given:
-            given["ref_text"] = transcript_of_clips(given["ref_text"], record.num_clips)
-        if "name" in given:
-            given["name"] = clean_new(given["name"])
-            given["name_key"] = fold(given["name"])
-        if "labels" in given:
-            given["labels_json"] = labels_to_json(given.pop("labels") or {})
-        return replace(record, **given)
-
-    def columns(self, changed: SpeakerRecord) -> dict[str, Any]:
-        """The columns that are new, of what `applied_to` returned."""
-        names = {*self.given, "updated_at"}
-        if "name" in names:
-            names.add("name_key")
-        if "labels" in names:
-            names = names - {"labels"} | {"labels_json"}
-        return {name: getattr(changed, name) for name in names}
+        new: dict[str, Any] = {**self.given, "updated_at": time.time()}
+        if "ref_text" in new:
+            new["ref_text"] = transcript_of_clips(new["ref_text"], record.num_clips)
+        if "name" in new:
+            new["name"] = clean_new(new["name"])
+            new["name_key"] = fold(new["name"])
+        if "labels" in new:
+            new["labels_json"] = labels_to_json(new.pop("labels") or {})
+        return new

@@ -9,7 +9,13 @@ from sqlalchemy import Connection, Integer, bindparam, func, literal_column, sel
 
 from vllm_tts_cache.catalogue import owners, schema
 from vllm_tts_cache.catalogue.database import Database
-from vllm_tts_cache.catalogue.names import fold, keys_of, new_voice_id, search_text
+from vllm_tts_cache.catalogue.names import (
+    VOICE_PREFIX,
+    fold,
+    keys_of,
+    new_id,
+    search_text,
+)
 from vllm_tts_cache.catalogue.records import (
     Identity,
     NewSpeaker,
@@ -96,7 +102,7 @@ def replace(
             identity = None
     if identity is None:
         identity = Identity(
-            new_voice_id() if old is None else old.speaker_id,
+            new_id(VOICE_PREFIX) if old is None else old.speaker_id,
             schema.now(db) if new.created_at is None else new.created_at,
         )
     if old is not None:

@@ -5,7 +5,6 @@ import sqlite3
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from enum import IntEnum
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -27,27 +26,15 @@ OPEN_SECONDS = 600.0
 _RETRY_AFTER_SECONDS = 2
 
 
-class Code(IntEnum):
-    """SQLite's result codes that mean something to us; Python names them from 3.11."""
-
-    BUSY = 5
-    LOCKED = 6
-    CORRUPT = 11
-    FULL = 13
-    PROTOCOL = 15
-    NOTADB = 26
-
-
-_CODES = {code.value: code for code in Code}
-_BUSY = Code.BUSY, Code.LOCKED, Code.PROTOCOL
-_CORRUPT = Code.CORRUPT, Code.NOTADB
+# SQLite's result codes that mean something to us; Python names them from 3.11.
+_BUSY, _LOCKED, _CORRUPT, _FULL, _PROTOCOL, _NOTADB = 5, 6, 11, 13, 15, 26
 _TEXTS = {
-    "disk is full": Code.FULL,
-    "database is locked": Code.BUSY,
-    "database table is locked": Code.LOCKED,
-    "locking protocol": Code.PROTOCOL,
-    "malformed": Code.CORRUPT,
-    "not a database": Code.NOTADB,
+    "disk is full": _FULL,
+    "database is locked": _BUSY,
+    "database table is locked": _LOCKED,
+    "locking protocol": _PROTOCOL,
+    "malformed": _CORRUPT,
+    "not a database": _NOTADB,
 }
 
 
@@ -144,13 +131,13 @@ def opening_lock(path: Path) -> Generator[None, None, None]:
 
 
 def _storage_error(path: Path, error: BaseException) -> StorageError:
-    code = code_of(error)
-    if code is Code.FULL:
+    code = _code_of(error)
+    if code == _FULL:
         return StorageFullError()
-    if code in _BUSY:
+    if code in (_BUSY, _LOCKED, _PROTOCOL):
         return StorageBusyError(_RETRY_AFTER_SECONDS)
     advice = ""
-    if code in _CORRUPT:
+    if code in (_CORRUPT, _NOTADB):
         advice = (
             ". Restore the file from a backup, or move it away to start with an empty"
             " catalogue; audio and encodings are kept elsewhere"
@@ -158,18 +145,16 @@ def _storage_error(path: Path, error: BaseException) -> StorageError:
     return StorageError(f"The voice catalogue {path} failed: {error}{advice}.")
 
 
-def code_of(error: BaseException) -> Code | None:
-    """Return which of these an error is; None if it is none of them."""
+def _code_of(error: BaseException) -> int | None:
+    """Return SQLite's code for an error; None if it is of the driver's own."""
     if sys.version_info < (3, 11):
         # All that Python 3.10 tells of SQLite's code, which has not changed these yet.
-        return next(
-            (code for words, code in _TEXTS.items() if words in str(error)), None
-        )
-    # The code, because SQLite's manual promises no text. An error of the driver's own,
-    # as of a closed connection, has none.
+        reason = str(error)
+        return next((code for words, code in _TEXTS.items() if words in reason), None)
+    # The code, because SQLite's manual promises no text. What follows its first byte
+    # is what led to it: BUSY_SNAPSHOT, CORRUPT_INDEX.
     extended = getattr(error, "sqlite_errorcode", None)
-    # What follows the first byte is what led to it: BUSY_SNAPSHOT, CORRUPT_INDEX.
-    return _CODES.get(-1 if extended is None else extended & 0xFF)
+    return None if extended is None else extended & 0xFF
 
 
 def _open_engine(path: Path, busy_seconds: float) -> Engine:

@@ -9,7 +9,7 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
-from vllm_tts_cache.catalogue.names import clean, is_consent_id, new_consent_id
+from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, clean, is_consent_id, new_id
 from vllm_tts_cache.catalogue.records import (
     DEFAULT_TENANT,
     Identity,
@@ -104,7 +104,7 @@ class Consents:
                 db, consent.c.consent_id == identity.public_id
             )
             if identity is None or is_taken:
-                its = Identity(new_consent_id(), schema.now(db))
+                its = Identity(new_id(CONSENT_PREFIX), schema.now(db))
             else:
                 its = identity
             row: dict[str, Any] = {

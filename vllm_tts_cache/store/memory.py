@@ -112,7 +112,6 @@ class Sized(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes, near enough."""
-        ...
 
 
 K = TypeVar("K", bound=Hashable)

@@ -62,7 +62,7 @@ class _Participants:
             return
         with self._database.write() as db:
             deletions.confirm(db, deletion_id, mine)
-        self._database.wipe_log()
+        self._database.backend.wipe_log()
 
     def missed(self) -> int | None:
         """A number, if all that is remembered is to be deleted: `has_deleted_all`.
@@ -118,7 +118,7 @@ class LockedParticipants(_Participants):
             return
         with self._database.write() as db:
             deletions.leave(db, mine)
-        self._database.wipe_log()
+        self._database.backend.wipe_log()
         self._presence.path.unlink(missing_ok=True)
         self._presence.end()
         self._presence = self._mine = None
@@ -133,7 +133,7 @@ class LockedParticipants(_Participants):
             with self._database.write() as db:
                 for id_ in dead:
                     deletions.leave(db, id_)
-            self._database.wipe_log()
+            self._database.backend.wipe_log()
         with storage_errors(self._directory):
             for path in self._directory.glob(f"*{_SUFFIX}"):
                 if (claimed := locks.claim(path)) is not None:

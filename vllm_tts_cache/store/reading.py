@@ -90,8 +90,7 @@ class BucketReader:
         return None if blob is None else parse(blob)
 
     def _fetched(self, file: StoredFile) -> bytes | None:
-        name = str(file.object_name)
-        blob = self._bucket.get(name)
+        blob = self._bucket.get(name := str(file.object_name))
         if blob is not None and len(blob) != file.num_bytes:
             raise ObjectStoreError(
                 self._bucket.where,

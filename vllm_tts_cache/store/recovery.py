@@ -97,7 +97,7 @@ def recover(blobs: BlobOwner, database: Database) -> list[str]:
     steps.do(blobs.files.empty_trash)
     steps.do(_put_rows_right, database)
     lines = steps.finish()
-    database.wipe_log()
+    database.backend.wipe_log()
     return lines
 
 

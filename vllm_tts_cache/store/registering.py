@@ -157,7 +157,8 @@ class Registrations:
             now = schema.now(db)
             if before.has_expired(now):
                 raise SpeakerNotFoundError(name)
-            after = changes.applied_to(before)
+            columns = changes.columns(before)
+            after = dataclasses.replace(before, **columns)
             if "expires_at" in changes.given:
                 check_is_to_come(after.expires_at, now)
             if after.name_key != before.name_key:
@@ -166,7 +167,7 @@ class Registrations:
                     raise SpeakerExistsError(taken.name, hint=CHOOSE_ANOTHER)
                 if tenant == DEFAULT_TENANT:
                     stock_files.rename(db, before.name_key, after.name_key)
-            speakers.change(db, after, changes.columns(after))
+            speakers.change(db, after, columns)
             deletion = None
             if _spoken(after) != _spoken(before):
                 deletion = deletions.add(db, before.audio_sha256, tenant=tenant)
@@ -330,4 +331,4 @@ def remove_files(blobs: BlobOwner, database: Database, deletion: Deletion) -> No
         for file in imported:
             stock_files.delete_file_name(db, file.file_name)
         deletions.files_are_removed(db, deletion.id)
-    database.wipe_log()
+    database.backend.wipe_log()

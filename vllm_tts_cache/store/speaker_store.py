@@ -424,7 +424,7 @@ class SpeakerStore:
         """
         # Whoever ended a deletion could not empty the log beside somebody who reads,
         # or died before that.
-        self.database.wipe_log()
+        self.database.backend.wipe_log()
         return self.blobs.sweep() if isinstance(self.blobs, BucketOwner) else 0
 
     def recover_copies(self) -> list[str]:

@@ -200,24 +200,22 @@ class Writer:
 
     def publish(self, key: EncodingKey, encoding: Encoding) -> bool:
         """Store an encoding beside its audio; False if that is not stored."""
-        for _ in range(_MAX_ATTEMPTS):
-            with suppress(TakenAwayError):
-                return self._published(key, encoding)
-        return False
-
-    def _published(self, key: EncodingKey, encoding: Encoding) -> bool:
         sha, kind = key.audio_sha256, key.encoder_fingerprint
-        staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha, kind)
-        try:
-            with self._placing(sha, kind) as db:
-                audio = stored_files.find(db, sha, AUDIO_KIND)
-                if audio is None:
-                    return False
-                self._place(db, staged, audio.segment)
-        finally:
-            self._blobs.unstage(staged)
-        self._make_room(audio.segment, sha, kind)
-        return True
+        for _ in range(_MAX_ATTEMPTS):
+            staged = self._blobs.stage(encoding_to_bytes(key, encoding), sha, kind)
+            try:
+                with self._placing(sha, kind) as db:
+                    audio = stored_files.find(db, sha, AUDIO_KIND)
+                    if audio is None:
+                        return False
+                    self._place(db, staged, audio.segment)
+            except TakenAwayError:
+                continue
+            finally:
+                self._blobs.unstage(staged)
+            self._make_room(audio.segment, sha, kind)
+            return True
+        return False
 
     def excess(self) -> dict[tuple[Segment, bool], int]:
         """Bytes that are over their budget, of a segment's audio (True) or encodings.

@@ -7,7 +7,12 @@ import pytest
 
 from tests.store_samples import address, clip, delete, register, voice
 from vllm_tts_cache.catalogue import schema
-from vllm_tts_cache.catalogue.names import is_voice_id, new_consent_id, new_voice_id
+from vllm_tts_cache.catalogue.names import (
+    CONSENT_PREFIX,
+    VOICE_PREFIX,
+    is_voice_id,
+    new_id,
+)
 from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import SpeakerChanges
 from vllm_tts_cache.errors import (
@@ -52,9 +57,9 @@ def test_a_deletion_is_asked_for_by_the_id_as_well(store):
     assert store.progress(record.speaker_id) is None
 
 
-@pytest.mark.parametrize("new_id", [new_voice_id, new_consent_id])
-def test_no_new_voice_is_called_like_an_id(store, new_id):
-    name = new_id()
+@pytest.mark.parametrize("prefix", [VOICE_PREFIX, CONSENT_PREFIX])
+def test_no_new_voice_is_called_like_an_id(store, prefix):
+    name = new_id(prefix)
     for spelled in (name, name.upper()):
         with pytest.raises(InvalidSpeakerError, match="the form of an id"):
             register(store, spelled)
@@ -63,7 +68,7 @@ def test_no_new_voice_is_called_like_an_id(store, new_id):
 
 
 def test_an_older_voice_that_is_called_like_an_id_is_still_found(store):
-    name = new_voice_id()
+    name = new_id(VOICE_PREFIX)
     store.registrations.register(voice(name, clip(), taken_over=True), clip())
     assert store.find(name).record.name == name
 

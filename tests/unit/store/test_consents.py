@@ -3,7 +3,7 @@
 import pytest
 
 from tests.store_samples import address, clip, delete, register
-from vllm_tts_cache.catalogue.names import is_consent_id, new_consent_id
+from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, is_consent_id, new_id
 from vllm_tts_cache.errors import (
     ConsentInUseError,
     ConsentLimitError,
@@ -63,7 +63,7 @@ def test_an_audio_is_kept_as_long_as_a_voice_or_a_recording_has_it(store):
 
 def test_a_recording_is_asked_for_where_the_operator_wants_one(open_here):
     store = open_here(consent="recording")
-    for text in ("yes", new_consent_id()):
+    for text in ("yes", new_id(CONSENT_PREFIX)):
         with pytest.raises(ConsentRequiredError, match="voice_consents"):
             register(store, "Ann", 1, consent=text)
     consent = store.consents.add("c", "de", clip(0)).consent_id
@@ -71,7 +71,7 @@ def test_a_recording_is_asked_for_where_the_operator_wants_one(open_here):
 
 
 def test_an_id_of_nothing_is_a_text_like_any_other_where_none_is_needed(store):
-    consent = new_consent_id()
+    consent = new_id(CONSENT_PREFIX)
     record = register(store, "Ann", consent=consent).record
     assert (record.consent, record.consent_id) == (consent, None)
 
