@@ -251,10 +251,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_expiry(expires_at: float | None) -> None:
-    """Refuse an end that is no time; None is no end.
-
-    Raises: InvalidSpeakerError.
-    """
+    """Refuse an end that is no time; None is no end. Raises: InvalidSpeakerError."""
     if expires_at is None:
         return
     if not math.isfinite(expires_at) or expires_at >= _END_OF_TIME:

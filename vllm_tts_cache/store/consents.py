@@ -158,10 +158,7 @@ class Consents:
     def rename(
         self, consent_id: str, name: str, tenant: str = DEFAULT_TENANT
     ) -> ConsentRecord:
-        """Change the label.
-
-        Raises: ConsentNotFoundError, InvalidSpeakerError.
-        """
+        """Change the label. Raises: ConsentNotFoundError, InvalidSpeakerError."""
         name = clean(name)
         with self._database.write() as db:
             _found(db, consent_id, tenant)

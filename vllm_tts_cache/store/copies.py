@@ -9,13 +9,11 @@ import os
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from vllm_tts_cache.catalogue import stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.stored_files import StoredFile
 from vllm_tts_cache.errors import StorageError
-from vllm_tts_cache.files import storage_errors
 from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store.directory import StoreDirectory
 from vllm_tts_cache.store.memory import Counters
@@ -56,10 +54,7 @@ class Copies:
         return {name: counted[name] for name in ("fetched", "lost", "corrupt")}
 
     def read(self, audio_sha256: str, kind: str) -> bytes | None:
-        """A copy's bytes, unverified; None if there is none.
-
-        Raises: StorageError.
-        """
+        """A copy's bytes, unverified; None if there is none. Raises: StorageError."""
         blob = self.directory.read(audio_sha256, kind)
         if blob is not None:
             _touch(self.directory.file_name(audio_sha256, kind))
@@ -142,12 +137,8 @@ class Copies:
     def _all(self) -> list[tuple[float, int, str, str]]:
         found: list[tuple[float, int, str, str]] = []
         for prefix in self.directory.prefixes():
-            for sha in self.directory.addresses(prefix):
-                for kind in self.directory.kinds(sha):
-                    path = Path(self.directory.file_name(sha, kind))
-                    with storage_errors(path), suppress(FileNotFoundError):
-                        stat = path.stat()
-                        found.append((stat.st_mtime, stat.st_size, sha, kind))
+            for sha, kind, stat in self.directory.files(prefix):
+                found.append((stat.st_mtime, stat.st_size, sha, kind))
             time.sleep(0)  # whoever serves requests in this process gets to it
         return found
 

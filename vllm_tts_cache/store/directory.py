@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,13 +82,6 @@ class StoreDirectory:
     def has_any(self, audio_sha256: str) -> bool:
         """Whether the audio has a directory; one look."""
         return _is_there(str(self.audio_directory(audio_sha256)))
-
-    def num_bytes(self, audio_sha256: str, kind: str) -> int | None:
-        """Length of the file; None if it is not there."""
-        path = Path(self.file_name(audio_sha256, kind))
-        with storage_errors(path), suppress(FileNotFoundError):
-            return path.stat().st_size
-        return None
 
     def read(self, audio_sha256: str, kind: str) -> bytes | None:
         """The file's bytes, unverified; None if it is not there."""
@@ -167,6 +160,14 @@ class StoreDirectory:
         names = _names(self.audio_directory(audio_sha256))
         kinds = {name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)}
         return {kind for kind in kinds if kind == AUDIO_KIND or is_address(kind)}
+
+    def files(self, prefix: str) -> Iterator[tuple[str, str, os.stat_result]]:
+        """Address, kind and status of each file in one part."""
+        for sha in self.addresses(prefix):
+            for kind in sorted(self.kinds(sha)):
+                path = Path(self.file_name(sha, kind))
+                with storage_errors(path), suppress(FileNotFoundError):
+                    yield sha, kind, path.stat()
 
     def misplaced(self, prefix: str) -> list[Path]:
         """What is in one part and should not be, by its name."""

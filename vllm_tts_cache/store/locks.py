@@ -75,10 +75,7 @@ class Presence:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether somebody holds the path.
-
-    Raises: OSError.
-    """
+    """Whether somebody holds the path. Raises: OSError."""
     if (handle := claim(path)) is not None:
         os.close(handle)
         return False

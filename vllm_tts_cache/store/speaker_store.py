@@ -174,13 +174,17 @@ class SpeakerStore:
         Raises: StorageFullError: There is no space left; nothing was changed.
         """
         sha = audio.audio.audio_sha256
-        if self.writer.is_kept(sha):
-            try:
-                self._touch(sha)
-            except StorageError as exc:
-                throttled.warn_of("noting a use", "Noting a use: %s", exc.log_text)
-        else:
+        if not self.writer.is_kept(sha):
             self.writer.keep(audio, Segment.INLINE, lambda _: None)
+            return
+        with self._touching:
+            if sha in self._touched:
+                return
+            self._touched[sha] = None
+        try:
+            self.used([sha])
+        except StorageError as exc:
+            throttled.warn_of("noting a use", "Noting a use: %s", exc.log_text)
 
     def is_lost(self, record: SpeakerRecord) -> bool:
         """Whether a speaker's reference audio is not there any more, at a look."""
@@ -491,10 +495,3 @@ class SpeakerStore:
             binding.check_bucket_still(self.blobs.bucket, self.database)
         elif self.database.backend.has_leases:
             binding.check_still(self.directory, self.database)
-
-    def _touch(self, sha: str) -> None:
-        with self._touching:
-            if sha in self._touched:
-                return
-            self._touched[sha] = None
-        self.used([sha])

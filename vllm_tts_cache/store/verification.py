@@ -143,22 +143,17 @@ class Verification:
         """Object's name, or address and kind of a file -> bytes."""
         if self._bucket is not None:
             return dict(self._bucket.sizes(f"{objects.FOLDER}/{prefix}"))
-        sizes = {
-            f"{sha}/{kind}": self._files.num_bytes(sha, kind)
-            for sha in self._files.addresses(prefix)
-            for kind in self._files.kinds(sha)
-        }
-        return {name: size for name, size in sizes.items() if size is not None}
+        files = self._files.files(prefix)
+        return {f"{sha}/{kind}": stat.st_size for sha, kind, stat in files}
 
     def _copies(self, prefix: str, rows: list[StoredFile]) -> Iterator[str]:
         stored = {(row.audio_sha256, row.kind): row for row in rows}
-        for sha in self._files.addresses(prefix):
-            for kind in sorted(self._files.kinds(sha)):
-                if (row := stored.get((sha, kind))) is None:
-                    yield f"audio {sha}: nobody has the copy of its {named(kind)}"
-                else:
-                    place = self._files.file_name(sha, kind)
-                    yield from _faults(place, self._copy, row)
+        for sha, kind, _ in self._files.files(prefix):
+            if (row := stored.get((sha, kind))) is None:
+                yield f"audio {sha}: nobody has the copy of its {named(kind)}"
+            else:
+                place = self._files.file_name(sha, kind)
+                yield from _faults(place, self._copy, row)
 
 
 def _place(row: StoredFile) -> str:
