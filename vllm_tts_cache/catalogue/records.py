@@ -135,11 +135,7 @@ class SpeakerRecord:
         return json.loads(self.labels_json) if self.labels_json else {}
 
     def has_expired(self, now: float) -> bool:
-        """Whether its time is over; it is deleted soon, and spoken no more.
-
-        Args:
-            now: Unix seconds of the catalogue, see `Database.now`.
-        """
+        """Whether its time is over by `Database.now`: deleted soon, spoken no more."""
         return self.expires_at is not None and self.expires_at <= now
 
     @property
@@ -330,12 +326,7 @@ def check_text(attribute: str, text: str | None, *, any_length: bool = False) ->
     """Refuse a text that cannot be stored or is too long.
 
     A route calls it with what it is about to spend time on; `NewSpeaker` calls it for
-    all of them.
-
-    Args:
-        attribute: A key of ``TEXT_LIMITS``.
-        text: None passes.
-        any_length: Whether it may have any length.
+    each of ``TEXT_LIMITS``. None passes.
 
     Raises: InvalidSpeakerError: The message names the form field.
     """

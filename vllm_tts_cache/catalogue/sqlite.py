@@ -42,11 +42,8 @@ class SqliteFile:
     """A catalogue in one file; see `Backend`.
 
     A pool rather than a connection per thread: a thread that ends would leave its
-    connection open until the garbage collector finds it.
-
-    Args:
-        path: Where it is.
-        busy_seconds: How long a writer waits for another one.
+    connection open until the garbage collector finds it. A writer waits for another
+    one for ``busy_seconds``.
     """
 
     has_leases = False

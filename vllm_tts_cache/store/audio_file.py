@@ -132,12 +132,9 @@ def _decoded(data: bytes, clip_starts: Sequence[int]) -> ReferenceAudio:
 def to_encoding(audio: ReferenceAudio, sources: Sequence[bytes] = ()) -> Encoding:
     """Choose how the audio is stored: exact, and no larger than need be.
 
-    It is about as large as the uploads at most (5 % and a header of some hundred bytes
+    ``sources`` are the files that the clips were decoded from; none if one never was
+    one. It is about as large as those at most (5 % and a header of some hundred bytes
     more). It takes some tens of milliseconds, so keep it off an event loop.
-
-    Args:
-        audio: What is stored.
-        sources: The file that each clip was decoded from; none if one never was one.
     """
     rate = {RATE: np.array([audio.sample_rate_hz], np.int64)}
     if len(audio.clip_starts) == 1:

@@ -27,12 +27,8 @@ _TOUCH_SECONDS = 60.0
 class Copies:
     """Copies of objects in this machine's directory; safe in any thread and process.
 
-    Any of them may be missing, and none outlives its row for long.
-
-    Args:
-        directory: Where they are.
-        database: The catalogue's.
-        max_bytes: Of all of them; more for as long as a `trim` takes.
+    Any of them may be missing, and none outlives its row for long. All of them have
+    ``max_bytes`` at most, and more for as long as a `trim` takes.
 
     Attributes:
         counters: Objects that were ``fetched``, ``lost`` and ``corrupt``.

@@ -275,10 +275,8 @@ class DirectoryReader:
     def has(self, file: StoredFile, *, is_read: bool = False) -> bool:
         """Whether a row's bytes are there.
 
-        Args:
-            file: The row.
-            is_read: Whether to read and verify them. Else one look tells, and what the
-                row says of the last read.
+        With ``is_read`` they are read and verified. Else one look tells, and what the
+        row says of the last read.
         """
         if is_read:
             return is_whole(file, self._files.read(file.audio_sha256, file.kind))
@@ -288,12 +286,9 @@ class DirectoryReader:
     def read(
         self, audio_sha256: str, kind: str, parse: Callable[[bytes], T]
     ) -> T | None:
-        """Return what a file's bytes mean; None if it is not there.
+        """Return what a file's bytes mean to ``parse``; None if it is not there.
 
-        Args:
-            audio_sha256: The address.
-            kind: ``AUDIO_KIND``, or the fingerprint of an encoder.
-            parse: Raises SourceCorruptError or EncodingCorruptError for wrong bytes.
+        Raises: SourceCorruptError, EncodingCorruptError, as ``parse`` does.
         """
         blob = self._files.read(audio_sha256, kind)
         return None if blob is None else parse(blob)

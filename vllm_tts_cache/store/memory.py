@@ -229,12 +229,8 @@ class MemoryTier:
     ) -> None:
         """Keep the encoding, evicting the oldest ones; skip one that cannot fit.
 
-        Args:
-            key: Of the encoding.
-            encoding: What is kept.
-            segment: Whose budget it counts against.
-            since: `num_deletes` from before it was read or made; if its audio was
-                deleted after that, it is not kept.
+        ``since`` is `num_deletes` from before it was read or made: if its audio was
+        deleted after that, it is not kept.
         """
         with self._lock:
             # What was deleted longer ago than is known may have been this audio.

@@ -33,10 +33,8 @@ logger = logging.getLogger("vllm.vllm_tts_cache")
 def open_store(settings: Settings, *, import_stock: bool = True) -> SpeakerStore:
     """Open ``SPEAKER_SAMPLES_DIR``, and make it if it is not there.
 
-    Args:
-        settings: Where, and how much.
-        import_stock: Whether to register the voices of stock vLLM-Omni that are new
-            there. A worker leaves that to the API process.
+    The voices of stock vLLM-Omni that are new there are registered; a worker leaves
+    that to the API process (``import_stock``).
 
     Raises:
         StorageError: It cannot be opened, or is of another version. What was imported
@@ -80,9 +78,7 @@ def open_existing(settings: Settings) -> SpeakerStore:
 def open_catalogue(directory: Path, url: str = "") -> Database:
     """Open the catalogue of a directory that exists, and make it if there is none.
 
-    Args:
-        directory: Where the files are.
-        url: Of a PostgreSQL database; empty for a file in the directory.
+    It is in the PostgreSQL database of the URL, else in a file of the directory.
 
     Raises: StorageError, ConfigError.
     """

@@ -33,8 +33,7 @@ _MAX_KINDS = 20
 def recover_aside(recover: Callable[[], list[str]]) -> threading.Thread:
     """Recover on a thread that nobody waits for: it takes as long as there are files.
 
-    Args:
-        recover: Does it; what it returns or raises is logged, in one line.
+    What ``recover`` returns or raises is logged, in one line.
     """
 
     def run() -> None:

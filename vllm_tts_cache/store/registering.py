@@ -57,11 +57,8 @@ class Registered:
 class Registrations:
     """Changes who is registered; see `SpeakerStore`, which it is a part of.
 
-    Args:
-        database: The catalogue's.
-        writer: Stores the audio in the transaction that registers it.
-        settings: How many speakers there may be, all tenants together; whether a name
-            may be taken over; whether a voice stands on a consent recording.
+    The settings say how many speakers there may be, all tenants together; whether a
+    name may be taken over; whether a voice stands on a consent recording.
     """
 
     def __init__(self, database: Database, writer: Writer, settings: Settings):

@@ -92,8 +92,8 @@ class SpeakerStore:
     Args:
         settings: Where, and how much.
         database: The catalogue's.
-        reader: Reads the bytes.
-        blobs: Stores and removes them.
+        reader: Of the stored bytes.
+        blobs: Their owner, which stores and removes them.
         store_id: What processes compare that must use the same store.
         is_local: Whether only this host has the catalogue, so that a look takes
             microseconds and may be taken on an event loop.

@@ -180,10 +180,6 @@ class StockVoice:
 def read_header(path: Path, file: ImportedFile) -> StockVoice:
     """Read what the header says; no tensor is read.
 
-    Args:
-        path: The file.
-        file: What the directory says about it.
-
     Raises:
         StockFileError: It is too long, no safetensors file, or names no voice.
         InvalidSpeakerError: The voice has a name that cannot be registered.

@@ -22,10 +22,6 @@ class Verification:
 
     Every method raises StorageError if the catalogue, the directory or the bucket
     cannot be read, and ConfigError if they do not belong together.
-
-    Args:
-        database: The catalogue's.
-        blobs: The owner of the bytes.
     """
 
     def __init__(self, database: Database, blobs: BlobOwner):

@@ -85,12 +85,8 @@ class Writer:
     def is_kept(self, audio_sha256: str, *, is_read: bool = False) -> bool:
         """Whether the audio has a row and its bytes, so far as one look tells.
 
-        Args:
-            audio_sha256: The address.
-            is_read: Whether to read and verify them. They are read as well where the
-                last read found them missing or damaged.
-
-        Raises: StorageError.
+        With ``is_read`` they are read and verified, as they are where the last read
+        found them missing or damaged. Raises: StorageError.
         """
         with self._database.read() as db:
             file = stored_files.find(db, audio_sha256, AUDIO_KIND)
