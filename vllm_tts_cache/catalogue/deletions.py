@@ -202,8 +202,7 @@ def delete_old(db: Connection) -> None:
 def delete_finished(db: Connection, tenant: str, name: str) -> None:
     """Delete the rows of finished deletions of a name: another one begins."""
     for progress in _progress(db, _is_of(tenant, name)):
-        if progress.is_finished:
-            acknowledge(db, progress.deletion.id)
+        acknowledge(db, progress.deletion.id)
 
 
 def join(db: Connection, participant_id: str) -> None:

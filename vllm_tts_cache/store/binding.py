@@ -70,9 +70,7 @@ def check_server(root: Path) -> None:
 def bind(root: Path, database: Database) -> None:
     """Make catalogue and directory known to each other, once.
 
-    Raises:
-        ConfigError: One of them belongs to another.
-        StorageError: It could not be written.
+    Raises: ConfigError: One of them belongs to another.
     """
     here = store_id_of(root)
     if not here.id:
@@ -89,10 +87,7 @@ def bind(root: Path, database: Database) -> None:
 
 
 def check(root: Path, database: Database) -> str:
-    """Refuse a catalogue and a directory that do not belong together.
-
-    Returns:
-        The catalogue's id.
+    """Return the catalogue's id, and refuse a directory that is not of it.
 
     Raises: ConfigError.
     """
@@ -122,18 +117,21 @@ def check(root: Path, database: Database) -> str:
     return catalogue_id
 
 
-def check_still(root: Path, database: Database) -> None:
-    """See that the directory has not been taken away since it was bound.
+def check_still(place: "Path | Bucket", database: Database) -> None:
+    """See that the files have not been taken away, or become others', since `bind`.
 
     Raises: StorageError.
     """
     try:
-        catalogue_id = check(root, database)
+        if not isinstance(place, Path):
+            check_bucket(place, database)
+            return
+        catalogue_id = check(place, database)
     except ConfigError as exc:
         raise StorageError(str(exc)) from exc
-    if _catalogue_of(root) != catalogue_id:
+    if _catalogue_of(place) != catalogue_id:
         raise StorageError(
-            f"SPEAKER_SAMPLES_DIR={str(root)!r} has lost its file {CATALOGUE_ID}: "
+            f"SPEAKER_SAMPLES_DIR={str(place)!r} has lost its file {CATALOGUE_ID}: "
             "is it mounted? Nothing was removed."
         )
 
@@ -172,13 +170,7 @@ def bind_bucket(bucket: "Bucket", database: Database) -> str:
 
 
 def check_bucket(bucket: "Bucket", database: Database) -> str:
-    """Refuse a catalogue and a bucket that do not belong together.
-
-    Returns:
-        The catalogue's id.
-
-    Raises: ConfigError, StorageError.
-    """
+    """As `check`, for a bucket. Raises: ConfigError, StorageError."""
     with database.read() as db:
         row, is_empty = _bound_to(db), stored_files.last_id(db) == 0
     if row is None or row[1] != OBJECT_STORE:
@@ -202,17 +194,6 @@ def check_bucket(bucket: "Bucket", database: Database) -> str:
     return catalogue_id
 
 
-def check_bucket_still(bucket: "Bucket", database: Database) -> None:
-    """See that the bucket has not become another since it was bound.
-
-    Raises: StorageError.
-    """
-    try:
-        check_bucket(bucket, database)
-    except ConfigError as exc:
-        raise StorageError(str(exc)) from exc
-
-
 def _foreign(place: "Path | Bucket", database: Database) -> ConfigError:
     if isinstance(place, Path):
         what = f"files in SPEAKER_SAMPLES_DIR={str(place)!r}"
@@ -229,10 +210,8 @@ def _foreign(place: "Path | Bucket", database: Database) -> ConfigError:
 def _bound_to(db: Connection) -> tuple[str, str, str] | None:
     """The catalogue's id, the id of the place of its files, and where that is."""
     columns = schema.home.c
-    found = db.execute(
-        select(columns.catalogue_id, columns.directory_id, columns.place)
-    ).first()
-    return None if found is None else (found[0], found[1], found[2])
+    query = select(columns.catalogue_id, columns.directory_id, columns.place)
+    return db.execute(query).tuples().first()
 
 
 def _write_home(db: Connection, directory_id: str, place: str) -> None:

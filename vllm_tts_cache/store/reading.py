@@ -72,7 +72,7 @@ class BucketReader:
                 self._copies.keep(file, blob)
                 return found
         # It was not replaced meanwhile either. Or is it the bucket that is not there?
-        binding.check_bucket_still(self._bucket, self._database)
+        binding.check_still(self._bucket, self._database)
         self._copies.counters.add("lost")
         _log.warn_of(
             "a lost object",

@@ -492,6 +492,6 @@ class SpeakerStore:
     def _check_still(self) -> None:
         """See that files and catalogue belong together still. Raises: StorageError."""
         if isinstance(self.blobs, BucketOwner):
-            binding.check_bucket_still(self.blobs.bucket, self.database)
+            binding.check_still(self.blobs.bucket, self.database)
         elif self.database.backend.has_leases:
             binding.check_still(self.directory, self.database)
