@@ -221,11 +221,10 @@ def usage_problems(db: Connection) -> list[str]:
     kept = {(s, a): Usage(files, size) for s, a, files, size in found}
     real = sums(db)
     return [
-        f"usage of {segment}, {'audio' if is_audio else 'encodings'}: "
-        f"{kept.get((segment, is_audio))}, the rows say {real.get((segment, is_audio))}"
-        for segment, is_audio in sorted(kept.keys() | real.keys())
-        if kept.get((segment, is_audio), Usage())
-        != real.get((segment, is_audio), Usage())
+        f"usage of {key[0]}, {'audio' if key[1] else 'encodings'}: "
+        f"{kept.get(key)}, the rows say {real.get(key)}"
+        for key in sorted(kept.keys() | real.keys())
+        if kept.get(key, Usage()) != real.get(key, Usage())
     ]
 
 

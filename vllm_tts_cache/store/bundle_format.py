@@ -138,10 +138,7 @@ class Bundle:
 
 def write(voice: BundledVoice, files: Mapping[str, bytes], key: bytes) -> bytes:
     """Put a bundle together; ``voice.files`` is filled in."""
-    voice.files = {
-        name: File(len(data), hashlib.sha256(data).hexdigest())
-        for name, data in sorted(files.items())
-    }
+    voice.files = {name: _file(data) for name, data in sorted(files.items())}
     told = msgspec.json.format(msgspec.json.encode(voice))
     entries = {_VOICE: told, _SIGNATURE: _signature(key, told), **files}
     written = io.BytesIO()
@@ -239,12 +236,12 @@ def _check_files(voice: BundledVoice, files: Mapping[str, bytes]) -> None:
     if files.keys() != voice.files.keys():
         raise InvalidBundleError(f"its entries are not those that {_VOICE} names")
     for name, file in voice.files.items():
-        data = files[name]
-        if (len(data), hashlib.sha256(data).hexdigest()) != (
-            file.num_bytes,
-            file.sha256,
-        ):
+        if _file(files[name]) != file:
             raise InvalidBundleError(f"{name} is not what {_VOICE} says it is")
+
+
+def _file(data: bytes) -> File:
+    return File(len(data), hashlib.sha256(data).hexdigest())
 
 
 def _signature(key: bytes, told: bytes) -> bytes:

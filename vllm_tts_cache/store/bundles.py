@@ -170,13 +170,17 @@ class Bundles:
             check_audio(audio.audio, new.ref_text)
         if new.embedding is not None:
             check_embedding(new.embedding)
-        consent, delete = self._kept_consent(bundle, tenant)
+        consent, is_added = self._kept_consent(bundle, tenant)
         if consent is not None:
             new = replace(new, consent=consent.consent_id)
         try:
             done = self._register(new, audio, on_conflict, tenant.limits)
         except Exception:
-            delete()
+            if consent is not None and is_added:
+                # Another import may have found it, and stand on it.
+                with suppress(ConsentInUseError, ConsentNotFoundError):
+                    delete = self._store.consents.delete
+                    self._store.remove_files(delete(consent.consent_id, tenant.name))
             raise
         kept, left = self._take_encodings(bundle, sha)
         return Imported(done=done, num_kept=kept, num_left=left)
@@ -219,26 +223,20 @@ class Bundles:
 
     def _kept_consent(
         self, bundle: Bundle, tenant: Tenant
-    ) -> tuple[ConsentRecord | None, Callable[[], None]]:
-        """The recording of the bundle here, and how to delete it again."""
+    ) -> tuple[ConsentRecord | None, bool]:
+        """The recording of the bundle here, and whether it was not there before."""
         told, audio = bundle.voice.consent_recording, _decoded(bundle, "consent")
         if told is None or audio is None:
-            return None, lambda: None
+            return None, False
         consents, whose = self._store.consents, tenant.name
         known = consents.of_audio(audio.audio.audio_sha256, whose)
         if known is not None:
-            return known, lambda: None
+            return known, False
         identity = _identity(bundle, told.id, told.created_at)
         kept = consents.add(
             told.name, told.language, audio, whose, tenant.limits, identity
         )
-
-        def delete() -> None:
-            # Another import may have found it, and stand on it.
-            with suppress(ConsentInUseError, ConsentNotFoundError):
-                self._store.remove_files(consents.delete(kept.consent_id, whose))
-
-        return kept, delete
+        return kept, True
 
     def _consent(self, record: SpeakerRecord) -> ConsentRecord | None:
         if record.consent_id is None:
