@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 from cachetools import TTLCache
@@ -99,7 +98,8 @@ class SpeakerStore:
             microseconds and may be taken on an event loop.
 
     Attributes:
-        files: The directory, or the copies that this machine has of a bucket's files.
+        directory: ``SPEAKER_SAMPLES_DIR``.
+        files: Those in it: the store's, or this machine's copies of a bucket's objects.
         copies: This machine's copies of a bucket's objects; None without a bucket.
         writer: Stores bytes, and keeps them within their budgets.
         registrations: Registers, changes and deletes speakers.
@@ -118,7 +118,8 @@ class SpeakerStore:
         is_local: bool,
     ):
         self.files, self.database, self.blobs = blobs.files, database, blobs
-        self.is_local, self.store_id = is_local, store_id
+        self.directory, self.store_id = blobs.files.root, store_id
+        self.is_local = is_local
         self._reader = reader
         self.copies = blobs.copies if isinstance(blobs, BucketOwner) else None
         self.writer = Writer(blobs, reader, database, disk_budgets(settings))
@@ -137,16 +138,7 @@ class SpeakerStore:
         self._touched = TTLCache[str, None](_MAX_TOUCHED, _TOUCH_INTERVAL_SECONDS)
         self._touching = threading.Lock()
 
-    @property
-    def directory(self) -> Path:
-        """``SPEAKER_SAMPLES_DIR``."""
-        return self.files.root
-
     # --- the API process
-
-    def now(self) -> float:
-        """What time it is by the catalogue, in Unix seconds; asks nobody."""
-        return self.database.now()
 
     def find(self, name: str, tenant: str = DEFAULT_TENANT) -> StoredSpeaker | None:
         """The speaker of that name or id; None if there is none, or none any more.
@@ -159,7 +151,7 @@ class SpeakerStore:
         if found is None:
             return None
         record, kinds = found
-        if record.expires_at is not None and record.has_expired(self.now()):
+        if record.expires_at is not None and record.has_expired(self.database.now()):
             return None
         return StoredSpeaker(
             record=record, fingerprints=frozenset(kinds) - {AUDIO_KIND}

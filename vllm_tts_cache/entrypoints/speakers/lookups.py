@@ -197,7 +197,7 @@ class SpeakerLookups:
         try:
             found = await self.find(tenant, name)
         except StorageUnavailableError:
-            known = self.last.find(tenant.name, name, self._store.now())
+            known = self.last.find(tenant.name, name, self._store.database.now())
             if known is None:
                 raise
             return known
