@@ -242,8 +242,7 @@ class Database:
         Raises:
             StorageBusyError: Another process writes, for longer than we wait.
             StorageUnavailableError: The server does not answer, or was lost.
-            StorageFullError: There is no space left; nothing was changed.
-            StorageError: The database failed otherwise; nothing was changed.
+            StorageError: Nothing was changed; StorageFullError where no space is left.
         """
         return self._lent(self.backend.writing, writes=True)
 

@@ -67,10 +67,7 @@ def find(db: Connection, consent_id: str, tenant: str) -> ConsentRecord | None:
 class Consents:
     """Consent recordings; see `SpeakerStore`, which it is a part of.
 
-    Every method raises StorageError if the disk or the catalogue fails.
-
-    Args:
-        max_recordings: At most, all tenants together; 0 means no limit.
+    There are ``max_recordings`` at most, all tenants together; 0 means no limit.
     """
 
     def __init__(self, database: Database, writer: Writer, *, max_recordings: int):

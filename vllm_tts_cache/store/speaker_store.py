@@ -402,8 +402,6 @@ class SpeakerStore:
         Of a bucket, what the catalogue does not know is removed as well, as there is
         beside an older catalogue, and damaged audio is stored again from the copies of
         this machine. It reads everything.
-
-        Raises: as `recover`.
         """
         lines = self.recover()
         if isinstance(self.blobs, BucketOwner):
@@ -415,8 +413,6 @@ class SpeakerStore:
 
         Returns how many objects there were. It is quick where there are none, for a
         task that calls it now and then.
-
-        Raises: StorageError.
         """
         # Whoever ended a deletion could not empty the log beside somebody who reads,
         # or died before that.
@@ -427,8 +423,6 @@ class SpeakerStore:
         """Remove this machine's copies that have no row any more, as `recover` does.
 
         Without a bucket an API server recovers the directory.
-
-        Raises: as `recover`.
         """
         if self.copies is None:
             return []
