@@ -35,7 +35,12 @@ from vllm_tts_cache.files import (
     write_private,
 )
 from vllm_tts_cache.store import locks
-from vllm_tts_cache.store.encoding import EncodingKey, encoding_from_bytes, is_address
+from vllm_tts_cache.store.encoding import (
+    ADDRESS,
+    EncodingKey,
+    encoding_from_bytes,
+    is_address,
+)
 from vllm_tts_cache.store.locks import Presence
 
 T = TypeVar("T")
@@ -261,7 +266,7 @@ def _names(path: Path) -> list[str]:
 
 def _checked(text: str) -> str:
     """Return an address; keys arrive over RPC, and none may name a path of its own."""
-    if not is_address(text):
+    if ADDRESS.fullmatch(text) is None:
         raise StorageError(f"Not a content address: {text[:80]!r}")
     return text
 
