@@ -141,16 +141,17 @@ def test_a_copy_that_is_made_while_its_voice_is_deleted_does_not_stay(
     one, other = fleet.open("one"), fleet.open("other")
     register(one, "Ann", 0)
     publish(one, 0)
-    write = other.copies._write
+    directory = other.copies.directory
+    place = directory.place
 
-    def slowly(sha, kind, data):
+    def slowly(staged, sha, kind):
         delete(one, "Ann")
         other.copies.delete_unstored(
             sha
         )  # as its participant, before the copy is there
-        write(sha, kind, data)
+        place(staged, sha, kind)
 
-    monkeypatch.setattr(other.copies, "_write", slowly)
+    monkeypatch.setattr(directory, "place", slowly)
     assert other.read(key(0)) is not None  # it was there when it was asked for
     assert copies_in(other) == []
 
