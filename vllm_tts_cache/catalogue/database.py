@@ -57,24 +57,29 @@ class Backend(Protocol):
 
     def opening(self) -> AbstractContextManager[None]:
         """Hold the turn to make or open it, having made what a first use needs."""
+        ...
 
     def meant_by(self, error: Exception) -> Meaning | None:
         """What an error means, and the error that may be shown as its cause.
 
         None if it is none of the database's.
         """
+        ...
 
     def has_lost(self, error: Exception) -> bool:
         """Whether a connection was lost, so that what only reads may be asked again."""
+        ...
 
     def wipe_log(self) -> bool:
         """Let nothing of deleted rows stay in a log, so far as that is in our hands.
 
         False if it is to be done again later: somebody reads the log.
         """
+        ...
 
     def close(self) -> None:
         """Close every connection; those in use, when their block ends."""
+        ...
 
 
 def beginning(engine: Engine, *statements: str) -> Engine:

@@ -3,9 +3,17 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection, Integer, bindparam, func, literal_column, select
+from sqlalchemy import (
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    func,
+    literal_column,
+    select,
+)
 
 from vllm_tts_cache.catalogue import owners, schema
 from vllm_tts_cache.catalogue.database import Database
@@ -47,9 +55,10 @@ _IS_NAMED = (speaker.c.tenant == bindparam("tenant")) & (
 _HAS_ID = (speaker.c.tenant == bindparam("tenant")) & (
     speaker.c.speaker_id == bindparam("speaker_id")
 )
+_SPACE = cast(Any, literal_column("' '", Text))  # rendered once, unlike a text
 # One row, however many files: building a row takes as long as finding it.
 _kinds = (
-    select(func.aggregate_strings(stored_file.c.kind, literal_column("' '")))
+    select(func.aggregate_strings(stored_file.c.kind, _SPACE))
     .where(stored_file.c.audio_sha256 == speaker.c.audio_sha256)
     .scalar_subquery()
 )

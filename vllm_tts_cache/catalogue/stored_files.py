@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Row, bindparam, cast, func, select
+from sqlalchemy import BigInteger, Connection, RowMapping, bindparam, cast, func, select
 
 from vllm_tts_cache.catalogue import objects, owners
 from vllm_tts_cache.catalogue.records import AUDIO_KIND, Segment
@@ -50,7 +50,8 @@ _FIND = _ROWS.where(_IS_ROW)
 
 def find(db: Connection, audio_sha256: str, kind: str) -> StoredFile | None:
     """The row of one file."""
-    row = db.execute(_FIND, {"of_sha": audio_sha256, "of_kind": kind}).first()
+    where = {"of_sha": audio_sha256, "of_kind": kind}
+    row = db.execute(_FIND, where).mappings().first()
     return None if row is None else _file(row)
 
 
@@ -58,14 +59,14 @@ def of_audio(db: Connection, audio_sha256: str) -> list[StoredFile]:
     """The rows of an audio and its encodings, in the order in which they came."""
     where = stored_file.c.audio_sha256 == audio_sha256
     query = _ROWS.where(where).order_by(stored_file.c.id)
-    return [_file(row) for row in db.execute(query)]
+    return [_file(row) for row in db.execute(query).mappings()]
 
 
 def between(db: Connection, first: str, last: str) -> list[StoredFile]:
     """The rows whose address is at least ``first`` and less than ``last``."""
     sha = stored_file.c.audio_sha256
     query = _ROWS.where(sha >= first, sha < last)
-    return [_file(row) for row in db.execute(query)]
+    return [_file(row) for row in db.execute(query).mappings()]
 
 
 def prefixes(db: Connection) -> set[str]:
@@ -185,7 +186,7 @@ def oldest(
         .order_by(stored_file.c.used_at, stored_file.c.id)
         .limit(limit)
     )
-    return [_file(row) for row in db.execute(query)]
+    return [_file(row) for row in db.execute(query).mappings()]
 
 
 def since(db: Connection, file_id: int, limit: int) -> list[tuple[int, str, str]]:
@@ -261,8 +262,8 @@ def _next_use(db: Connection, segment: Segment, is_audio: int) -> int:
     return max(time.time_ns() // 1000, (db.execute(newest).scalar() or 0) + 1)
 
 
-def _file(row: Row[Any]) -> StoredFile:
-    values: dict[str, Any] = dict(row._mapping)
+def _file(row: RowMapping) -> StoredFile:
+    values: dict[str, Any] = dict(row)
     values["segment"] = Segment(values["segment"])
     values["is_suspect"] = bool(values["is_suspect"])
     return StoredFile(**values)

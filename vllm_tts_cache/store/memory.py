@@ -112,6 +112,7 @@ class Sized(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes, near enough."""
+        ...
 
 
 K = TypeVar("K", bound=Hashable)
