@@ -11,6 +11,7 @@ from vllm_tts_cache.audio.decode import DecodedAudio
 from vllm_tts_cache.catalogue import deletions, owners, schema, speakers, stored_files
 from vllm_tts_cache.catalogue.database import Database
 from vllm_tts_cache.catalogue.deletions import Deletion
+from vllm_tts_cache.catalogue.names import is_consent_id
 from vllm_tts_cache.catalogue.records import (
     AUDIO_KIND,
     DEFAULT_TENANT,
@@ -214,7 +215,9 @@ class Registrations:
             deletions.delete_old(db)
 
     def _consent_id(self, db: Connection, new: NewSpeaker) -> str | None:
-        found = consents.find(db, new.consent, new.tenant)
+        found = None
+        if is_consent_id(new.consent):
+            found = consents.find(db, new.consent, new.tenant)
         if found is None and self._needs_recording:
             raise ConsentRequiredError
         return None if found is None else found.consent_id
