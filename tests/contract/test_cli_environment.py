@@ -112,7 +112,7 @@ async def url(default_checkpoint, tmp_path, monkeypatch):
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_no_environment_keeps_a_command_from_a_server_of_this_machine(
     url, tmp_path
 ):
@@ -304,7 +304,7 @@ def as_nobody(*command, **environ):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_user_without_a_home_needs_a_directory_that_is_named(tmp_path):
     tmp_path.chmod(0o777)
     given = {"SPEAKER_SAMPLES_DIR": str(tmp_path / "speakers")}

@@ -61,7 +61,7 @@ def open_and_register(index: int, directory: Path) -> str:
 
 
 def test_processes_open_a_new_directory_at_once(tmp_path, engine):
-    for attempt in range(10 if engine == "sqlite" else 3):
+    for attempt in range(4 if engine == "sqlite" else 2):
         directory = tmp_path / f"new {attempt}"
         answers = in_processes(open_and_register, directory)
         assert answers == ["ok"] * NUM_PROCESSES

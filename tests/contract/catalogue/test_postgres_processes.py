@@ -60,9 +60,8 @@ def prepare(index: int, url: str) -> str:
     return "ok"
 
 
-@pytest.mark.parametrize("attempt", (1, 2, 3))
-def test_processes_that_prepare_a_new_database_at_once_take_turns(postgres, attempt):
-    url = postgres.make(f"new_{attempt}")
+def test_processes_that_prepare_a_new_database_at_once_take_turns(postgres):
+    url = postgres.make("new")
     assert in_processes(prepare, url, num_processes=4) == ["ok"] * 4
     database = Database(PostgresServer(url))
     with database.read() as db:
