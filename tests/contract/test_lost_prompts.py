@@ -33,6 +33,7 @@ def quickly(monkeypatch):
     """Workers are asked often: what is lost is made anew, many times over here."""
     monkeypatch.setattr(pending, "ASK_SECONDS", 0.02)
     monkeypatch.setattr(pending, "MIN_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(pending, "RENEW_SECONDS", 0.02)
 
 
 def losing(server, sha):
