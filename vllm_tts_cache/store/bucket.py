@@ -29,22 +29,6 @@ _RETRY_AFTER_SECONDS = 5
 _DELETED_AT_ONCE = 500
 
 
-class _Forks:
-    """Whether obstore's threads were left behind in a parent: it would wait for them.
-
-    They are started by the first use in a process, and cannot be started again.
-    """
-
-    is_started = is_left_behind = False
-
-    @classmethod
-    def forked(cls) -> None:
-        cls.is_left_behind = cls.is_left_behind or cls.is_started
-
-
-os.register_at_fork(after_in_child=_Forks.forked)
-
-
 class Bucket:
     """Objects under a URL; safe in any thread.
 
@@ -59,6 +43,8 @@ class Bucket:
 
     Raises: ConfigError: It is no such URL.
     """
+
+    _process = 0  # which uses one
 
     def __init__(self, url: str, *, is_plain: bool = False):
         self.where = shown(url)
@@ -110,9 +96,11 @@ class Bucket:
         return [str(path).rpartition("/")[2] for path in listed["common_prefixes"]]
 
     def _do(self, act: Callable[[ObjectStore], T]) -> T:
-        if _Forks.is_left_behind:
+        # The first use in a process starts obstore's threads, which cannot be started
+        # again: a forked child would wait for those that were left behind.
+        if Bucket._process not in (0, os.getpid()):
             raise self._error("this process was forked from one that had used it")
-        _Forks.is_started = True
+        Bucket._process = os.getpid()
         try:
             return act(self._store)
         except FileNotFoundError:

@@ -106,9 +106,6 @@ def is_address(text: str) -> bool:
     return ADDRESS.fullmatch(text) is not None
 
 
-# Part of every stored path, so that a new format never meets an old file.
-FORMAT_VERSION = 2
-
 # safetensors' name -> what both it and NumPy hold; it would also write bfloat16,
 # which NumPy cannot read back.
 _DTYPES = {
