@@ -89,14 +89,6 @@ class _NoAnswerError(psycopg.OperationalError):
     pass
 
 
-class _ShortConnection(_PatientConnection):
-    patience_seconds = float(STATEMENT_SECONDS + _GRACE_SECONDS)
-
-
-class _QuickConnection(_PatientConnection):
-    patience_seconds = float(QUICK_SECONDS + _GRACE_SECONDS)
-
-
 class PostgresServer:
     """A catalogue in a database of a server; see `Backend`.
 
@@ -115,13 +107,13 @@ class PostgresServer:
         self._down_until, self._why_down = 0.0, ""
         # Whoever waits for the turn has a connection, so readers need others, and the
         # lease one that not even readers have.
-        self._writers = self._open(_ShortConnection, STATEMENT_SECONDS, checks=True)
-        self._readers = self._open(_ShortConnection, STATEMENT_SECONDS, checks=True)
-        self._keeper = self._open(_QuickConnection, QUICK_SECONDS, checks=True, num=1)
-        self._patient = self._open(_PatientConnection, LONG_SECONDS, checks=True)
+        self._writers = self._open(STATEMENT_SECONDS, checks=True)
+        self._readers = self._open(STATEMENT_SECONDS, checks=True)
+        self._keeper = self._open(QUICK_SECONDS, checks=True, num=1)
+        self._patient = self._open(LONG_SECONDS, checks=True)
         # Not looked at before each use, which would be a second question: what only
         # reads is asked once more.
-        self.quick = self._open(_QuickConnection, QUICK_SECONDS, autocommit=True)
+        self.quick = self._open(QUICK_SECONDS, autocommit=True)
         at_once = {"isolation_level": "AUTOCOMMIT"}
         self.reading: Engine = self._readers.execution_options(**at_once)
         self.renewing: Engine = self._keeper.execution_options(**at_once)
@@ -196,7 +188,6 @@ class PostgresServer:
 
     def _open(
         self,
-        kind: type[psycopg.Connection[Any]],
         statement_seconds: int,
         *,
         num: int = _NUM_CONNECTIONS,
@@ -205,7 +196,7 @@ class PostgresServer:
     ) -> Engine:
         engine = create_engine(
             "postgresql+psycopg://",
-            creator=partial(self._connect, kind, statement_seconds, autocommit),
+            creator=partial(self._connect, statement_seconds, autocommit),
             poolclass=EndingPool,
             pool_size=num,
             max_overflow=num,
@@ -218,20 +209,19 @@ class PostgresServer:
         return database.guard(engine)
 
     def _connect(
-        self,
-        kind: type[psycopg.Connection[Any]],
-        statement_seconds: int,
-        autocommit: bool,
+        self, statement_seconds: int, autocommit: bool
     ) -> psycopg.Connection[Any]:
         with self._down:
             if time.monotonic() < self._down_until:
                 raise psycopg.OperationalError(self._why_down)
         try:
-            return kind.connect(
+            connection = _PatientConnection.connect(
                 self._url,
                 autocommit=autocommit,
                 **_options(self._url, statement_seconds),
             )
+            connection.patience_seconds = float(statement_seconds + _GRACE_SECONDS)
+            return connection
         except psycopg.OperationalError as error:
             with self._down:
                 self._down_until = time.monotonic() + _DOWN_SECONDS
@@ -245,11 +235,9 @@ class PostgresServer:
         state = error.sqlstate or ""
         reason = _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2])
         if reason is not None:
-            # Whether the connection ends with it, too.
-            is_end = state == "25P03" or (
-                state[:2] in ("08", "57") and state != "57014"
-            )
-            return self._unavailable(reason, was_cut_off=is_end)
+            is_end = state[:2] in ("08", "57") and state != "57014"
+            was_cut_off = is_end or state == "25P03"
+            return self._unavailable(reason, was_cut_off=was_cut_off)
         # libpq's own: it could not connect, or lost the connection.
         if not state and isinstance(error, psycopg.OperationalError):
             return self._unavailable(_one_line(error))
