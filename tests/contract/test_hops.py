@@ -33,7 +33,7 @@ from tests.store_samples import settings_of
 from vllm_tts_cache.entrypoints.serving import request_speaker
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
 from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
-from vllm_tts_cache.entrypoints.speakers.service import open_service
+from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.speaker.family import default_family
 from vllm_tts_cache.tenants import ALONE, speaking_for
 
@@ -163,7 +163,7 @@ class Rig:
         model = ServedModel(
             family=lambda: family, refusal=lambda: None, note=lambda: ""
         )
-        self.service = open_service(settings_of(directory), engine, model)
+        self.service = SpeakerService(settings_of(directory), engine, model)
         self.store = self.service.store
         server = SimpleNamespace(speakers=self.service, builtin_names=frozenset())
         self.adapter = Adapter()

@@ -111,7 +111,7 @@ async def test_a_transcript_goes_although_another_voice_has_the_same_clip(
         await remember(each, ann)
     await delete(rig)
     for each in (rig, other):
-        assert each.service.prompts.num_bytes == 0
+        assert each.service.prompts._parts.currsize == 0
         assert each.engine.calls.count("tts_cache_delete") == 0
     await other.close()
 
@@ -120,11 +120,11 @@ async def test_a_transcript_that_was_replaced_goes_as_well(rig):
     ann = await rig.register("Ann", ref_text="words")
     await remember(rig, ann)
     again = await rig.register("Ann", ref_text="words")
-    assert rig.service.prompts.num_bytes > 0  # the same voice as before
+    assert rig.service.prompts._parts.currsize > 0  # the same voice as before
     assert again.audio_sha256 == ann.audio_sha256
     await rig.register("Ann", ref_text="other words")
     await rig.settled()
-    assert rig.service.prompts.num_bytes == 0
+    assert rig.service.prompts._parts.currsize == 0
     assert rig.store.stored_kinds([ann.audio_sha256])[ann.audio_sha256] == {"audio"}
     assert rig.store.verify() == []
 
@@ -166,7 +166,7 @@ async def test_every_api_server_deletes_before_the_answer(rig, tmp_path):
     await remember(other, record)
     await delete(rig)
     assert left_of(rig, record.audio_sha256) == NOTHING
-    assert other.service.prompts.num_bytes == 0
+    assert other.service.prompts._parts.currsize == 0
     assert other.speakers.stats().tiers["memory"].entries == 0
     assert other.engine.calls.count("tts_cache_delete") == 1
     await other.close()
@@ -368,7 +368,7 @@ async def test_a_server_that_was_deleted_deletes_all_and_takes_part_again(
     await delete(other, "Bob")
     memory, prompts = rig.speakers.stats, rig.service.prompts
     await soon(lambda: not memory().tiers["memory"].entries)
-    await soon(lambda: not prompts.num_bytes)
+    await soon(lambda: not prompts._parts.currsize)
     assert await rig.status("Ann") == ("ready", None)
     await rig.precompute("Ann", force=True)
     await delete(other, "Ann")
@@ -403,7 +403,7 @@ async def test_a_delete_that_a_deleted_server_answers_waits_for_its_own_memory(
     with pytest.raises(SpeakerNotFoundError):
         await asyncio.wait_for(flight, 20)
     assert left_of(rig, record.audio_sha256) == NOTHING
-    assert rig.service.prompts.num_bytes == 0
+    assert rig.service.prompts._parts.currsize == 0
 
 
 EVERY = 0.8

@@ -79,7 +79,7 @@ async def test_an_embedding_is_that_of_the_row(rigs):
     rig, other = rigs
     upload = Upload(name="Vec", consent="yes")
     for embedding in (EMBEDDING, tuple(-value for value in EMBEDDING)):
-        await other.service.register_embedding(ALONE, upload, embedding)
+        await other.service.uploads.register_embedding(ALONE, upload, embedding)
         found = await spoken(rig, "Vec")
         assert await rig.service.lookups.embedding(found.record) == embedding
     await other.service.deletions.delete("Vec", ALONE.name)
@@ -101,7 +101,7 @@ async def test_without_the_catalogue_voices_that_spoke_go_on_for_a_while(
     record = await other.register()
     gone = await other.register("Gone", pitch_hz=300)
     upload = Upload(name="Vec", consent="yes")
-    await other.service.register_embedding(ALONE, upload, EMBEDDING)
+    await other.service.uploads.register_embedding(ALONE, upload, EMBEDDING)
     await spoken(rig)
     await spoken(rig, "Gone")
     vec = (await spoken(rig, "Vec")).record

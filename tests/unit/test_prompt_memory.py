@@ -56,7 +56,7 @@ async def test_deleting_an_audio_takes_all_its_parts_and_no_others(building):
     for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
         await memory.get_or_build(salt, audio, building.of(salt))
     memory.delete("a")
-    assert memory.num_bytes == _ENTRY_BYTES + 10
+    assert memory._parts.currsize == _ENTRY_BYTES + 10
     for salt, audio in (("s", "a"), ("t", "a"), ("u", "b")):
         await memory.get_or_build(salt, audio, building.of(salt))
     assert building.built == ["s", "t", "u", "s", "t"]
@@ -70,7 +70,7 @@ async def test_what_is_deleted_while_it_is_built_is_not_kept(building):
     memory.delete("a")
     building.gate.set()
     assert await asked == Part("x")
-    assert memory.num_bytes == 0
+    assert memory._parts.currsize == 0
 
 
 async def test_two_that_build_one_part_at_once_keep_it_once(building):
@@ -82,7 +82,7 @@ async def test_two_that_build_one_part_at_once_keep_it_once(building):
     await asyncio.sleep(0)
     building.gate.set()
     assert await asked == [Part("x")] * 2
-    assert memory.num_bytes == _ENTRY_BYTES + 10
+    assert memory._parts.currsize == _ENTRY_BYTES + 10
 
 
 async def test_a_build_that_fails_leaves_nothing(building):
@@ -111,8 +111,8 @@ async def test_it_never_holds_more_than_it_may(operations):
         else:
             build = building.of(str(number), num_bytes)
             await memory.get_or_build(str(number), str(number % 3), build)
-        held = [entry.num_bytes for entry in memory._shelf.entries.values()]
-        assert sum(held) == memory.num_bytes <= room(100)
+        held = [_ENTRY_BYTES + part.num_bytes for _, part in memory._parts.values()]
+        assert sum(held) == memory._parts.currsize <= room(100)
 
 
 async def test_a_thousand_short_voices_take_no_more_than_the_budget_says(building):
@@ -120,7 +120,7 @@ async def test_a_thousand_short_voices_take_no_more_than_the_budget_says(buildin
     memory = PromptMemory(100 * _ENTRY_BYTES)
     for number in range(1000):
         await memory.get_or_build(number, str(number), building.of("x", 0))
-    assert len(memory._shelf.entries) == 100
+    assert len(memory._parts) == 100
 
 
 async def test_a_part_larger_than_all_room_pushes_nothing_out(building):
@@ -129,4 +129,4 @@ async def test_a_part_larger_than_all_room_pushes_nothing_out(building):
     assert await memory.get_or_build("t", "a", building.of("y", room(1))) == Part(
         "y", room(1)
     )
-    assert memory.num_bytes == _ENTRY_BYTES + 10
+    assert memory._parts.currsize == _ENTRY_BYTES + 10

@@ -20,7 +20,7 @@ from vllm_tts_cache.config import Settings
 from vllm_tts_cache.entrypoints.speakers import registering
 from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.entrypoints.speakers.served_model import ServedModel
-from vllm_tts_cache.entrypoints.speakers.service import open_service
+from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.errors import (
     InvalidAudioError,
     InvalidSpeakerError,
@@ -55,15 +55,16 @@ class Rig:
         self.engine = InProcessEngine(worker_with(self.speakers))
         settings = settings_of(directory, **settings)
         served = model(family or default_family())
-        self.service = open_service(settings, self.engine, served)
+        self.service = SpeakerService(settings, self.engine, served)
         self.service.start()
         self.store = self.service.store
 
     async def register(self, name="Ann", *, precompute=False, ref_text=None, **clip):
-        done = await self.service.register_audio(
-            ALONE, upload(name, ref_text), wav(**clip), precompute=precompute
+        new = await self.service.uploads.register_audio(
+            ALONE, upload(name, ref_text), wav(**clip)
         )
-        return done.record
+        self.service.registered(new.done, precompute=precompute)
+        return new.done.record
 
     async def precompute(self, name="Ann", *, force=False):
         found = await self.service.lookups.get(ALONE, name)
@@ -107,7 +108,7 @@ async def test_a_failed_upload_leaves_the_speaker_as_it_was(rig, data):
     old = await rig.register()
     await rig.precompute()
     with pytest.raises(InvalidAudioError):
-        await rig.service.register_audio(ALONE, upload(), data, precompute=True)
+        await rig.service.uploads.register_audio(ALONE, upload(), data)
     assert (await rig.service.lookups.get(ALONE, "Ann")).record == old
     assert await rig.status() == ("ready", None)
     assert rig.store.verify() == []
@@ -127,7 +128,7 @@ async def test_a_field_that_is_wrong_is_refused_before_anything_is_decoded(
         Upload(name="Ann", consent="x" * 513),
     ):
         with pytest.raises(InvalidSpeakerError):
-            await rig.service.register_audio(ALONE, wrong, wav(), precompute=False)
+            await rig.service.uploads.register_audio(ALONE, wrong, wav())
     assert rig.store.num_speakers() == 0
 
 
@@ -148,7 +149,7 @@ async def test_a_worker_on_another_directory_is_named_at_the_start(
     speakers = worker_speakers(tmp_path / "there", [encoder])
     engine = InProcessEngine(worker_with(speakers))
     settings = Settings(samples_dir=tmp_path / "here")
-    service = open_service(settings, engine, model(default_family()))
+    service = SpeakerService(settings, engine, model(default_family()))
     service.start()
     for _ in range(2):
         await service.encodings.settled()

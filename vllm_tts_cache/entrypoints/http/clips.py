@@ -38,7 +38,6 @@ from vllm_tts_cache.entrypoints.http.openapi import (
 )
 from vllm_tts_cache.entrypoints.http.routing import (
     VOICE_MAX_BYTES,
-    VoicesRoute,
     guarded_route,
 )
 from vllm_tts_cache.entrypoints.http.voices import Handler, shown
@@ -49,9 +48,7 @@ from vllm_tts_cache.tenants import Tenant
 
 _MIB = 1024 * 1024
 router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
-import_router = APIRouter(
-    route_class=guarded_route(bundle_format.MAX_BYTES + _MIB, VoicesRoute)
-)
+import_router = APIRouter(route_class=guarded_route(bundle_format.MAX_BYTES + _MIB))
 
 BUNDLE_TYPE = "application/vnd.vllm-tts-cache.bundle+zip"
 
@@ -314,7 +311,7 @@ async def import_voice(
     done = await run(_import, handler, tenant, file, name, on_conflict)
     record = done.done.record
     has_audio = record.audio_sha256 is not None
-    await speakers.registered(done.done, precompute=has_audio)
+    speakers.registered(done.done, precompute=has_audio)
     imported = {
         "voice": shown(speakers, record),
         "encodings_kept": done.num_kept,

@@ -1,7 +1,8 @@
 """What our routes share: keys, bounded bodies, and errors in the host's JSON shape."""
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
+from contextlib import suppress
 from http import HTTPStatus
 from tempfile import gettempdir
 from typing import Any
@@ -35,6 +36,7 @@ from vllm_tts_cache.files import storage_error
 from vllm_tts_cache.logs import ThrottledLog
 
 Message = MutableMapping[str, Any]
+Check = Callable[[object], None]
 
 # Parsed, each takes some hundred bytes, and each that is wrong some thousand.
 JSON_MAX_PARTS = 500_000
@@ -74,22 +76,40 @@ class TooManyPartsError(SpeakerRequestError):
         )
 
 
-class BoundedBody:
-    """Counts a body while it arrives, and ends one that is too large or is cut off.
+class BoundedRequest(Request):
+    """A request whose body is bounded while it arrives, and whose JSON is checked.
 
-    FastAPI sees a client that has left then, and closes the files of the form. What is
-    wrong is the ``error``.
+    Of a body that is too large or is cut off FastAPI sees a client that has left, and
+    closes the files of the form. What is wrong is the ``error``.
+
+    Args:
+        request: As it came.
+        max_bytes: Of the body.
+        check_json: Refuses JSON before FastAPI makes a model of it.
+        is_form: Whether the route takes a form.
     """
 
-    def __init__(self, request: Request, max_bytes: int, *, is_form: bool):
-        self._receive = request.receive
+    def __init__(
+        self, request: Request, max_bytes: int, check_json: Check, *, is_form: bool
+    ):
+        super().__init__(request.scope, self._bounded)
+        self._unbounded = request.receive
         self._max_bytes = max_bytes
+        self._check_json = check_json
         self._num_bytes = self._num_parts = 0
         self._is_form = is_form
-        headers = request.headers
-        self._form = _Form.of(headers.get("content-type")) if is_form else None
+        self._has_form_ended = False
+        self._parser: MultipartParser | None = None
+        kind, options = parse_options_header(self.headers.get("content-type"))
+        boundary = options.get(b"boundary")
+        if is_form and kind == b"multipart/form-data" and boundary is not None:
+            # Reads along, to see whether the end comes. The parser that keeps the parts
+            # takes a form without it: a field may be missing then that was sent, and
+            # the file of a part that was begun is never closed.
+            with suppress(FormParserError):  # which the other one raises as well
+                self._parser = MultipartParser(boundary, {"on_end": self._end_form})
         self.error: SpeakerRequestError | None = None
-        announced = headers.get("content-length", "")
+        announced = self.headers.get("content-length", "")
         if announced.isascii() and announced.isdigit():
             # Python refuses to read a number of more than 4,300 digits.
             self._bound(int(announced[:_MAX_DIGITS]))
@@ -99,9 +119,16 @@ class BoundedBody:
         if self.error is not None:
             raise self.error
 
-    async def receive(self) -> Message:
+    async def json(self) -> Any:
+        """Return the body. Raises: SpeakerRequestError, JSONDecodeError."""
+        given = await super().json()
+        refuse_halves(given)
+        self._check_json(given)
+        return given
+
+    async def _bounded(self) -> Message:
         """Return the next message; of a body with an error, that the client left."""
-        message = await self._receive()
+        message = await self._unbounded()
         if message["type"] == "http.request":
             data = message.get("body", b"")
             self._num_bytes += len(data)
@@ -110,9 +137,12 @@ class BoundedBody:
                 self._num_parts += sum(map(data.count, (b"{", b"[", b",")))
                 if self._num_parts > JSON_MAX_PARTS:
                     self.error = self.error or TooManyPartsError()
-            if self._form is not None:
-                self._form.write(data)
-                if not (message.get("more_body") or self._form.has_ended):
+            if self._parser is not None:
+                try:
+                    self._parser.write(data)
+                except FormParserError:  # which the other one raises as well
+                    self._end_form()
+                if not (message.get("more_body") or self._has_form_ended):
                     self.error = self.error or FormCutOffError()
         return message if self.error is None else _END
 
@@ -120,49 +150,21 @@ class BoundedBody:
         if num_bytes > self._max_bytes:
             self.error = RequestTooLargeError(self._max_bytes)
 
-
-class _Form:
-    """Reads a form of several parts along, to see whether its end comes.
-
-    The parser that keeps the parts takes one without it: a field may be missing then
-    that was sent, and the file of a part that was begun is never closed.
-    """
-
-    def __init__(self, boundary: bytes):
-        self.has_ended = False
-        self._boundary = boundary
-        self._parser: MultipartParser | None = None
-
-    @classmethod
-    def of(cls, content_type: str | None) -> "_Form | None":
-        """Return what reads a form along, or None where there are no parts."""
-        kind, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if kind != b"multipart/form-data" or boundary is None:
-            return None
-        return cls(boundary)
-
-    def write(self, data: bytes) -> None:
-        """Take the next bytes."""
-        try:
-            if self._parser is None:
-                self._parser = MultipartParser(self._boundary, {"on_end": self._end})
-            self._parser.write(data)
-        except FormParserError:  # which the other one raises as well
-            self._end()
-
-    def _end(self) -> None:
-        self.has_ended = True
+    def _end_form(self) -> None:
+        self._has_form_ended = True
 
 
 class GuardedRoute(APIRoute):
-    """Finds who calls, bounds the body, and answers our errors.
+    """Finds who calls, bounds the body, counts uploads, and answers our errors.
 
     The host's application owns its exception handlers, and knows no tenants.
     """
 
     body_max_bytes = _MIB
-    check_json: Callable[[object], None] | None = None
+
+    @staticmethod
+    def check_json(given: object) -> None:
+        """Refuse JSON that the route does not take: here none."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler that FastAPI made."""
@@ -173,92 +175,62 @@ class GuardedRoute(APIRoute):
         files = {f.alias for f in fields if isinstance(f.field_info, params.File)}
 
         async def bounded(request: Request) -> Response:
-            body = BoundedBody(request, self.body_max_bytes, is_form=is_form)
-            body.check()
+            seen = BoundedRequest(
+                request, self.body_max_bytes, self.check_json, is_form=is_form
+            )
+            seen.check()
             try:
-                answer = await handle(_Request(request, body, type(self).check_json))
+                answer = await handle(seen)
             except HTTPException as exc:
                 # FastAPI takes what goes wrong while it reads for a body that is
                 # wrong: a body without end, or a full disk to spool an upload to.
-                raise body.error or _error_behind(exc) from exc
+                raise seen.error or _error_behind(exc) from exc
             except RequestValidationError as exc:
                 errors = exc.errors()
                 invalid = invalid_request(errors, is_form=is_form, files=files)
-                raise body.error or invalid from exc
-            body.check()
+                raise seen.error or invalid from exc
+            seen.check()
             return answer
+
+        async def counted(request: Request) -> Response:
+            """Count a registration, also one that a form's parser refuses."""
+            metrics = process_metrics()
+            metrics.uploads.inc()
+            try:
+                return await bounded(request)
+            except Exception as exc:
+                metrics.refuse_upload(exc)
+                raise
+
+        is_upload = self.path in _REGISTERING and "POST" in self.methods
+        answer_to = counted if is_upload else bounded
 
         async def guarded(request: Request) -> Response:
             try:
                 request.state.caller = caller_of(request)
-                return await self._handled(bounded(request))
+                return await answer_to(request)
             except TTSCacheError as exc:
-                return self._answer(request, exc)
+                if exc.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    cause = f"answering: {type(exc).__name__}"
+                    # Not the path that was called, which may name a voice.
+                    where = request.method, self.path
+                    throttled.warn_of(cause, "%s %s: %s", *where, exc.log_text)
+                return json_response(exc)
 
         return guarded
 
-    async def _handled(self, handling: Awaitable[Response]) -> Response:
-        return await handling
-
-    def _answer(self, request: Request, error: TTSCacheError) -> Response:
-        if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            cause = f"answering: {type(error).__name__}"
-            # Not the path that was called, which may name a voice.
-            where = request.method, self.path
-            throttled.warn_of(cause, "%s %s: %s", *where, error.log_text)
-        return json_response(error)
-
-
-class VoicesRoute(GuardedRoute):
-    """Counts registrations, also those that a form's parser refuses."""
-
-    async def _handled(self, handling: Awaitable[Response]) -> Response:
-        if self.path not in _REGISTERING or "POST" not in self.methods:
-            return await handling
-        metrics = process_metrics()
-        metrics.uploads.inc()
-        try:
-            return await handling
-        except Exception as exc:
-            metrics.refuse_upload(exc)
-            raise
-
-
-class _Request(Request):
-    """One whose JSON is checked before FastAPI makes a model of it."""
-
-    def __init__(
-        self,
-        request: Request,
-        body: BoundedBody,
-        check: Callable[[object], None] | None,
-    ):
-        super().__init__(request.scope, body.receive)
-        self._check = check
-
-    async def json(self) -> Any:
-        """Return the body. Raises: SpeakerRequestError, JSONDecodeError."""
-        given = await super().json()
-        refuse_halves(given)
-        if self._check is not None:
-            self._check(given)
-        return given
-
 
 def guarded_route(
-    body_max_bytes: int,
-    kind: type[GuardedRoute] = GuardedRoute,
-    check_json: Callable[[object], None] | None = None,
+    body_max_bytes: int, check_json: Check | None = None
 ) -> type[GuardedRoute]:
-    """Return a subclass of ``kind`` whose bodies have at most ``body_max_bytes``.
+    """Return a `GuardedRoute` whose bodies have at most ``body_max_bytes``.
 
     ``check_json`` raises a `SpeakerRequestError` for JSON that it refuses.
     """
-    limits = {
-        "body_max_bytes": body_max_bytes,
-        "check_json": None if check_json is None else staticmethod(check_json),
-    }
-    return type(kind.__name__, (kind,), limits)
+    limits: dict[str, Any] = {"body_max_bytes": body_max_bytes}
+    if check_json is not None:
+        limits["check_json"] = staticmethod(check_json)
+    return type(GuardedRoute.__name__, (GuardedRoute,), limits)
 
 
 def _error_behind(exc: HTTPException) -> TTSCacheError:
@@ -292,12 +264,19 @@ class NoSpeechModelError(SpeakerRequestError):
         super().__init__("The model does not support Speech API")
 
 
-def json_response(error: TTSCacheError, **details: Any) -> JSONResponse:
-    """Return the answer of a voices route; ``details`` go beside ``error``."""
-    status = error.http_status
+def json_response(
+    error: TTSCacheError, status: HTTPStatus | None = None, **details: Any
+) -> JSONResponse:
+    """Return the answer of a route; ``details`` go beside ``error``.
+
+    ``status`` is the error's own, if it is not given.
+    """
+    status = status or error.http_status
     param = getattr(error, "param", None)
     body = bounded_error_response(str(error), _kind(status), status, param).model_dump()
-    headers = getattr(error, "headers", None) or _retry_after(error)
+    headers: dict[str, str] = getattr(error, "headers", {})
+    if (seconds := getattr(error, "retry_after_seconds", None)) is not None:
+        headers = {"Retry-After": str(seconds)}
     if status is HTTPStatus.UNAUTHORIZED:
         headers = {"WWW-Authenticate": "Bearer"}
     return JSONResponse({**body, **details}, status_code=status.value, headers=headers)
@@ -314,16 +293,8 @@ def speech_response(error: TTSCacheError) -> JSONResponse:
 
     An unknown voice is a wrong field there, not a missing resource.
     """
-    status = error.http_status
-    if status is HTTPStatus.NOT_FOUND:
-        status = HTTPStatus.BAD_REQUEST
-    body = bounded_error_response(str(error), _kind(status), status).model_dump()
-    return JSONResponse(body, status_code=status.value, headers=_retry_after(error))
-
-
-def _retry_after(error: TTSCacheError) -> dict[str, str] | None:
-    seconds = getattr(error, "retry_after_seconds", None)
-    return None if seconds is None else {"Retry-After": str(seconds)}
+    is_unknown = error.http_status is HTTPStatus.NOT_FOUND
+    return json_response(error, HTTPStatus.BAD_REQUEST if is_unknown else None)
 
 
 def _kind(status: HTTPStatus) -> str:

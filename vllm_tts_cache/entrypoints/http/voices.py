@@ -21,7 +21,6 @@ from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, VoiceName, ans
 from vllm_tts_cache.entrypoints.http.routing import (
     CHANGES_MAX_BYTES,
     VOICE_MAX_BYTES,
-    VoicesRoute,
     guarded_route,
 )
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
@@ -36,7 +35,7 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
 
-router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES, VoicesRoute))
+router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
 changes_router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
 
 MAX_PAGE = 1000
@@ -118,8 +117,8 @@ async def register_voice(
     Registering over an existing name replaces it, unless the policy is `immutable`.
     With `precompute` (the default) its encodings are made in the background.
     """
-    clips = audio_sample or []
-    handler.speakers.uploads.check_number(len(clips))
+    speakers, clips = handler.speakers, audio_sample or []
+    speakers.uploads.check_number(len(clips))
     transcript = forms.transcript_of(ref_text or [], max(1, len(clips)))
     upload = replace(upload, ref_text=transcript)
     upload.check_texts()
@@ -135,22 +134,25 @@ async def register_voice(
         )
         upload.check_texts()
         files = await forms.read_clips(clips)
-        done = await handler.speakers.register_audio(
-            tenant, upload, *files, precompute=precompute, check=check
-        )
+        new = await speakers.uploads.register_audio(tenant, upload, *files, check=check)
     else:
         embedding = forms.parse_embedding(speaker_embedding or "")
         handler.check_embedding(embedding)
-        done = await handler.speakers.register_embedding(tenant, upload, embedding)
+        new = await speakers.uploads.register_embedding(tenant, upload, embedding)
+    # Those of an embedding are there.
+    speakers.registered(new.done, precompute=precompute and bool(clips))
+    record = new.done.record
     answer: dict[str, Any] = {
         "success": True,
-        "voice": shown(handler.speakers, done.record),
-        **models.openai_voice(done.record),
+        "voice": shown(speakers, record),
+        **models.openai_voice(record),
     }
-    if done.quality is not None:
-        answer["quality"] = done.quality.to_dict()
-    if done.warnings:
-        answer["warnings"] = models.warnings(done.warnings)
+    if new.quality is not None:
+        answer["quality"] = new.quality.to_dict()
+    if new.warnings:
+        answer["warnings"] = [
+            {"code": str(each.code), "message": each.message} for each in new.warnings
+        ]
     if handler.note is not None:
         answer["note"] = handler.note
     return answer
@@ -189,12 +191,13 @@ async def list_voices(
     A page holds at most `limit` voices, and about 1 MiB of them. `next` is there if
     more may follow; give it as `after`. Built-in voices come with the first page.
     """
+    store, reads = handler.speakers.store, handler.speakers.lookups.reads
     answer: dict[str, Any] = {}
     if names_only and page.sort == "name":
-        names = await handler.speakers.lookups.names(page)
+        names = await reads.run(store.names, page)
         num_found, last = len(names), names[-1:]
     else:
-        records = await handler.speakers.lookups.records(page)
+        records = await reads.run(store.records, page)
         num_found = len(records)
         records = models.first_page(records)
         last = [cursor(record, page.sort) for record in records[-1:]]
@@ -290,8 +293,8 @@ async def precompute_voice(
         work = handler.speakers.encodings.precompute(found, force=force, urgent=urgent)
         existed = await unless_client_leaves(raw_request, work)
     except ServerFaultError as exc:
-        details = {"voice": found.record.name, "cache_status": "failed"}
-        return routing.json_response(exc, **details)
+        name = found.record.name
+        return routing.json_response(exc, voice=name, cache_status="failed")
     if existed is None:
         return JSONResponse({**answer, "cache_status": "processing"}, 202)
     if existed:

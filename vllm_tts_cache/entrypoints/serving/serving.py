@@ -46,7 +46,7 @@ from vllm_tts_cache.entrypoints.speakers.served_model import (
     CannotCloneError,
     ServedModel,
 )
-from vllm_tts_cache.entrypoints.speakers.service import open_service
+from vllm_tts_cache.entrypoints.speakers.service import SpeakerService
 from vllm_tts_cache.errors import (
     EncodeError,
     InvalidSpeakerError,
@@ -245,7 +245,7 @@ class CachedServingSpeech(KnowsItsModel):
         engine: Any = self._diffusion_engine if is_diffusion else self.engine_client
         settings = load_settings()
         self.fetch_connection = FetchConnection(max_waiting=settings.max_fetches)
-        self.speakers = open_service(
+        self.speakers = SpeakerService(
             settings,
             engine,
             ServedModel(

@@ -6,11 +6,13 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from vllm_tts_cache.catalogue.deletions import Deletion, DeletionProgress
 from vllm_tts_cache.catalogue.names import is_consent_id
 from vllm_tts_cache.catalogue.records import AUDIO_KIND
+from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.entrypoints.speakers.lookups import (
     LastRows,
@@ -27,11 +29,7 @@ from vllm_tts_cache.errors import (
     log_text_of,
 )
 from vllm_tts_cache.logs import ThrottledLog
-from vllm_tts_cache.speaker.rpc_client import (
-    DELETE,
-    AsyncWorkers,
-    UnsupportedModelError,
-)
+from vllm_tts_cache.speaker.rpc_client import DELETE, UnsupportedModelError
 from vllm_tts_cache.speaker.wire import DeleteCall
 from vllm_tts_cache.store.recovery import recover_aside
 from vllm_tts_cache.store.speaker_store import SpeakerStore
@@ -74,32 +72,26 @@ class Deletions:
     catalogue, so another process goes on after this one. For the event loop only.
 
     Args:
-        workers: Returns None if the model that is served has none.
         last_rows: Rows of speakers that this process read.
-        delete_here: Deletes what this process remembers of an audio.
-        end_waits: Ends what this process waits for of an audio that is gone.
-        delete_all_here: Deletes what this process remembers of all audios.
+        memories: What this process remembers of audios: each has a ``delete``, which
+            takes the address of one, and a ``delete_all``.
     """
 
     def __init__(
         self,
         store: SpeakerStore,
         lookups: ReadExecutor,
-        workers: Callable[[], AsyncWorkers | None],
+        encodings: SpeakerEncodings,
         decoders: Decoders,
         last_rows: LastRows,
-        delete_here: Callable[[str], None],
-        end_waits: Callable[[str], None],
-        delete_all_here: Callable[[], None],
+        memories: Sequence[Any],
     ):
         self._store = store
         self._last_rows = last_rows
         self._lookups = lookups
-        self._workers = workers
+        self._encodings = encodings
         self._decoders = decoders
-        self._delete_here = delete_here
-        self._end_waits = end_waits
-        self._delete_all_here = delete_all_here
+        self._memories = memories
         # After which absence workers deleted all, and what they still had.
         self._deleted_after, self._busy = 0, set[str]()
         # By their ids: what was deleted goes before what was replaced.
@@ -184,24 +176,30 @@ class Deletions:
         self, name: str, tenant: str, delete: Callable[[str, str], Deletion]
     ) -> Deletion:
         self.start()
+
+        async def look() -> DeletionProgress | None:
+            # It may delete participants that died, so it is not a mere look-up.
+            return await self._clients.run(self._store.progress, name, tenant)
+
         try:
             deletion = await self._clients.run(delete, name, tenant)
         except (SpeakerNotFoundError, ConsentNotFoundError):
-            if (progress := await self._progress(name, tenant)) is None:
+            if (progress := await look()) is None:
                 raise
             deletion = progress.deletion
         else:
             self.carry_out(deletion)
-        progress = await self._finished_or_late(name, tenant)
-        if progress is None:  # another caller had the answer
-            return deletion
-        if not progress.is_finished:
-            raise DeletionPendingError(
-                name,
-                files_removed=progress.files_removed,
-                waiting_for=progress.waiting_for,
-            )
-        await self._clients.run(self._store.acknowledge, progress.deletion.id)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (progress := await look()) is not None and not progress.is_finished:
+            if time.monotonic() > until:
+                raise DeletionPendingError(
+                    name,
+                    files_removed=progress.files_removed,
+                    waiting_for=progress.waiting_for,
+                )
+            await asyncio.sleep(PROGRESS_SECONDS)
+        if progress is not None:  # else another caller had the answer
+            await self._clients.run(self._store.acknowledge, progress.deletion.id)
         return deletion
 
     def carry_out(self, deletion: Deletion) -> None:
@@ -210,20 +208,6 @@ class Deletions:
             queue = self._replaced if deletion.public_id is None else self._deleted
             queue[deletion.id] = deletion
             self._wake()
-
-    async def _finished_or_late(
-        self, name: str, tenant: str
-    ) -> DeletionProgress | None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            progress = await self._progress(name, tenant)
-            if progress is None or progress.is_finished or time.monotonic() > until:
-                return progress
-            await asyncio.sleep(PROGRESS_SECONDS)
-
-    async def _progress(self, name: str, tenant: str) -> DeletionProgress | None:
-        # It may delete participants that died, so it is not a mere look-up.
-        return await self._clients.run(self._store.progress, name, tenant)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         """Call ``work`` now and then, when there is news, and again after an error."""
@@ -357,11 +341,12 @@ class Deletions:
             self._last_rows.delete(deletion.public_id)
         if (sha := deletion.audio_sha256) is not None:
             # After the workers, of whom a prompt could have been made anew.
-            self._delete_here(sha)
+            for memory in self._memories:
+                memory.delete(sha)
             if (copies := self._store.copies) is not None:
                 await self._own.run(copies.delete_unstored, sha)
             if not await self._lookups.run(self._store.has_audio, sha):
-                self._end_waits(sha)
+                self._encodings.end_waits(sha)
         await self._own.run(self._store.participants.confirm, deletion.id)
 
     async def _delete_all_if_missed(self) -> None:
@@ -378,7 +363,8 @@ class Deletions:
         self._deleted_after = absence
         if not self._busy:
             # After the workers, of whom a prompt could have been made anew.
-            self._delete_all_here()
+            for memory in (self._last_rows, *self._memories):
+                memory.delete_all()
             self._store.participants.has_deleted_all(absence)
             # Copies on disk of what was deleted meanwhile: each is looked for.
             self._recover_at = time.monotonic()
@@ -388,8 +374,9 @@ class Deletions:
 
         Raises: WorkerRPCError.
         """
+        workers = self._encodings.cloning_workers()
         is_empty = not (call.audio_sha256s or call.everything)
-        if is_empty or (workers := self._workers()) is None or workers.have_ended:
+        if is_empty or workers is None or workers.have_ended:
             return set()
         try:
             answers = await workers.call(DELETE, call)

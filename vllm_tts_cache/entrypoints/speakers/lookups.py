@@ -7,7 +7,6 @@ from typing import ParamSpec, TypeVar
 
 from cachetools import LRUCache
 
-from vllm_tts_cache.catalogue.pages import Page
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.entrypoints.speakers.executors import BoundedExecutor
 from vllm_tts_cache.errors import (
@@ -18,7 +17,7 @@ from vllm_tts_cache.errors import (
     StorageUnavailableError,
 )
 from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
-from vllm_tts_cache.tenants import Tenant, TenantKeys
+from vllm_tts_cache.tenants import Tenant
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -157,17 +156,15 @@ class SpeakerLookups:
     Args:
         store: Where they are.
         lookups: Runs indexed reads.
-        keys: Whose API keys are whose.
 
     Attributes:
         reads: Runs what reads lists and files.
         last: What was read, for while the catalogue is out of reach.
     """
 
-    def __init__(self, store: SpeakerStore, lookups: ReadExecutor, keys: TenantKeys):
+    def __init__(self, store: SpeakerStore, lookups: ReadExecutor):
         self._store = store
         self._lookups = lookups
-        self._keys = keys
         self.reads = BoundedExecutor(
             "too many lists wait", num_threads=2, max_waiting=MAX_WAITING_LISTS
         )
@@ -259,14 +256,6 @@ class SpeakerLookups:
         if file is None:
             raise SpeakerNotFoundError(record.name)
         return file
-
-    async def records(self, page: Page) -> list[SpeakerRecord]:
-        """Return a page of speakers, or its first ones; see `SpeakerStore.records`."""
-        return await self.reads.run(self._store.records, page)
-
-    async def names(self, page: Page) -> list[str]:
-        """Return the names of the same page, for less."""
-        return await self.reads.run(self._store.names, page)
 
     def shutdown(self) -> None:
         """Stop the threads."""

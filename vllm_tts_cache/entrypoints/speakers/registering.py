@@ -67,12 +67,12 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisteredClip:
+class Registration:
     """A voice that an upload registered, and what was measured of its clip, if so."""
 
     done: Registered
-    warnings: tuple[AudioWarning, ...]
-    quality: ClipQuality | None
+    warnings: tuple[AudioWarning, ...] = ()
+    quality: ClipQuality | None = None
 
 
 class Uploads:
@@ -107,7 +107,7 @@ class Uploads:
 
     async def register_audio(
         self, tenant: Tenant, upload: Upload, *files: bytes, check: bool = True
-    ) -> RegisteredClip:
+    ) -> Registration:
         """Register a speaker by a reference clip, or by several.
 
         A voice of that name is replaced after all are decoded, checked and stored.
@@ -128,7 +128,7 @@ class Uploads:
 
     async def register_embedding(
         self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
-    ) -> Registered:
+    ) -> Registration:
         """Register a speaker by a raw speaker embedding.
 
         Raises: SpeakerRequestError, ServerBusyError, StorageError.
@@ -141,7 +141,8 @@ class Uploads:
             embedding=embedding,
         )
         register = self._store.registrations.register
-        return await self.changes.run(register, new, None, limits=tenant.limits)
+        done = await self.changes.run(register, new, None, limits=tenant.limits)
+        return Registration(done=done)
 
     async def keep_consent(
         self, tenant: Tenant, name: str, language: str, data: bytes
@@ -191,7 +192,7 @@ class Uploads:
 
     def _register_clips(
         self, tenant: Tenant, upload: Upload, files: Sequence[bytes], check: bool
-    ) -> RegisteredClip:
+    ) -> Registration:
         self.check_number(len(files))
         decoded = decode_clips(files)
         audio = decoded.audio
@@ -206,7 +207,7 @@ class Uploads:
             clip_starts=audio.clip_starts,
         )
         done = self._store.registrations.register(new, decoded, limits=tenant.limits)
-        return RegisteredClip(done=done, warnings=decoded.warnings, quality=quality)
+        return Registration(done=done, warnings=decoded.warnings, quality=quality)
 
     def _check_file(self, data: bytes, ref_text: str | None) -> ClipQuality:
         decoded = decode(data)

@@ -1,13 +1,12 @@
 """Registering, finding and deleting speakers: what routes and adapters call."""
 
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from vllm_tts_cache.audio.decode import AudioWarning
-from vllm_tts_cache.audio.quality import ClipQuality
+from cachetools import LRUCache
+
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
-from vllm_tts_cache.catalogue.stored_files import Usage
 from vllm_tts_cache.config import Settings, metrics_directory
 from vllm_tts_cache.entrypoints.metrics.refresh import MetricsRefresh
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
@@ -21,14 +20,13 @@ from vllm_tts_cache.entrypoints.speakers.executors import (
 from vllm_tts_cache.entrypoints.speakers.inline import InlineClips
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
-from vllm_tts_cache.entrypoints.speakers.registering import Upload, Uploads
+from vllm_tts_cache.entrypoints.speakers.registering import Uploads
 from vllm_tts_cache.entrypoints.speakers.served_model import Decoders, ServedModel
 from vllm_tts_cache.speaker.rpc_client import STATS, AsyncEngine, AsyncWorkers
 from vllm_tts_cache.store.bundles import Bundles
-from vllm_tts_cache.store.memory import Budget, LruSegment, Sized
+from vllm_tts_cache.store.memory import Sized
 from vllm_tts_cache.store.opening import open_store
 from vllm_tts_cache.store.registering import Registered
-from vllm_tts_cache.store.speaker_store import SpeakerStore
 from vllm_tts_cache.tenants import Caller, Tenant, TenantKeys
 
 P = TypeVar("P", bound=Sized)
@@ -44,16 +42,6 @@ NUM_TEXT_THREADS = 4
 MAX_WAITING_TEXTS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[P]):
-    audio_sha256: str
-    part: P
-
-    @property
-    def num_bytes(self) -> int:
-        return _ENTRY_BYTES + self.part.num_bytes
-
-
 class PromptMemory(Generic[P]):
     """Parts by voice and transcript, least recently used first.
 
@@ -64,13 +52,12 @@ class PromptMemory(Generic[P]):
     """
 
     def __init__(self, max_bytes: int):
-        self._shelf: LruSegment[Hashable, _Entry[P]] = LruSegment(Budget(max_bytes))
-        self._num_deletes = 0
+        def size_of(entry: tuple[str, P]) -> int:
+            return _ENTRY_BYTES + entry[1].num_bytes
 
-    @property
-    def num_bytes(self) -> int:
-        """How many bytes all parts that are kept take."""
-        return self._shelf.num_bytes
+        # With the audio that each is of.
+        self._parts = LRUCache[Hashable, tuple[str, P]](max_bytes, getsizeof=size_of)
+        self._num_deletes = 0
 
     async def get_or_build(
         self, key: Hashable, audio_sha256: str, build: Callable[[], Awaitable[P]]
@@ -79,100 +66,27 @@ class PromptMemory(Generic[P]):
 
         Raises: whatever ``build`` raises; nothing is kept then.
         """
-        if (entry := self._shelf.entries.get(key)) is not None:
-            self._shelf.entries.move_to_end(key)
-            return entry.part
+        if (entry := self._parts.get(key)) is not None:
+            return entry[1]
         num_deletes = self._num_deletes
         part = await build()
         # Else what was deleted meanwhile would be kept after all.
         if num_deletes == self._num_deletes:
-            self._keep(key, _Entry(audio_sha256, part))
+            with suppress(ValueError):  # it is larger than all may be
+                self._parts[key] = audio_sha256, part
         return part
 
     def delete(self, audio_sha256: str) -> None:
         """Delete everything of this audio; what is being built is not kept."""
         self._num_deletes += 1
-        for key, entry in list(self._shelf.entries.items()):
-            if entry.audio_sha256 == audio_sha256:
-                self._shelf.remove(key)
+        for key, (sha, _) in list(self._parts.items()):
+            if sha == audio_sha256:
+                del self._parts[key]
 
     def delete_all(self) -> None:
         """Delete everything; what is being built is not kept."""
         self._num_deletes += 1
-        self._shelf.clear()
-
-    def _keep(self, key: Hashable, entry: _Entry[P]) -> None:
-        if key not in self._shelf.entries and self._shelf.fits(entry):
-            self._shelf.add(key, entry)
-
-
-class Counts:
-    """Adds up what is registered and stored; every method reads the catalogue."""
-
-    def __init__(self, store: SpeakerStore, settings: Settings, tenants: TenantKeys):
-        self._store = store
-        self._tenants = tenants
-        self._max_bytes = {
-            "registered_audio": settings.audio_max_bytes,
-            "inline_audio": settings.inline_audio_max_bytes,
-            "encodings": settings.disk_max_bytes,
-        }
-
-    def of_all(self) -> dict[str, object]:
-        """What there is, and of several tenants what each has. Raises: StorageError."""
-        store = self._store
-        storage: dict[str, object] = {
-            segment.value: {kind: _shown(used) for kind, used in kinds.items()}
-            for segment, kinds in store.usage().items()
-        }
-        storage["max_bytes"] = self._max_bytes
-        counts = {
-            "registry": {"speakers": store.num_speakers()},
-            "storage": storage,
-            "deletions": {"unfinished": store.num_unfinished_deletions()},
-        }
-        if bucket := store.bucket_counts():
-            counts["bucket"] = bucket
-        if not self._tenants.is_on:
-            return counts
-        names = store.usage_of_tenants().keys() | self._tenants.tenants.keys()
-        tenants = {name: self._tenants.tenants.get(name) for name in sorted(names)}
-        each = {
-            name: self.of_tenant(tenant or Tenant(name=name))
-            for name, tenant in tenants.items()
-        }
-        return {**counts, "tenants": each}
-
-    def of_tenant(self, tenant: Tenant) -> dict[str, object]:
-        """What one of several tenants has. Raises: StorageError."""
-        store, limits = self._store, tenant.limits
-        used = store.usage_of(tenant.name)
-        return {
-            "registry": {
-                "speakers": used.num_voices,
-                "consents": used.num_consents,
-                "audio_bytes": used.audio_bytes,
-            },
-            "limits": {
-                "speakers": limits.max_voices,
-                "consents": limits.max_voices,
-                "audio_bytes": limits.max_audio_bytes,
-            },
-            "deletions": {"unfinished": store.num_unfinished_deletions(tenant.name)},
-        }
-
-
-def _shown(used: Usage) -> dict[str, int]:
-    return {"files": used.num_files, "bytes": used.num_bytes}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """What registering answers."""
-
-    record: SpeakerRecord
-    warnings: tuple[AudioWarning, ...] = ()
-    quality: ClipQuality | None = None
+        self._parts.clear()
 
 
 class SpeakerService:
@@ -181,10 +95,12 @@ class SpeakerService:
     For the event loop only.
 
     Args:
+        settings: Where the storage is, which is opened, and how much it may hold.
         engine: The host's engine client; None where there are no workers.
         model: What is served.
-        keys: Whose API keys are whose.
         speech: The serving class; None where no voice is prefilled.
+
+    Raises: StorageError, ConfigError.
 
     Attributes:
         model: What is served.
@@ -207,20 +123,19 @@ class SpeakerService:
 
     def __init__(
         self,
-        store: SpeakerStore,
         settings: Settings,
         engine: AsyncEngine | None,
         model: ServedModel,
-        keys: TenantKeys,
+        *,
         speech: Any = None,
     ):
-        self.store = store
+        self.tenants = TenantKeys(settings.tenants_file)
+        self.store = store = open_store(settings)
         self.model = model
-        self.tenants = keys
         self.may_download = settings.audio_download
         workers = None if engine is None else AsyncWorkers(engine)
         self._indexed = indexed = ReadExecutor(is_local=store.is_local)
-        self.lookups = SpeakerLookups(store, indexed, keys)
+        self.lookups = SpeakerLookups(store, indexed)
         self.kv_warming = KVWarming(speech if settings.warm_kv == "idle" else None)
         self.encodings = SpeakerEncodings(
             store,
@@ -251,17 +166,19 @@ class SpeakerService:
         )
         self.exports = Slots("too many bundles are being sent", MAX_BUNDLES)
         self.sounds = Slots("too many clips are being sent", MAX_SOUNDS)
-        self._counts = Counts(store, settings, keys)
+        self._max_bytes = {
+            "registered_audio": settings.audio_max_bytes,
+            "inline_audio": settings.inline_audio_max_bytes,
+            "encodings": settings.disk_max_bytes,
+        }
         self._decoders = Decoders(workers, model.family)
         self.deletions = Deletions(
             store,
             indexed,
-            self.encodings.cloning_workers,
+            self.encodings,
             self._decoders,
             self.lookups.last,
-            self._delete_here,
-            self.encodings.end_waits,
-            self._delete_all_here,
+            memories=(self.prompts, self.inline, self.encodings),
         )
         self.metrics = MetricsRefresh(
             process_metrics(),
@@ -295,43 +212,12 @@ class SpeakerService:
 
     # -------- registering
 
-    async def register_audio(
-        self,
-        tenant: Tenant,
-        upload: Upload,
-        *files: bytes,
-        precompute: bool,
-        check: bool = True,
-    ) -> Registration:
-        """Register a speaker by a reference clip, or by several.
-
-        Raises: SpeakerRequestError, ServerBusyError, StorageError.
-        """
-        clip = await self.uploads.register_audio(tenant, upload, *files, check=check)
-        record = clip.done.record
-        await self.registered(clip.done, precompute=precompute)
-        return Registration(record=record, warnings=clip.warnings, quality=clip.quality)
-
-    async def registered(self, done: Registered, *, precompute: bool) -> None:
-        """Go on with a voice that is in the store: what it replaced, its encodings.
-
-        Raises: StorageError.
-        """
+    def registered(self, done: Registered, *, precompute: bool) -> None:
+        """Go on with a voice that is in the store: what it replaced, its encodings."""
         if done.deletion is not None:
             self.deletions.carry_out(done.deletion)
         if precompute:
             self.encodings.precompute_in_background(done.record)
-
-    async def register_embedding(
-        self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
-    ) -> Registration:
-        """Register a speaker by a raw speaker embedding: ready at once.
-
-        Raises: SpeakerRequestError, ServerBusyError, StorageError.
-        """
-        done = await self.uploads.register_embedding(tenant, upload, embedding)
-        await self.registered(done, precompute=False)
-        return Registration(record=done.record)
 
     async def change(
         self, tenant: Tenant, name: str, changes: SpeakerChanges
@@ -345,7 +231,7 @@ class SpeakerService:
             self.store.registrations.change, name, changes, tenant.name
         )
         is_new = bool(done.record.ref_text) and done.deletion is not None
-        await self.registered(done, precompute=is_new)
+        self.registered(done, precompute=is_new)
         return done.record
 
     # -------- counting
@@ -359,8 +245,8 @@ class SpeakerService:
         Raises: WorkerRPCError, StorageError.
         """
         if self.tenants.is_on and caller.tenant is not None:
-            return await self.lookups.reads.run(self._counts.of_tenant, caller.tenant)
-        known = await self.lookups.reads.run(self._counts.of_all)
+            return await self.lookups.reads.run(self._counts_of, caller.tenant)
+        known = await self.lookups.reads.run(self._counts)
         workers = []
         if (cloning := self.encodings.cloning_workers()) is not None:
             answers = await cloning.call(STATS)
@@ -372,35 +258,44 @@ class SpeakerService:
             shown["kv_warming"] = warming
         return shown
 
-    def _delete_here(self, audio_sha256: str) -> None:
-        self.prompts.delete(audio_sha256)
-        self.inline.delete(audio_sha256)
-        self.encodings.delete(audio_sha256)
+    def _counts(self) -> dict[str, object]:
+        """What there is, and of several tenants what each has; for a thread."""
+        storage: dict[str, object] = {
+            segment.value: {
+                content: {"files": used.num_files, "bytes": used.num_bytes}
+                for content, used in contents.items()
+            }
+            for segment, contents in self.store.usage().items()
+        }
+        storage["max_bytes"] = self._max_bytes
+        counts = {
+            "registry": {"speakers": self.store.num_speakers()},
+            "storage": storage,
+            "deletions": {"unfinished": self.store.num_unfinished_deletions()},
+        }
+        if bucket := self.store.bucket_counts():
+            counts["bucket"] = bucket
+        if not self.tenants.is_on:
+            return counts
+        known = self.tenants.tenants
+        names = sorted(self.store.usage_of_tenants().keys() | known.keys())
+        each = {n: self._counts_of(known.get(n) or Tenant(name=n)) for n in names}
+        return {**counts, "tenants": each}
 
-    def _delete_all_here(self) -> None:
-        self.lookups.last.delete_all()
-        self.prompts.delete_all()
-        self.inline.delete_all()
-        self.encodings.delete_all()
-
-
-def open_service(
-    settings: Settings,
-    engine: AsyncEngine | None,
-    model: ServedModel,
-    *,
-    speech: Any = None,
-) -> SpeakerService:
-    """Open the storage and put the service on top of it.
-
-    Args:
-        settings: Where, and how much.
-        engine: None where there are no workers.
-        model: What is served.
-        speech: The serving class; None where no voice is prefilled.
-
-    Raises: StorageError, ConfigError.
-    """
-    keys = TenantKeys(settings.tenants_file)
-    store = open_store(settings)
-    return SpeakerService(store, settings, engine, model, keys, speech)
+    def _counts_of(self, tenant: Tenant) -> dict[str, object]:
+        """What one of several tenants has; for a thread."""
+        used, limits = self.store.usage_of(tenant.name), tenant.limits
+        num_left = self.store.num_unfinished_deletions(tenant.name)
+        return {
+            "registry": {
+                "speakers": used.num_voices,
+                "consents": used.num_consents,
+                "audio_bytes": used.audio_bytes,
+            },
+            "limits": {
+                "speakers": limits.max_voices,
+                "consents": limits.max_voices,
+                "audio_bytes": limits.max_audio_bytes,
+            },
+            "deletions": {"unfinished": num_left},
+        }
