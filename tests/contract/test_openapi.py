@@ -10,7 +10,7 @@ from tests.speaking import wav
 from tests.two_tenants import ADMIN_KEY, two_tenants
 from vllm_tts_cache.entrypoints.attach import routers
 from vllm_tts_cache.entrypoints.http import models
-from vllm_tts_cache.entrypoints.http.openapi import EXAMPLES, SpeakerCache
+from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, example_of
 
 VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
 CACHE = "/v1/audio/speaker_cache"
@@ -86,9 +86,24 @@ def undocumented(told: Any) -> set[str]:
     return set(told.model_extra or {}) | undocumented(fields)
 
 
-@pytest.mark.parametrize("model", EXAMPLES, ids=lambda model: model.__name__)
+ANSWERED = (
+    models.Registered,
+    models.VoiceStatus,
+    models.VoiceList,
+    models.CacheStatus,
+    models.Quality,
+    models.Imported,
+    models.VoiceDeleted,
+    models.Consent,
+    models.ConsentList,
+    models.ConsentDeleted,
+    SpeakerCache,
+)
+
+
+@pytest.mark.parametrize("model", ANSWERED, ids=lambda model: model.__name__)
 def test_an_example_is_what_the_model_says(model):
-    assert undocumented(model.model_validate(EXAMPLES[model])) == set()
+    assert undocumented(model.model_validate(example_of(model))) == set()
 
 
 async def test_answers_are_what_the_models_say(server):

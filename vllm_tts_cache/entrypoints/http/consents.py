@@ -7,7 +7,8 @@ from pydantic import BaseModel, Field
 
 from vllm_tts_cache.entrypoints.http import forms, models, routing
 from vllm_tts_cache.entrypoints.http.callers import CallingTenant
-from vllm_tts_cache.entrypoints.http.openapi import CONSENT_ID, ConsentId, answers
+from vllm_tts_cache.entrypoints.http.models import CONSENT_ID
+from vllm_tts_cache.entrypoints.http.openapi import ConsentId, answers
 from vllm_tts_cache.entrypoints.http.routing import (
     CHANGES_MAX_BYTES,
     VOICE_MAX_BYTES,

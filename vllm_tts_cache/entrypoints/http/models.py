@@ -1,11 +1,10 @@
 """What the voices routes answer: stock's fields, OpenAI's, and ours beside them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_tts_cache.audio.limits import AudioWarning
 from vllm_tts_cache.catalogue.pages import PAGE_MAX_BYTES, bytes_in_answer
 from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.store.consents import ConsentRecord
@@ -14,6 +13,10 @@ from vllm_tts_cache.store.consents import ConsentRecord
 FILE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 CacheState = Literal["pending", "processing", "ready", "failed", "unsupported"]
+
+
+VOICE_ID = "voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"
+CONSENT_ID = "cons_0b7d3c52a1e94f6f9d8e7c6b5a493827"
 
 
 class Answer(BaseModel):
@@ -32,7 +35,7 @@ class VoiceClip(Answer):
 class Voice(Answer):
     """A registered voice."""
 
-    id: str = Field(examples=["voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
+    id: str = Field(examples=[VOICE_ID])
     object: Literal["audio.voice"]
     type: Literal["audio_sample"]
     name: str = Field(examples=["keeper"])
@@ -45,13 +48,14 @@ class Voice(Answer):
     expires_at: int | None = Field(
         default=None, description="Unix seconds; it is deleted then"
     )
-    file_size: int
-    mime_type: str
-    embedding_source: Literal["audio", "direct"]
-    embedding_dim: int | None
+    file_size: int = Field(examples=[81234])
+    mime_type: str = Field(examples=["audio/flac"])
+    embedding_source: Literal["audio", "direct"] = Field(examples=["audio"])
+    embedding_dim: int | None = Field(examples=[None])
     generation: int | None = Field(
         default=None,
         description="grows with every registration; not told where there are tenants",
+        examples=[7],
     )
     labels: dict[str, str] = Field(examples=[{"gender": "female"}])
     language: str | None = Field(default=None, examples=["de"])
@@ -60,9 +64,9 @@ class Voice(Answer):
     audio_sha256: str | None = Field(
         default=None, description="content address of the reference audio"
     )
-    sample_rate: int | None = None
+    sample_rate: int | None = Field(default=None, examples=[24000])
     duration_seconds: float | None = Field(
-        default=None, description="of all clips together"
+        default=None, description="of all clips together", examples=[4.5]
     )
     clips: list[VoiceClip] | None = Field(
         default=None, description="in their order; of a voice of several clips only"
@@ -85,24 +89,26 @@ class Reason(Answer):
     """Something that speaks against a clip."""
 
     code: str = Field(examples=["noisy"])
-    message: str = Field(description="what it is, and what to do")
+    message: str = Field(
+        description="what it is, and what to do", examples=["Noise is heard."]
+    )
 
 
 class Quality(Answer):
     """What a clip is worth; a figure that cannot be measured is null."""
 
-    verdict: Literal["good", "fair", "poor"]
+    verdict: Literal["good", "fair", "poor"] = Field(examples=["fair"])
     reasons: list[Reason]
-    duration_seconds: float
-    speech_seconds: float
-    speech_share: float
-    longest_pause_seconds: float
-    loudness_lufs: float | None
-    peak_dbfs: float | None
-    clipped_share: float
-    noise_dbfs: float | None
-    snr_db: float | None
-    bandwidth_hz: int | None
+    duration_seconds: float = Field(examples=[4.5])
+    speech_seconds: float = Field(examples=[3.9])
+    speech_share: float = Field(examples=[0.867])
+    longest_pause_seconds: float = Field(examples=[0.4])
+    loudness_lufs: float | None = Field(examples=[-21.3])
+    peak_dbfs: float | None = Field(examples=[-3.2])
+    clipped_share: float = Field(examples=[0.0])
+    noise_dbfs: float | None = Field(examples=[-48.0])
+    snr_db: float | None = Field(examples=[24.5])
+    bandwidth_hz: int | None = Field(examples=[11000])
 
 
 class Registered(Answer):
@@ -110,11 +116,11 @@ class Registered(Answer):
 
     success: Literal[True]
     voice: Voice
-    id: str
+    id: str = Field(examples=[VOICE_ID])
     object: Literal["audio.voice"]
     type: Literal["audio_sample"]
-    name: str
-    created_at: int
+    name: str = Field(examples=["keeper"])
+    created_at: int = Field(examples=[1793491200])
     warnings: list[Warned] = Field(default_factory=list)
     quality: Quality | None = None
     note: str | None = None
@@ -123,8 +129,8 @@ class Registered(Answer):
 class CacheStatus(Answer):
     """Whether a voice's encodings exist."""
 
-    voice: str = Field(description="its name")
-    cache_status: CacheState
+    voice: str = Field(description="its name", examples=["keeper"])
+    cache_status: CacheState = Field(examples=["ready"])
     error: str | None = None
     message: str | None = None
 
@@ -133,7 +139,7 @@ class VoiceStatus(Answer):
     """A voice and what it can be used for now."""
 
     voice: Voice
-    cache_status: CacheState
+    cache_status: CacheState = Field(examples=["ready"])
     error: str | None = None
     modes: list[str] = Field(
         description="ways of cloning that need nothing more than the voice",
@@ -144,7 +150,7 @@ class VoiceStatus(Answer):
 class VoiceList(Answer):
     """A page of voices: stock's two lists, and where the next page begins."""
 
-    voices: list[str]
+    voices: list[str] = Field(examples=[["default", "keeper"]])
     uploaded_voices: list[Voice] = Field(default_factory=list)
     max_clips: int | None = Field(
         default=None,
@@ -160,8 +166,12 @@ class ImportedVoice(Answer):
     """What became of a bundle."""
 
     voice: Voice
-    encodings_kept: int = Field(description="taken from the bundle, or there before")
-    encodings_left: int = Field(description="not taken; the voice is encoded again")
+    encodings_kept: int = Field(
+        description="taken from the bundle, or there before", examples=[2]
+    )
+    encodings_left: int = Field(
+        description="not taken; the voice is encoded again", examples=[0]
+    )
 
 
 class Imported(Answer):
@@ -174,8 +184,8 @@ class VoiceDeleted(Answer):
     """Nothing of the voice is left."""
 
     success: Literal[True]
-    message: str
-    id: str
+    message: str = Field(examples=["Voice 'keeper' deleted successfully"])
+    id: str = Field(examples=[VOICE_ID])
     object: Literal["audio.voice.deleted"]
     deleted: Literal[True]
 
@@ -183,11 +193,11 @@ class VoiceDeleted(Answer):
 class Consent(Answer):
     """A consent recording."""
 
-    id: str = Field(examples=["cons_5f0c2b9a64d1473e8a1b2c3d4e5f6071"])
+    id: str = Field(examples=[CONSENT_ID])
     object: Literal["audio.voice_consent"]
-    name: str
+    name: str = Field(examples=["Ann's consent"])
     language: str = Field(examples=["en-US"])
-    created_at: int
+    created_at: int = Field(examples=[1793491200])
 
 
 class ConsentList(Answer):
@@ -195,15 +205,15 @@ class ConsentList(Answer):
 
     object: Literal["list"]
     data: list[Consent]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+    first_id: str | None = Field(examples=[CONSENT_ID])
+    last_id: str | None = Field(examples=[CONSENT_ID])
+    has_more: bool = Field(examples=[False])
 
 
 class ConsentDeleted(Answer):
     """Nothing of the recording is left."""
 
-    id: str
+    id: str = Field(examples=[CONSENT_ID])
     object: Literal["audio.voice_consent"]
     deleted: Literal[True]
 
@@ -267,11 +277,6 @@ def consent(record: ConsentRecord) -> dict[str, Any]:
         "name": record.name,
         "language": record.language,
     }
-
-
-def warnings(found: Sequence[AudioWarning]) -> list[dict[str, str]]:
-    """Show what is not an error but may be heard."""
-    return [{"code": str(w.code), "message": w.message} for w in found]
 
 
 def first_page(records: Iterable[SpeakerRecord]) -> list[SpeakerRecord]:

@@ -1,19 +1,19 @@
 """What the OpenAPI document says that a route answers: models, examples, errors."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from fastapi import Path
 from pydantic import BaseModel, Field
 
-from vllm_tts_cache.entrypoints.http import models
-from vllm_tts_cache.entrypoints.http.models import Answer
+from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, VOICE_ID, Answer
 
 
 class Registry(Answer):
     """What is registered; of one tenant of several, what the tenant has."""
 
-    speakers: int
+    speakers: int = Field(examples=[2])
     consents: int | None = None
     audio_bytes: int | None = None
 
@@ -29,8 +29,8 @@ class TenantLimits(Answer):
 class Files(Answer):
     """Files of one kind."""
 
-    files: int
-    bytes: int
+    files: int = Field(examples=[3])
+    bytes: int = Field(examples=[9216])
 
 
 class Segment(Answer):
@@ -45,13 +45,13 @@ class Storage(Answer):
 
     registered: Segment
     inline: Segment
-    max_bytes: dict[str, int]
+    max_bytes: dict[str, int] = Field(examples=[{"registered_audio": 21474836480}])
 
 
 class Unfinished(Answer):
     """Deletions of which something is left to do."""
 
-    unfinished: int
+    unfinished: int = Field(examples=[0])
 
 
 class KVWarmings(Answer):
@@ -72,11 +72,13 @@ class TenantCache(Answer):
 class Worker(Answer):
     """One worker's counters since its start, and sizes; by the model there are more."""
 
-    rank: int
-    encodes: dict[str, int] = Field(description="by encoder")
-    failed_encodes: dict[str, int]
-    prompts: int
-    failed_prompts: int = Field(description="0 on a healthy server")
+    rank: int = Field(examples=[0])
+    encodes: dict[str, int] = Field(
+        description="by encoder", examples=[{"speaker": 2, "codec": 1}]
+    )
+    failed_encodes: dict[str, int] = Field(examples=[{"speaker": 0, "codec": 0}])
+    prompts: int = Field(examples=[14])
+    failed_prompts: int = Field(description="0 on a healthy server", examples=[0])
 
 
 class DecoderStates(Answer):
@@ -101,7 +103,9 @@ class SpeakerCache(Answer):
         default=None, description="files of an object store, where there is one"
     )
     flights: int | None = Field(
-        default=None, description="encodings that callers of this process wait for"
+        default=None,
+        description="encodings that callers of this process wait for",
+        examples=[0],
     )
     workers: list[Worker] | None = None
     decoders: list[DecoderStates] | None = None
@@ -111,127 +115,25 @@ class SpeakerCache(Answer):
     )
 
 
-VOICE_ID = "voice_5f0c2b9a64d1473e8a1b2c3d4e5f6071"
-CONSENT_ID = "cons_0b7d3c52a1e94f6f9d8e7c6b5a493827"
-_CREATED = 1793491200
+def example_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return an answer made of the examples of a model's fields, where it has some."""
+    shown: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kinds = [each for each in get_args(field.annotation) if each is not NoneType]
+        kind = kinds[0] if len(kinds) == 1 else field.annotation
+        is_list = list in (get_origin(field.annotation), get_origin(kind))
+        inner = get_args(kind)[0] if get_origin(kind) is list else kind
+        example = None
+        if field.examples:
+            [shown[name], *_] = field.examples
+        elif get_origin(field.annotation) is Literal:
+            shown[name] = kind
+        elif isinstance(inner, type) and issubclass(inner, Answer):
+            example = example_of(inner)
+        if example:
+            shown[name] = [example] if is_list else example
+    return shown
 
-_SHORT_VOICE = {
-    "id": VOICE_ID,
-    "object": "audio.voice",
-    "created_at": _CREATED,
-    "name": "keeper",
-    "type": "audio_sample",
-}
-_VOICE = {
-    **_SHORT_VOICE,
-    "consent": "signed 2026-11-01",
-    "file_size": 81234,
-    "mime_type": "audio/flac",
-    "embedding_source": "audio",
-    "embedding_dim": None,
-    "ref_text": "The keeper counts the ships at dusk.",
-    "generation": 7,
-    "audio_sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    "sample_rate": 24000,
-    "duration_seconds": 4.5,
-    "labels": {"team": "news"},
-    "language": "en-GB",
-}
-_QUALITY = {
-    "verdict": "fair",
-    "reasons": [
-        {"code": "noisy", "message": "Noise is heard behind the voice. Record again."}
-    ],
-    "duration_seconds": 4.5,
-    "speech_seconds": 3.9,
-    "speech_share": 0.867,
-    "longest_pause_seconds": 0.4,
-    "loudness_lufs": -21.3,
-    "peak_dbfs": -3.2,
-    "clipped_share": 0.0,
-    "noise_dbfs": -48.0,
-    "snr_db": 24.5,
-    "bandwidth_hz": 11000,
-}
-_CONSENT = {
-    "id": CONSENT_ID,
-    "object": "audio.voice_consent",
-    "created_at": _CREATED,
-    "name": "Ann's consent",
-    "language": "en-US",
-}
-_NO_FILES = {"files": 0, "bytes": 0}
-_CACHE = {
-    "registry": {"speakers": 2},
-    "storage": {
-        "registered": {
-            "audio": {"files": 2, "bytes": 81920},
-            "encodings": {"files": 3, "bytes": 9216},
-        },
-        "inline": {"audio": _NO_FILES, "encodings": _NO_FILES},
-        "max_bytes": {
-            "registered_audio": 21474836480,
-            "inline_audio": 1073741824,
-            "encodings": 21474836480,
-        },
-    },
-    "deletions": {"unfinished": 0},
-    "flights": 0,
-    "workers": [
-        {
-            "rank": 0,
-            "encodes": {"speaker": 2, "codec": 1},
-            "failed_encodes": {"speaker": 0, "codec": 0},
-            "prompts": 14,
-            "failed_prompts": 0,
-        }
-    ],
-}
-
-EXAMPLES: Mapping[type[BaseModel], dict[str, Any]] = {
-    models.Registered: {
-        "success": True,
-        "voice": _VOICE,
-        **_SHORT_VOICE,
-        "quality": _QUALITY,
-    },
-    models.VoiceStatus: {
-        "voice": _VOICE,
-        "cache_status": "ready",
-        "modes": ["x_vector", "in_context"],
-    },
-    models.VoiceList: {
-        "voices": ["default", "keeper"],
-        "uploaded_voices": [_VOICE],
-        "max_clips": 1,
-    },
-    models.CacheStatus: {"voice": "keeper", "cache_status": "ready"},
-    models.Quality: _QUALITY,
-    models.Imported: {
-        "imported": [{"voice": _VOICE, "encodings_kept": 2, "encodings_left": 0}]
-    },
-    models.VoiceDeleted: {
-        "success": True,
-        "message": "Voice 'keeper' deleted successfully",
-        "id": VOICE_ID,
-        "object": "audio.voice.deleted",
-        "deleted": True,
-    },
-    models.Consent: _CONSENT,
-    models.ConsentList: {
-        "object": "list",
-        "data": [_CONSENT],
-        "first_id": CONSENT_ID,
-        "last_id": CONSENT_ID,
-        "has_more": False,
-    },
-    models.ConsentDeleted: {
-        "id": CONSENT_ID,
-        "object": "audio.voice_consent",
-        "deleted": True,
-    },
-    SpeakerCache: _CACHE,
-}
 
 HEAD = "The headers that a GET answers with: how long the file is, and its `ETag`."
 
@@ -280,7 +182,7 @@ class Unauthorized(BaseModel):
 
 def answers(model: type[BaseModel], *statuses: int) -> Answers:
     """Return what a route answers in JSON, and how else than all of ours it refuses."""
-    example = {"application/json": {"example": EXAMPLES[model]}}
+    example = {"application/json": {"example": example_of(model)}}
     return {200: {"model": model, "content": example}, **refusals(*statuses)}
 
 
