@@ -79,7 +79,7 @@ async def is_kept_for_the_host(server, answer, note):
     """And is deleted again."""
     assert answer.status_code == 200, answer.text
     assert answer.json()["note"] == note
-    assert "ann" in server.handler.uploaded_speakers
+    assert (await server.handler._read_voice("Ann")).row is not None
     for path in (f"{VOICES}/Ann", f"{VOICES}/Ann/cache"):
         shown = (await server.client.get(path)).json()
         assert (shown["cache_status"], shown["error"]) == ("unsupported", note)

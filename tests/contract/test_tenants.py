@@ -19,6 +19,7 @@ from tests.two_tenants import (
     two_tenants,
 )
 from vllm_tts_cache.catalogue.names import CONSENT_PREFIX, VOICE_PREFIX
+from vllm_tts_cache.entrypoints.serving import host_speakers
 from vllm_tts_cache.errors import NoTenantError
 from vllm_tts_cache.store import bundle_format
 from vllm_tts_cache.tenants import Tenant, speaking_for
@@ -409,17 +410,18 @@ async def test_the_host_finds_voices_of_the_tenant_that_it_works_for(host):
     speech = host.server.handler
     for side in (host.us, host.them):
         with speaking_for(Tenant(name=side.tenant)):
+            voice = await speech._read_voice("Ann")
+        with host_speakers.known({"ann": voice}):
             assert speech.uploaded_speakers["ann"]["ref_text"] == side.words
-            assert list(speech.uploaded_speakers) == ["Ann"]
+            assert list(speech.uploaded_speakers) == ["ann"]
             samples, _ = speech._load_uploaded_audio("Ann")
             assert len(samples) > 0
             assert speech._get_uploaded_speaker_embedding("Ann") is None
+    voice = await speech._read_voice("Ann")
     for look in (
         lambda: speech.uploaded_speakers["ann"],
         lambda: "ann" in speech.uploaded_speakers,
-        lambda: list(speech.uploaded_speakers),
-        lambda: speech._load_uploaded_audio("Ann"),
         lambda: speech._get_uploaded_speaker_embedding("Ann"),
     ):
-        with pytest.raises(NoTenantError):
+        with host_speakers.known({"ann": voice}), pytest.raises(NoTenantError):
             look()

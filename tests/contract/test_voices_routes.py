@@ -16,6 +16,7 @@ from vllm_tts_cache.catalogue.records import NewSpeaker
 from vllm_tts_cache.catalogue.schema import speaker
 from vllm_tts_cache.catalogue.sqlite import FILE_NAME
 from vllm_tts_cache.entrypoints.http import models
+from vllm_tts_cache.entrypoints.serving import host_speakers
 from vllm_tts_cache.entrypoints.speakers import deletions, ensure, pending
 
 VOICES = "/v1/audio/voices"
@@ -428,20 +429,24 @@ async def test_the_voices_routes_answer_clearly_for_a_model_that_is_not_ours(for
 
 async def test_the_host_reads_voices_through_us_for_a_model_that_is_not_ours(foreign):
     await foreign.register("Ann", wav(), ref_text="words")
-    handler = foreign.handler
-    assert "ann" in handler.uploaded_speakers
-    assert "ann" in handler._get_available_speakers()
-    info = handler.uploaded_speakers["ann"]
-    assert Path(info["file_path"]).exists()
-    samples, rate_hz = handler._load_uploaded_audio("Ann")
-    assert (samples.shape, rate_hz) == ((48_000,), 24_000)
-    assert handler._get_uploaded_audio_data("Ann").startswith("data:audio/wav;base64,")
-    assert handler._load_uploaded_audio("nobody") is None
     raw = NewSpeaker(name="Raw", consent="y", embedding=(0.5, -1.0))
     foreign.service.store.registrations.register(raw, None)
-    assert handler._get_uploaded_speaker_embedding("raw") == [0.5, -1.0]
-    assert handler._get_uploaded_speaker_embedding("ann") is None
-    assert handler._load_uploaded_audio("raw") is None
+    handler = foreign.handler
+    names = ("Ann", "Raw", "nobody")
+    voices = {name.lower(): await handler._read_voice(name) for name in names}
+    with host_speakers.known(voices):
+        assert set(handler.uploaded_speakers) == {"ann", "raw"}
+        assert "ann" in handler._get_available_speakers()
+        info = handler.uploaded_speakers["ann"]
+        assert Path(info["file_path"]).exists()
+        samples, rate_hz = handler._load_uploaded_audio("Ann")
+        assert (samples.shape, rate_hz) == ((48_000,), 24_000)
+        url = handler._get_uploaded_audio_data("Ann")
+        assert url.startswith("data:audio/wav;base64,")
+        assert handler._load_uploaded_audio("nobody") is None
+        assert handler._get_uploaded_speaker_embedding("raw") == [0.5, -1.0]
+        assert handler._get_uploaded_speaker_embedding("ann") is None
+        assert handler._load_uploaded_audio("raw") is None
 
 
 async def test_a_diffusion_model_deletes_without_an_error(

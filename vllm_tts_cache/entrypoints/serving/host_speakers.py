@@ -12,9 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerRecord
-from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
 from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
 from vllm_tts_cache.speaker.family import clips_problem
 from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
@@ -46,7 +44,7 @@ _known: ContextVar[Mapping[str, HostVoice]] = ContextVar("host_voices")
 
 @contextmanager
 def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
-    """Answer the host's look-ups inside with these voices, by their folded names."""
+    """Answer the host's look-ups inside; voices by their names in lower case."""
     token = _known.set({**_known.get({}), **voices})
     try:
         yield
@@ -54,13 +52,15 @@ def known(voices: Mapping[str, HostVoice]) -> Iterator[None]:
         _known.reset(token)
 
 
-def known_voice(name: str) -> HostVoice | None:
-    """Return what was read of a name; None if it was not read for this request.
+def known_names() -> Set[str]:
+    """Return the names in lower case that were read for this request, or its batch."""
+    return _known.get({}).keys()
 
-    Raises: StorageError if it could not be read.
-    """
-    voice = _known.get({}).get(fold(name))
-    if voice is not None and voice.row is None and voice.error is not None:
+
+def known_voice(name: str) -> HostVoice:
+    """Return what was read of a name. Raises: StorageError if it could not be read."""
+    voice = _known.get({}).get(name.lower(), NO_VOICE)
+    if voice.row is None and voice.error is not None:
         raise voice.error
     return voice
 
@@ -77,56 +77,20 @@ def read_voice(store: SpeakerStore, found: StoredSpeaker) -> HostVoice:
     return HostVoice(row=row, audio=audio, embedding=embedding, error=error)
 
 
-class HostView(Mapping[str, dict[str, Any]]):
-    """``uploaded_speakers`` of the host: a look-up reads, for the request's tenant."""
-
-    def __init__(self, store: SpeakerStore, tenant: Callable[[], str]):
-        self._store = store
-        self._tenant = tenant
+class KnownVoices(Mapping[str, dict[str, Any]]):
+    """``uploaded_speakers`` of the host: those that its request names."""
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        if (row := self._row(name)) is None:
+        if (row := known_voice(name).row) is None:
             raise KeyError(name)
         return row
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._row(name) is not None
-
-    def _row(self, name: str) -> dict[str, Any] | None:
-        if (voice := known_voice(name)) is not None:
-            return voice.row
-        found = self._store.find(name, self._tenant())
-        return None if found is None else _as_host_dict(found.record, self._store)
-
     def __iter__(self) -> Iterator[str]:
-        return self._store.iter_names(self._tenant())
-
-    def __len__(self) -> int:
-        # Of all tenants: the host logs it while it starts.
-        return self._store.num_speakers()
-
-
-class SpeakerNames(Set[str]):
-    """All names a request may use; the host reads it per request, so none is listed."""
-
-    def __init__(self, builtin: frozenset[str], registered: Mapping[str, Any]):
-        self._builtin = builtin
-        self._registered = registered
-
-    def __contains__(self, name: object) -> bool:
-        # The host looks the placeholder up first, and no voice may have that name.
-        is_registered = name != PLACEHOLDER and name in self._registered
-        return name in self._builtin or is_registered
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._builtin
-        yield from (name for name in self._registered if name not in self._builtin)
+        known = _known.get({}).items()
+        return (name for name, voice in known if voice.row is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    def __or__(self, other: Set[Any]) -> set[Any]:
-        return set(self) | set(other)
 
 
 class NoMemo(dict[str, str]):
@@ -134,17 +98,6 @@ class NoMemo(dict[str, str]):
 
     def __setitem__(self, name: str, url: str) -> None:
         """Keep nothing."""
-
-
-def load_voice(store: SpeakerStore, name: str, tenant: str) -> HostVoice:
-    """Return what the host may read of a voice, read now if that was not done before.
-
-    Raises: StorageError.
-    """
-    if (voice := known_voice(name)) is not None:
-        return voice
-    found = store.find(name, tenant)
-    return NO_VOICE if found is None else read_voice(store, found)
 
 
 def _audio(store: SpeakerStore, found: StoredSpeaker) -> tuple[Any, int] | None:

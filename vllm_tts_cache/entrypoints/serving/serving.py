@@ -28,12 +28,11 @@ from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection
 from vllm_tts_cache.entrypoints.serving.host_http import bounded_error_response
 from vllm_tts_cache.entrypoints.serving.host_speakers import (
     NO_VOICE,
-    HostView,
     HostVoice,
+    KnownVoices,
     NoMemo,
     OtherModel,
-    SpeakerNames,
-    load_voice,
+    known_voice,
     of_model,
 )
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
@@ -210,7 +209,6 @@ class RefusedRequestError(ValueError):
 class CachedServingSpeech(KnowsItsModel):
     """Speech requests whose speakers come from the catalogue, by content address."""
 
-    _is_started = False
     create_error_response = staticmethod(bounded_error_response)
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -228,7 +226,6 @@ class CachedServingSpeech(KnowsItsModel):
         return speech
 
     def _start(self) -> None:
-        self._is_started = True
         self.media_connector.connection = self.fetch_connection
         if (adapter := self.cached_adapter) is not None:
             process_metrics().begin_family(adapter.tts_cache_family.name)
@@ -256,14 +253,8 @@ class CachedServingSpeech(KnowsItsModel):
             speech=self,
         )
         self.speakers.start()
-        view = HostView(self.speakers.store, self._tenant_name)
-        self.uploaded_speakers = view  # type: ignore[assignment]
+        self.uploaded_speakers = KnownVoices()  # type: ignore[assignment]
         self._ref_audio_data_url_cache = NoMemo()
-
-    def _get_available_speakers(self) -> Any:
-        # The host lists all of them once, while it starts, for a line in its log.
-        registered = self.uploaded_speakers if self._is_started else {}
-        return SpeakerNames(self.builtin_names, registered)
 
     def _drop_shadowing_uploads(self) -> None:
         """Delete none: a built-in name is looked up before a registered one."""
@@ -274,7 +265,7 @@ class CachedServingSpeech(KnowsItsModel):
         Raises: SpeakerRequestError of a voice of several clips, which they do not take.
         """
         try:
-            voice = load_voice(self.speakers.store, voice_name, self._tenant_name())
+            voice = known_voice(voice_name)
             if voice.error is not None:
                 raise voice.error
         except StorageError as exc:
@@ -284,11 +275,7 @@ class CachedServingSpeech(KnowsItsModel):
 
     def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
         """Read a voice's raw embedding, for families that we do not serve."""
-        store = self.speakers.store
-        return load_voice(store, voice_name, self._tenant_name()).embedding
-
-    def _tenant_name(self) -> str:
-        return speaking_tenant(self.tenants).name
+        return known_voice(voice_name).embedding
 
     def shutdown(self) -> None:
         """Close what the process holds; stock would go through all names."""
@@ -313,19 +300,22 @@ class CachedServingSpeech(KnowsItsModel):
             return await super().create_speech_batch(batch_request)
 
     async def _read_for_host(self, *requests: Any) -> dict[str, HostVoice]:
-        """Read the voices that requests name, by their folded names.
+        """Read the voices that requests name, by their names in lower case.
 
         The host looks them up on the event loop; of a model of ours, presets alone.
         """
-        names = {fold(r.voice): r.voice for r in requests if r.voice is not None}
+        names = {r.voice.lower(): r.voice for r in requests if r.voice is not None}
         if self.served_family is not None:
             return dict.fromkeys(names, NO_VOICE)
-        return {key: await self._read_voice(name) for key, name in names.items()}
+        known = host_speakers.known_names()  # of a batch
+        return {
+            key: await self._read_voice(name)
+            for key, name in names.items()
+            if key not in known
+        }
 
     async def _read_voice(self, name: str) -> HostVoice:
         try:
-            if (known := host_speakers.known_voice(name)) is not None:  # of a batch
-                return known
             tenant = speaking_tenant(self.tenants)
             if (found := await self.speakers.lookups.find(tenant, name)) is None:
                 return NO_VOICE
