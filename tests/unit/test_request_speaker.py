@@ -6,8 +6,8 @@ from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechReques
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
     as_clone,
     clone_facts,
+    embedding_mode,
     names_speaker,
-    refuse_embedding,
     single_url,
     unset_what_is_ignored,
 )
@@ -90,8 +90,8 @@ def test_a_family_without_x_vectors_refuses_them_and_embeddings():
     with pytest.raises(InvalidSpeakerError, match="no x-vectors"):
         mode(STRICT, stored="words", x_vector_only_mode=True)
     with pytest.raises(InvalidSpeakerError, match="not from an embedding"):
-        refuse_embedding(STRICT, "voice")
-    refuse_embedding(BOTH, "voice")
+        embedding_mode(STRICT, "voice")
+    assert embedding_mode(BOTH, "voice") is BOTH.embedding_mode
 
 
 def test_the_host_sees_no_voice_and_no_audio():

@@ -25,9 +25,9 @@ from vllm_tts_cache.entrypoints.serving.request_speaker import (
     MISSING_VOICE,
     as_clone,
     clone_facts,
+    embedding_mode,
     names_nobody,
     names_speaker,
-    refuse_embedding,
     report,
     single_url,
     speak_by_embedding,
@@ -133,7 +133,7 @@ class CachedAdapter:
             return None
         if request.speaker_embedding is not None:
             try:
-                mode = self._embedding_mode("speaker_embedding")
+                mode = embedding_mode(self.tts_cache_family, "speaker_embedding")
                 check_embedding(_flat(request.speaker_embedding))
             except InvalidSpeakerError as exc:
                 return str(exc)
@@ -209,9 +209,8 @@ class CachedAdapter:
         """
         if request.ref_audio is not None:
             return None
-        tenant = speaking_tenant(self._service.tenants)
         find = self._service.lookups.find_to_speak
-        if (found := await find(tenant, request.voice)) is None:
+        if (found := await find(self._tenant, request.voice)) is None:
             raise SpeakerNotFoundError(request.voice)
         return found
 
@@ -290,19 +289,13 @@ class CachedAdapter:
         return await self._service.encodings.ensure(need, tenant=tenant, stored=stored)
 
     async def _named_by_embedding(self, request: Any, record: SpeakerRecord) -> Any:
-        mode = self._embedding_mode("voice")
+        mode = embedding_mode(self.tts_cache_family, "voice")
         request.task_type = mode.stand_in.get("task_type", request.task_type)
         embedding = await self._service.lookups.embedding(record)
         named = as_clone(request, mode, stored_ref_text=None)
         named.speaker_embedding = list(embedding)
         self._check(named)
         return named
-
-    def _embedding_mode(self, field: str) -> Mode:
-        refuse_embedding(self.tts_cache_family, field)
-        mode = self.tts_cache_family.embedding_mode
-        assert mode is not None
-        return mode
 
     def _refusal(self, request: Any) -> str | None:
         """Say why a checkpoint without encoders cannot speak with this speaker."""

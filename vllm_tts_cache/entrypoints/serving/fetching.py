@@ -5,9 +5,9 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from vllm import envs
 from vllm.connections import HTTPConnection
 from vllm.exceptions import VLLMError
@@ -20,7 +20,6 @@ from vllm_tts_cache.errors import InvalidAudioError, TTSCacheError
 
 NUM_NAME_THREADS = 16
 _MAX_REASON_CHARS = 500  # of the host, which quotes what it was given
-_NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 
 class FetchConnection(HTTPConnection):
@@ -46,11 +45,20 @@ class FetchConnection(HTTPConnection):
     async def get_async_client(self) -> aiohttp.ClientSession:
         """As the host's, but for the resolver."""
         if self._async_client is None:
-            connector = aiohttp.TCPConnector(resolver=_Resolver(self._names))
+            resolver = aiohttp.ThreadedResolver(cast(Any, self))
+            connector = aiohttp.TCPConnector(resolver=resolver)
             self._async_client = aiohttp.ClientSession(
                 trust_env=True, connector=connector
             )
         return self._async_client
+
+    async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
+        """As the event loop's, in our threads. Raises: ServerBusyError, OSError."""
+        return await self._names.run(socket.getaddrinfo, host, port, **options)
+
+    async def getnameinfo(self, address: Any, flags: int) -> tuple[str, str]:
+        """As the event loop's, in our threads. Raises: ServerBusyError, OSError."""
+        return await self._names.run(socket.getnameinfo, address, flags)
 
     def shutdown(self) -> None:
         """Stop the threads; the session stays open as long as the host's own."""
@@ -84,40 +92,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         if not isinstance(error, aiohttp.ClientError):  # whose are Python's by class
             yield error
         error = error.__cause__ or error.__context__
-
-
-class _Resolver(AbstractResolver):
-    def __init__(self, names: BoundedExecutor):
-        self._names = names
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Return the addresses of a host. Raises: ServerBusyError, OSError."""
-        return await self._names.run(_addresses, host, port, family)
-
-    async def close(self) -> None:
-        """Leave the threads to `FetchConnection`."""
-
-
-def _addresses(
-    host: str, port: int, family: socket.AddressFamily
-) -> list[ResolveResult]:
-    # As aiohttp does: none of a family that this machine has no address of.
-    kind, flags = socket.SOCK_STREAM, socket.AI_ADDRCONFIG
-    found = socket.getaddrinfo(host, port, family=family, type=kind, flags=flags)
-    return [
-        ResolveResult(
-            hostname=host,
-            # Not the address itself: of a link-local one the interface belongs to it.
-            host=socket.getnameinfo(address, _NUMERIC)[0],
-            port=port,
-            family=each_family,
-            proto=proto,
-            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-        )
-        for each_family, _, proto, _, address in found
-    ]
 
 
 async def fetch_audio(connector: MediaConnector, url: str) -> bytes:

@@ -119,15 +119,12 @@ def clone_facts(
 
 def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
     """Return a copy that names no speaker, as the host's adapters take a clone."""
-    uses_transcript = mode.transcript is not Transcript.UNUSED
-    changed = {
-        "voice": None,
-        "ref_audio": None,
-        "ref_text": _ref_text(request, stored_ref_text) if uses_transcript else None,
-        "extra_params": request.extra_params and _without_mode(request.extra_params),
-        **mode.stand_in,
-    }
-    return request.model_copy(update=changed)
+    ref_text = None
+    if mode.transcript is not Transcript.UNUSED:
+        given = request.ref_text or ""
+        ref_text = (given if given.strip() else stored_ref_text) or None
+    plain = without_speaker(request)
+    return plain.model_copy(update={"ref_text": ref_text, **mode.stand_in})
 
 
 def without_speaker(request: Any) -> Any:
@@ -144,10 +141,10 @@ def speak_by_embedding(request: Any, mode: Mode) -> None:
             setattr(request, field, value)
 
 
-def refuse_embedding(family: Family, field: str) -> None:
-    """Refuse a raw speaker embedding where the family cannot speak with one.
+def embedding_mode(family: Family, field: str) -> Mode:
+    """Return the mode in which the family speaks with a raw speaker embedding.
 
-    Raises: InvalidSpeakerError.
+    Raises: InvalidSpeakerError if it has none.
     """
     if family.embedding_mode is None:
         reason = (
@@ -155,11 +152,7 @@ def refuse_embedding(family: Family, field: str) -> None:
             "register the voice with audio_sample and ref_text"
         )
         raise InvalidSpeakerError(field, reason)
-
-
-def _ref_text(request: Any, stored: str | None) -> str | None:
-    given = request.ref_text or ""
-    return (given if given.strip() else stored) or None
+    return family.embedding_mode
 
 
 def _without_mode(extra_params: dict[str, Any] | None) -> dict[str, Any] | None:

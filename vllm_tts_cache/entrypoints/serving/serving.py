@@ -37,7 +37,7 @@ from vllm_tts_cache.entrypoints.serving.host_speakers import (
 )
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
     check_sampling,
-    refuse_embedding,
+    embedding_mode,
     report_error,
     without_speaker,
 )
@@ -184,7 +184,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
         """
         field = "speaker_embedding"
         if (family := self.served_family) is not None:
-            refuse_embedding(family, field)
+            embedding_mode(family, field)
         elif not self.other_model.takes_embeddings:
             reason = (
                 f"{self.other_model.title} takes reference audio, not an embedding; "

@@ -86,13 +86,20 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             return None
         if message is None:
             return None
-        message = _of(websocket).whole(message)
-        if not _of(websocket).takes(message):
+        session = _of(websocket)
+        if message.get("type") == "input.done":
+            session.pieces.end()
+            session.begin()
+        text = message.get("text")
+        if message.get("type") != "input.text" or not isinstance(text, str):
+            return message
+        text = session.pieces.feed(text)
+        if not session.takes(text):
             reason = f"An utterance has {MAX_INPUT_CHARS:,} characters at most"
             await self._send_error(websocket, reason)
             await websocket.close(_TOO_BIG)
             raise WebSocketDisconnect(_TOO_BIG)
-        return message
+        return {**message, "text": text}
 
     async def _build_config(self, websocket: WebSocket, msg: dict[str, Any]) -> Any:
         """As the host; the voice may be an object with an id."""
@@ -129,6 +136,7 @@ class _Session(WebSocket):
 
     Attributes:
         tenant: Whose voices it speaks with.
+        pieces: What was sent of an utterance so far.
         is_split: Whether the text is looked through for the end of a sentence, with
             each message from where that may have begun.
     """
@@ -139,24 +147,10 @@ class _Session(WebSocket):
     def __init__(self, tenant: Tenant, *args: Any):
         super().__init__(*args)
         self.tenant = tenant
-        self._pieces = Pieces()
+        self.pieces = Pieces()
 
-    def whole(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message whose text holds whole characters only."""
-        if message.get("type") == "input.done":
-            self._pieces.end()
-        text = message.get("text")
-        if message.get("type") != "input.text" or not isinstance(text, str):
-            return message
-        return {**message, "text": self._pieces.feed(text)}
-
-    def takes(self, message: dict[str, Any]) -> bool:
-        """Whether a message's text, with what is not spoken yet, is not too much."""
-        if message.get("type") == "input.done":
-            self.begin()
-        text = message.get("text")
-        if message.get("type") != "input.text" or not isinstance(text, str):
-            return True
+    def takes(self, text: str) -> bool:
+        """Whether a text, with what is not spoken yet, is not too much."""
         held, self._num_chars = self._num_chars, self._num_chars + len(text)
         self._num_messages += self.is_split
         # What is split ends somewhere in what comes now, for all that is known.
