@@ -3,11 +3,12 @@
 import asyncio
 import fcntl
 import logging
-import os
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from prometheus_client import Counter
 
@@ -24,7 +25,6 @@ from vllm_tts_cache.speaker.rpc_client import (
 from vllm_tts_cache.speaker.wire import (
     DecoderStats,
     Durations,
-    EncodeTimes,
     SpeakerStats,
     WorkerStats,
 )
@@ -55,7 +55,7 @@ class Turn:
 
     def __init__(self, directory: Path | None):
         self._directory = directory
-        self._handle: int | None = None
+        self._handle: BinaryIO | None = None
         self.is_first = True
 
     def is_ours(self) -> bool:
@@ -65,25 +65,23 @@ class Turn:
         """
         if self._directory is None or self._handle is not None:
             return True
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        handle = os.open(self._directory / _LOCK_NAME, flags, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.is_first = os.fstat(handle).st_size == 0
-            os.write(handle, b"taken\n")
-        except BlockingIOError:
-            os.close(handle)
-            return False
-        except BaseException:
-            os.close(handle)
-            raise
-        self._handle = handle
+        with ExitStack() as closing:
+            path = self._directory / _LOCK_NAME
+            handle = closing.enter_context(path.open("ab", buffering=0))
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self.is_first = handle.tell() == 0
+            handle.write(b"taken\n")
+            self._handle = handle
+            closing.pop_all()
         return True
 
     def close(self) -> None:
         """Leave it to the others."""
         if self._handle is not None:
-            os.close(self._handle)
+            self._handle.close()
             self._handle = None
 
 
@@ -96,10 +94,10 @@ class Growth:
     """
 
     def __init__(self, *, is_first: bool):
-        self._shown: dict[tuple[str, ...], float] = {}
+        self._shown: dict[Hashable, float] = {}
         self._is_shown_already = not is_first
 
-    def of(self, total: float, *name: str) -> float:
+    def of(self, total: float, *name: Hashable) -> float:
         """Return how much the count of this name has grown."""
         before = self._shown.get(name, total if self._is_shown_already else 0)
         self._shown[name] = total
@@ -125,87 +123,79 @@ class WorkerFigures:
         self, answers: Sequence[WorkerStats], decoders: Sequence[DecoderStats] = ()
     ) -> None:
         """Take in what all workers answered, and those of a decoder."""
+        metrics = self._metrics
         first = [answer for answer in answers if answer.rank == 0]
         for answer in first:
-            self._count(answer.worker_id, answer.stats)
-            self._time(answer.worker_id, answer.encode_times)
-        if decoders:
-            self._show_decoders(decoders)
+            self._add(answer.worker_id, self._counts(answer.stats))
+            for each in answer.encode_times:
+                labels = each.encoder, each.segment
+                encode = metrics.encode_seconds.labels(*labels)
+                encode.add(self._grown(each.encode, answer.worker_id, encode))
+                queue = metrics.encode_queue_seconds.labels(*labels)
+                queue.add(self._grown(each.queue, answer.worker_id, queue))
+        for decoder in decoders:
+            counts = {
+                metrics.decoder_states.labels("hit"): decoder.hits,
+                metrics.decoder_states.labels("made"): decoder.made,
+                metrics.evictions.labels("decoder", "registered"): decoder.evictions,
+            }
+            self._add(decoder.worker_id, counts)
         self._growth.end_look()
-        self._measure([answer.stats for answer in answers])
-        encoding = [answer.stats for answer in first]
-        self._metrics.encodes_in_flight.set(sum(s.in_flight for s in encoding))
-        for lane, number in _summed(s.waiting for s in encoding).items():
-            self._metrics.encodes_waiting.labels(lane).set(number)
+        held = [answer.stats.tiers["memory"].segments for answer in answers]
+        used = _summed({s.value: h.bytes for s, h in each.items()} for each in held)
+        most = _summed({s.value: h.max_bytes for s, h in each.items()} for each in held)
+        for segment in used:
+            where = "memory", segment, "encodings"
+            metrics.stored_bytes.labels(*where).set(used[segment])
+            metrics.stored_max_bytes.labels(*where).set(most[segment])
+        if decoders:
+            where = "decoder", "registered", "states"
+            metrics.stored_bytes.labels(*where).set(sum(d.bytes for d in decoders))
+            max_bytes = sum(decoder.max_bytes for decoder in decoders)
+            metrics.stored_max_bytes.labels(*where).set(max_bytes)
+        metrics.encodes_in_flight.set(sum(a.stats.in_flight for a in first))
+        for lane, number in _summed(a.stats.waiting for a in first).items():
+            metrics.encodes_waiting.labels(lane).set(number)
 
-    def _add(self, counter: Counter, total: float, *name: str) -> None:
-        counter.inc(self._growth.of(total, *name))
-
-    def _show_decoders(self, answers: Sequence[DecoderStats]) -> None:
+    def _counts(self, stats: SpeakerStats) -> dict[Counter, int]:
         metrics = self._metrics
-        for each in answers:
-            name = each.worker_id, "states"
-            self._add(metrics.decoder_states.labels("hit"), each.hits, *name, "hit")
-            self._add(metrics.decoder_states.labels("made"), each.made, *name, "made")
-            evictions = metrics.evictions.labels("decoder", "registered")
-            self._add(evictions, each.evictions, *name)
-        where = "decoder", "registered", "states"
-        metrics.stored_bytes.labels(*where).set(sum(each.bytes for each in answers))
-        most = sum(each.max_bytes for each in answers)
-        metrics.stored_max_bytes.labels(*where).set(most)
-
-    def _count(self, worker: str, stats: SpeakerStats) -> None:
-        metrics, add = self._metrics, self._add
-        add(metrics.misses, stats.misses, worker, "misses")
-        add(metrics.corrupt, stats.corrupt, worker, "corrupt")
-        add(metrics.disk_errors, stats.tier_errors, worker, "errors")
-        add(metrics.prompts, stats.prompts, worker, "prompts")
-        add(metrics.prompts_failed, stats.failed_prompts, worker, "failed")
-        for tier, number in stats.hits.items():
-            add(metrics.hits.labels(tier), number, worker, "hits", tier)
-        for outcome, number in stats.bucket.items():
-            counter = metrics.bucket_objects.labels(outcome)
-            add(counter, number, worker, "bucket", outcome)
-        ended = {"done": stats.encodes, "failed": stats.failed_encodes}
-        for outcome, numbers in ended.items():
-            for encoder, number in numbers.items():
-                counter = metrics.encodes.labels(encoder, outcome)
-                add(counter, number, worker, "encodes", encoder, outcome)
-        memory = stats.tiers["memory"].segments
-        evicted = {
-            "memory": {of.value: held.evictions for of, held in memory.items()},
-            "disk": stats.disk_evictions,
+        memory = stats.tiers["memory"].segments.items()
+        labelled = {
+            metrics.hits: {(tier,): n for tier, n in stats.hits.items()},
+            metrics.bucket_objects: {(of,): n for of, n in stats.bucket.items()},
+            metrics.encodes: {
+                **{(of, "done"): n for of, n in stats.encodes.items()},
+                **{(of, "failed"): n for of, n in stats.failed_encodes.items()},
+            },
+            metrics.evictions: {
+                **{("memory", of.value): held.evictions for of, held in memory},
+                **{("disk", of): n for of, n in stats.disk_evictions.items()},
+            },
         }
-        for tier, numbers in evicted.items():
-            for segment, number in numbers.items():
-                counter = metrics.evictions.labels(tier, segment)
-                add(counter, number, worker, "evictions", tier, segment)
+        return {
+            metrics.misses: stats.misses,
+            metrics.corrupt: stats.corrupt,
+            metrics.disk_errors: stats.tier_errors,
+            metrics.prompts: stats.prompts,
+            metrics.prompts_failed: stats.failed_prompts,
+            **{
+                counter.labels(*labels): number
+                for counter, numbers in labelled.items()
+                for labels, number in numbers.items()
+            },
+        }
 
-    def _time(self, worker: str, times: Iterable[EncodeTimes]) -> None:
-        metrics = self._metrics
-        for each in times:
-            labels = each.encoder, each.segment
-            encode = self._grown(each.encode, worker, *labels, "encode")
-            metrics.encode_seconds.labels(*labels).add(encode)
-            queue = self._grown(each.queue, worker, *labels, "queue")
-            metrics.encode_queue_seconds.labels(*labels).add(queue)
+    def _add(self, worker: str, counts: Mapping[Counter, int]) -> None:
+        for counter, total in counts.items():
+            counter.inc(self._growth.of(total, worker, counter))
 
-    def _grown(self, durations: Durations, *name: str) -> Durations:
+    def _grown(self, durations: Durations, *name: Hashable) -> Durations:
         counts = [
-            int(self._growth.of(number, *name, str(bucket)))
+            int(self._growth.of(number, *name, bucket))
             for bucket, number in enumerate(durations.counts)
         ]
         total = self._growth.of(durations.total_seconds, *name, "total")
         return Durations(counts=counts, total_seconds=total)
-
-    def _measure(self, workers: list[SpeakerStats]) -> None:
-        held = [stats.tiers["memory"].segments for stats in workers]
-        used = _summed({s.value: h.bytes for s, h in each.items()} for each in held)
-        most = _summed({s.value: h.max_bytes for s, h in each.items()} for each in held)
-        for segment, num_bytes in used.items():
-            where = "memory", segment, "encodings"
-            self._metrics.stored_bytes.labels(*where).set(num_bytes)
-            self._metrics.stored_max_bytes.labels(*where).set(most[segment])
 
 
 def _summed(numbers: Iterable[dict[str, int]]) -> dict[str, int]:
