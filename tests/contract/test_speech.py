@@ -251,7 +251,7 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
     """Seven calls from the host's side to ours, and one for each message of the client.
 
     None can go while the host is as it is. FastAPI calls a route before it reads the
-    body (`guarded`), for each message (`receive` counts what comes; of this client two
+    body (`guarded`), for each message (`_bounded` counts what comes; of this client two
     for the body, and one that says whether it has left), for the JSON of it, whose
     limits are looked at before pydantic looks (`json`), and with what it has read
     (`create_speech`). The serving class has one place where a request becomes a prompt
@@ -288,10 +288,10 @@ async def test_a_warm_request_changes_hands_where_the_host_calls_us(server):
     finally:
         sys.setprofile(None)
     assert answer.headers["X-Speaker-Cache"] == "hit"
-    first = "guarded", "receive", "receive", "json", "create_speech"
+    first = "guarded", "_bounded", "_bounded", "json", "create_speech"
     speech = "_prepare_speech_generation", "validate", "build", "_until_begun"
     called.reverse()
-    called.remove("receive")  # which the host listens to beside what it does
+    called.remove("_bounded")  # which the host listens to beside what it does
     called.reverse()
     assert called == [*first, *speech]
     # Those that await the host or the client, and the outputs.

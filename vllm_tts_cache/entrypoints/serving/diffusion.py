@@ -4,10 +4,7 @@ An adapter of ours resolves the speaker before; the host sees a request that nam
 what names the speaker to the worker is put into the prompt on its way to the engine.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,32 +106,17 @@ def _pipeline(engine: Any) -> str | None:
     return getattr(engine.get_diffusion_od_config(), "model_class_name", None)
 
 
-# A context variable, because the host's method builds the prompt between our two ends.
-# In a list that is emptied: a task that the host begins inside keeps the context.
-_speak: ContextVar[list[Speak] | None] = ContextVar("speak", default=None)
-
-
-@contextmanager
-def spoken_by(speak: Speak) -> Iterator[None]:
-    """Have ``speak`` submit what the host generates inside the block.
+class PromptingEngine:
+    """The host's engine client for one request, whose prompt is added to.
 
     Args:
+        engine: The host's.
         speak: Is given the request's id, and what submits it with more in its prompt.
     """
-    inside = [speak]
-    token = _speak.set(inside)
-    try:
-        yield
-    finally:
-        inside.clear()
-        _speak.reset(token)
 
-
-class PromptingEngine:
-    """The host's engine client, whose prompts `spoken_by` adds to."""
-
-    def __init__(self, engine: Any):
+    def __init__(self, engine: Any, speak: Speak):
         self._engine = engine
+        self._speak = speak
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -143,11 +125,9 @@ class PromptingEngine:
         self, *, prompt: dict[str, Any], request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
         """As the host's, whose serving class gives all by name."""
-        generate = partial(self._engine.generate, request_id=request_id, **options)
 
         def submit(more: Mapping[str, Any]) -> AsyncIterator[Any]:
-            return generate(prompt={**prompt, **more, REQUEST_FIELD: request_id})
+            whole = {**prompt, **more, REQUEST_FIELD: request_id}
+            return self._engine.generate(prompt=whole, request_id=request_id, **options)
 
-        if not (inside := _speak.get()):
-            return generate(prompt=prompt)
-        return inside[0](request_id, submit)
+        return self._speak(request_id, submit)

@@ -1,6 +1,7 @@
 """The host's speech serving class with its speaker side replaced, and its model's."""
 
 import asyncio
+import copy
 import functools
 import logging
 import uuid
@@ -74,6 +75,7 @@ _NUM_UNHEARD_FRAMES = 3
 
 T = TypeVar("T")
 Prepared = tuple[str, Any, dict[str, Any]]
+Submitted = tuple[AsyncIterator[Any], SpeakerRef | None]
 
 
 class KnowsItsModel(OmniOpenAIServingSpeech):
@@ -219,9 +221,8 @@ class CachedServingSpeech(KnowsItsModel):
     def for_diffusion(cls, *args: Any, **kwargs: Any) -> "CachedServingSpeech":
         """As the host, which leaves `__init__` out for a diffusion model."""
         speech: Any = super().for_diffusion(*args, **kwargs)
-        engine = speech._diffusion_engine
-        speech._diffusion_adapter = diffusion.adapter_of(speech, engine)
-        speech._diffusion_engine = diffusion.PromptingEngine(engine)
+        adapter = diffusion.adapter_of(speech, speech._diffusion_engine)
+        speech._diffusion_adapter = adapter
         speech._start()
         return speech
 
@@ -357,18 +358,13 @@ class CachedServingSpeech(KnowsItsModel):
             return request_id, outputs, params
         self.speakers.kv_warming.delete(ref.audio_sha256)
 
-        async def again() -> AsyncIterator[Any]:
-            nonlocal ref
-            self._recheck(ref)
+        async def again() -> Submitted:
             _, outputs, params = await _with_host_errors(prepare(request_id=request_id))
-            ref = SpeakerRef.from_info(params)  # another one, if it was replaced
             # The host took this before the first output, and will not again.
             self._speech_output_policies.pop(request_id, None)
-            return _refusing(outputs)
+            return _refusing(outputs), SpeakerRef.from_info(params)
 
-        begun = self._until_begun(
-            request_id, outputs, again, lambda: self._check_stays(request, ref)
-        )
+        begun = self._until_begun(request, request_id, (outputs, ref), again)
         return request_id, begun, params
 
     async def speak_unheard(self, record: SpeakerRecord) -> None:
@@ -419,44 +415,31 @@ class CachedServingSpeech(KnowsItsModel):
             return await host(request)
 
         def speak(request_id: str, submit: diffusion.Submit) -> AsyncIterator[Any]:
-            async def again() -> AsyncIterator[Any]:
-                nonlocal ref
-                self._recheck(ref)
+            async def again() -> Submitted:
                 prompt = (await _with_host_errors(build())).prompt
-                ref = SpeakerRef.from_info(prompt)  # another one, if it was replaced
-                return submit(prompt)
+                return submit(prompt), SpeakerRef.from_info(prompt)
 
-            return self._until_begun(
-                request_id,
-                submit(named),
-                again,
-                lambda: self._check_stays(request, ref),
-            )
+            begun = submit(named), ref
+            return self._until_begun(request, request_id, begun, again)
 
-        with diffusion.spoken_by(speak):
-            return await host(without_speaker(request))
-
-    def _recheck(self, ref: SpeakerRef | None) -> None:
-        if ref is not None:
-            self.speakers.encodings.recheck(ref.audio_sha256)
-
-    async def _check_stays(self, request: Any, ref: SpeakerRef | None) -> None:
-        """See that the voice of a request is the one that it was last submitted with.
-
-        Raises: SpeakerNotFoundError, SpeakerReplacedError, StorageError.
-        """
-        if ref is not None and request.ref_audio is None:
-            tenant, sha = speaking_tenant(self.tenants), ref.audio_sha256
-            await self.speakers.lookups.check_stays(tenant, request.voice, sha)
+        # The host's method builds the prompt between our two ends.
+        once = copy.copy(self)
+        once._diffusion_engine = diffusion.PromptingEngine(
+            self._diffusion_engine, speak
+        )
+        host = super(CachedServingSpeech, once)._create_diffusion_speech
+        return await host(without_speaker(request))
 
     async def _until_begun(
         self,
+        request: Any,
         request_id: str,
-        outputs: AsyncIterator[Any],
-        again: Callable[[], Awaitable[AsyncIterator[Any]]],
-        stays: Callable[[], Awaitable[None]],
+        submitted: Submitted,
+        again: Callable[[], Awaitable[Submitted]],
     ) -> AsyncIterator[Any]:
         """Pass outputs on; if the prompt is lost before the first, submit anew."""
+        outputs, ref = submitted
+        encodings = self.speakers.encodings
         for num_left in reversed(range(MAX_SUBMITS)):
             has_begun = False
             # A prefill may have begun while this one's speaker was encoded.
@@ -474,17 +457,26 @@ class CachedServingSpeech(KnowsItsModel):
             except (EngineGenerateError, RuntimeError, OmniClientError) as exc:
                 cause = None
                 if not has_begun:
-                    cause = await self.speakers.encodings.cause_of_failure(request_id)
+                    cause = await encodings.cause_of_failure(request_id)
                 if cause is None:
                     raise
                 if num_left == 0:
-                    await _with_host_errors(stays())
+                    if ref is not None and request.ref_audio is None:
+                        # Was it replaced? That is said in the place of the cause.
+                        stays = self.speakers.lookups.check_stays(
+                            speaking_tenant(self.tenants),
+                            request.voice,
+                            ref.audio_sha256,
+                        )
+                        await _with_host_errors(stays)
                     reason = f"The speaker prompt could not be had: {cause}"
                     raise _as_host_error(EncodeError(reason)) from exc
             finally:
                 if (close := getattr(outputs, "aclose", None)) is not None:
                     await close()
-            outputs = await again()
+            if ref is not None:
+                encodings.recheck(ref.audio_sha256)
+            outputs, ref = await again()  # of another audio, if it was replaced
 
 
 async def _refusing(outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
