@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, File, UploadFile
 from pydantic import BaseModel
 
 from tests.asgi import http_scope
-from vllm_tts_cache.entrypoints.http.routing import guarded_route
+from vllm_tts_cache.entrypoints.http import routing
 
 LIMIT = 100_000
 
@@ -20,8 +20,10 @@ class Order(BaseModel):
 
 
 @pytest.fixture
-def app():
-    router = APIRouter(route_class=guarded_route(LIMIT))
+def app(monkeypatch):
+    for limit in ("VOICE_MAX_BYTES", "CHANGES_MAX_BYTES"):
+        monkeypatch.setattr(routing, limit, LIMIT)
+    router = APIRouter(route_class=routing.GuardedRoute)
 
     @router.post("/form")
     async def form(file: UploadFile = File()):  # noqa: B008

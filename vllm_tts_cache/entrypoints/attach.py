@@ -122,17 +122,7 @@ def routers() -> tuple[APIRouter, ...]:
     from vllm_tts_cache.entrypoints.http import clips, consents, voices
     from vllm_tts_cache.entrypoints.serving import speech_routes
 
-    return (
-        voices.router,
-        voices.changes_router,
-        clips.router,
-        clips.import_router,
-        consents.router,
-        consents.changes_router,
-        speech_routes.speech_router,
-        speech_routes.batch_router,
-        speech_routes.generate_router,
-    )
+    return voices.router, clips.router, consents.router, speech_routes.router
 
 
 def attach_offline() -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import (
@@ -36,19 +36,13 @@ from vllm_tts_cache.entrypoints.http.openapi import (
     head_answers,
     part_answers,
 )
-from vllm_tts_cache.entrypoints.http.routing import (
-    VOICE_MAX_BYTES,
-    guarded_route,
-)
+from vllm_tts_cache.entrypoints.http.routing import GuardedRoute
 from vllm_tts_cache.entrypoints.http.voices import Handler, shown
 from vllm_tts_cache.errors import DownloadsOffError, SpeakerRequestError
 from vllm_tts_cache.store import bundle_format
-from vllm_tts_cache.store.bundles import OnConflict
-from vllm_tts_cache.tenants import Tenant
+from vllm_tts_cache.store.bundles import Imported
 
-_MIB = 1024 * 1024
-router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
-import_router = APIRouter(route_class=guarded_route(bundle_format.MAX_BYTES + _MIB))
+router = APIRouter(route_class=GuardedRoute)
 
 BUNDLE_TYPE = "application/vnd.vllm-tts-cache.bundle+zip"
 
@@ -154,19 +148,14 @@ class FilePart:
     ) -> Response:
         """Return the answer of a file in memory, whose bytes ``etag`` names.
 
-        Raises: RangeNotSatisfiableError; the place is given back.
+        Raises: RangeNotSatisfiableError.
         """
         headers = {**headers, "Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
         if self._is_head:
             leave()
             headers["Content-Length"] = str(len(data))
             return Response(media_type=media_type, headers=headers)
-        try:
-            part = self._part(len(data), headers["ETag"])
-        except RangeNotSatisfiableError:
-            leave()
-            raise
-        if part is None:
+        if (part := self._part(len(data), headers["ETag"])) is None:
             return PlacedFile(data, leave, media_type, headers)
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(data)}"
         answer = PlacedFile(data[part.start : part.stop], leave, media_type, headers)
@@ -251,11 +240,11 @@ async def get_audio(
     try:
         found = await speakers.lookups.get(tenant, name)
         data, media_type = await speakers.lookups.audio(found.record)
+        etag = f"{found.record.audio_sha256}-{len(data):x}"
+        return part.answer(data, leave, media_type, FILE_HEADERS, etag)
     except BaseException:
         leave()
         raise
-    etag = f"{found.record.audio_sha256}-{len(data):x}"
-    return part.answer(data, leave, media_type, FILE_HEADERS, etag)
 
 
 @router.get(
@@ -282,7 +271,7 @@ async def export_voice(
     return PlacedFile(data, leave, BUNDLE_TYPE, headers)
 
 
-@import_router.post(
+@router.post(
     "/v1/audio/voices/import", responses=answers(models.Imported, 409, 413, 507)
 )
 async def import_voice(
@@ -306,9 +295,20 @@ async def import_voice(
     Encodings are taken of bundles that this server signed, or one with the same
     `SPEAKER_BUNDLE_KEY`; others are made anew, in the background.
     """
-    speakers, file = handler.speakers, bundle.file
-    run = speakers.bundling.run
-    done = await run(_import, handler, tenant, file, name, on_conflict)
+    speakers = handler.speakers
+
+    def import_() -> Imported:
+        return speakers.bundles.import_voice(
+            bundle.file.read(bundle_format.MAX_BYTES + 1),  # once its turn is come
+            check=handler.check_new,
+            check_audio=speakers.uploads.check_registrable,
+            check_embedding=handler.check_embedding,
+            name=name,
+            on_conflict=on_conflict,
+            tenant=tenant,
+        )
+
+    done = await speakers.bundling.run(import_)
     record = done.done.record
     has_audio = record.audio_sha256 is not None
     speakers.registered(done.done, precompute=has_audio)
@@ -318,22 +318,3 @@ async def import_voice(
         "encodings_left": done.num_left,
     }
     return {"imported": [imported]}
-
-
-def _import(
-    handler: Handler,
-    tenant: Tenant,
-    file: BinaryIO,
-    name: str | None,
-    on_conflict: OnConflict,
-) -> Any:
-    speakers = handler.speakers
-    return speakers.bundles.import_voice(
-        file.read(bundle_format.MAX_BYTES + 1),  # in the thread, when its turn is come
-        check=handler.check_new,
-        check_audio=speakers.uploads.check_registrable,
-        check_embedding=handler.check_embedding,
-        name=name,
-        on_conflict=on_conflict,
-        tenant=tenant,
-    )

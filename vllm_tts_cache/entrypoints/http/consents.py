@@ -9,16 +9,10 @@ from vllm_tts_cache.entrypoints.http import forms, models, routing
 from vllm_tts_cache.entrypoints.http.callers import CallingTenant
 from vllm_tts_cache.entrypoints.http.models import CONSENT_ID
 from vllm_tts_cache.entrypoints.http.openapi import ConsentId, answers
-from vllm_tts_cache.entrypoints.http.routing import (
-    CHANGES_MAX_BYTES,
-    VOICE_MAX_BYTES,
-    guarded_route,
-)
 from vllm_tts_cache.entrypoints.http.voices import Handler
 from vllm_tts_cache.errors import ConsentInUseError, DeletionPendingError
 
-router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
-changes_router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
+router = APIRouter(route_class=routing.GuardedRoute)
 
 MAX_PAGE = 100
 
@@ -85,7 +79,7 @@ async def get_consent(
     return models.consent(found)
 
 
-@changes_router.post(
+@router.post(
     "/v1/audio/voice_consents/{consent_id}",
     responses=answers(models.Consent, 404, 413),
 )

@@ -19,7 +19,11 @@ from starlette.exceptions import HTTPException
 
 from vllm_tts_cache.audio.limits import DEFAULT_LIMITS
 from vllm_tts_cache.entrypoints.http.callers import caller_of
-from vllm_tts_cache.entrypoints.http.limits import refuse_halves
+from vllm_tts_cache.entrypoints.http.limits import (
+    check_batch,
+    check_speech,
+    refuse_halves,
+)
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
 from vllm_tts_cache.entrypoints.serving.host_http import (
     bounded_error_response,
@@ -34,9 +38,9 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.files import storage_error
 from vllm_tts_cache.logs import ThrottledLog
+from vllm_tts_cache.store import bundle_format
 
 Message = MutableMapping[str, Any]
-Check = Callable[[object], None]
 
 # Parsed, each takes some hundred bytes, and each that is wrong some thousand.
 JSON_MAX_PARTS = 500_000
@@ -50,11 +54,19 @@ _MIB = 1024 * 1024
 VOICE_MAX_BYTES = DEFAULT_LIMITS.max_bytes + _MIB
 # Texts in JSON, each with a limit of its own.
 CHANGES_MAX_BYTES = 64 * 1024
-# A clip in base64, and 1 MiB of text and options.
-SPEECH_MAX_BYTES = -(-DEFAULT_LIMITS.max_bytes // 3) * 4 + _MIB
-# A batch has 32 items by the host's default; few of them bring a clip of their own.
-BATCH_MAX_BYTES = 64 * _MIB
-_REGISTERING = ("/v1/audio/voices", "/v1/audio/voices/import")
+_SPEECH, _BATCH = "/v1/audio/speech", "/v1/audio/speech/batch"
+_GENERATE, _IMPORT = "/v1/audio/generate", "/v1/audio/voices/import"
+_REGISTERING = ("/v1/audio/voices", _IMPORT)
+_MAX_BYTES = {
+    # A clip in base64, and 1 MiB of text and options.
+    _SPEECH: -(-DEFAULT_LIMITS.max_bytes // 3) * 4 + _MIB,
+    # It has 32 items by the host's default; few of them bring a clip of their own.
+    _BATCH: 64 * _MIB,
+    # The host takes texts and numbers there, and no audio.
+    _GENERATE: _MIB,
+    _IMPORT: bundle_format.MAX_BYTES + _MIB,
+}
+_CHECKS = {_SPEECH: check_speech, _BATCH: check_batch, _GENERATE: check_speech}
 
 
 class FormCutOffError(SpeakerRequestError):
@@ -85,12 +97,17 @@ class BoundedRequest(Request):
     Args:
         request: As it came.
         max_bytes: Of the body.
-        check_json: Refuses JSON before FastAPI makes a model of it.
+        check_json: Refuses JSON before FastAPI makes a model of it; None: takes all.
         is_form: Whether the route takes a form.
     """
 
     def __init__(
-        self, request: Request, max_bytes: int, check_json: Check, *, is_form: bool
+        self,
+        request: Request,
+        max_bytes: int,
+        check_json: Callable[[object], None] | None,
+        *,
+        is_form: bool,
     ):
         super().__init__(request.scope, self._bounded)
         self._unbounded = request.receive
@@ -123,7 +140,8 @@ class BoundedRequest(Request):
         """Return the body. Raises: SpeakerRequestError, JSONDecodeError."""
         given = await super().json()
         refuse_halves(given)
-        self._check_json(given)
+        if self._check_json is not None:
+            self._check_json(given)
         return given
 
     async def _bounded(self) -> Message:
@@ -160,12 +178,6 @@ class GuardedRoute(APIRoute):
     The host's application owns its exception handlers, and knows no tenants.
     """
 
-    body_max_bytes = _MIB
-
-    @staticmethod
-    def check_json(given: object) -> None:
-        """Refuse JSON that the route does not take: here none."""
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler that FastAPI made."""
         handle = super().get_route_handler()
@@ -173,11 +185,12 @@ class GuardedRoute(APIRoute):
         is_form = isinstance(of_body, params.Form)
         fields = get_flat_dependant(self.dependant).body_params
         files = {f.alias for f in fields if isinstance(f.field_info, params.File)}
+        is_json = of_body is not None and not is_form
+        usual = CHANGES_MAX_BYTES if is_json else VOICE_MAX_BYTES
+        max_bytes, check = _MAX_BYTES.get(self.path, usual), _CHECKS.get(self.path)
 
         async def bounded(request: Request) -> Response:
-            seen = BoundedRequest(
-                request, self.body_max_bytes, self.check_json, is_form=is_form
-            )
+            seen = BoundedRequest(request, max_bytes, check, is_form=is_form)
             seen.check()
             try:
                 answer = await handle(seen)
@@ -218,19 +231,6 @@ class GuardedRoute(APIRoute):
                 return json_response(exc)
 
         return guarded
-
-
-def guarded_route(
-    body_max_bytes: int, check_json: Check | None = None
-) -> type[GuardedRoute]:
-    """Return a `GuardedRoute` whose bodies have at most ``body_max_bytes``.
-
-    ``check_json`` raises a `SpeakerRequestError` for JSON that it refuses.
-    """
-    limits: dict[str, Any] = {"body_max_bytes": body_max_bytes}
-    if check_json is not None:
-        limits["check_json"] = staticmethod(check_json)
-    return type(GuardedRoute.__name__, (GuardedRoute,), limits)
 
 
 def _error_behind(exc: HTTPException) -> TTSCacheError:

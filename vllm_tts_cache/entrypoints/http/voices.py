@@ -18,11 +18,6 @@ from vllm_tts_cache.entrypoints.http.forms import (
     upload_of_form,
 )
 from vllm_tts_cache.entrypoints.http.openapi import SpeakerCache, VoiceName, answers
-from vllm_tts_cache.entrypoints.http.routing import (
-    CHANGES_MAX_BYTES,
-    VOICE_MAX_BYTES,
-    guarded_route,
-)
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.request_speaker import PLACEHOLDER
 from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
@@ -35,8 +30,7 @@ from vllm_tts_cache.errors import (
 )
 from vllm_tts_cache.store.speaker_store import StoredSpeaker
 
-router = APIRouter(route_class=guarded_route(VOICE_MAX_BYTES))
-changes_router = APIRouter(route_class=guarded_route(CHANGES_MAX_BYTES))
+router = APIRouter(route_class=routing.GuardedRoute)
 
 MAX_PAGE = 1000
 
@@ -231,7 +225,7 @@ async def get_voice(handler: Handler, tenant: CallingTenant, name: VoiceName) ->
     )
 
 
-@changes_router.patch(
+@router.patch(
     "/v1/audio/voices/{name}",
     responses=answers(models.VoiceStatus, 404, 409, 413),
 )

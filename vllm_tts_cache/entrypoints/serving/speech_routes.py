@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import model_validator
-from starlette.background import BackgroundTask
+from starlette.background import BackgroundTasks
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm_omni.entrypoints.openai import api_server
@@ -21,13 +21,7 @@ from vllm_omni.entrypoints.openai.protocol.audio import (
 
 from vllm_tts_cache.entrypoints.http import routing
 from vllm_tts_cache.entrypoints.http.callers import CallingTenant, tenant_of
-from vllm_tts_cache.entrypoints.http.limits import check_batch, check_speech
 from vllm_tts_cache.entrypoints.http.openapi import file_answers, refusals
-from vllm_tts_cache.entrypoints.http.routing import (
-    BATCH_MAX_BYTES,
-    SPEECH_MAX_BYTES,
-    guarded_route,
-)
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
     CACHE_HEADER,
@@ -39,18 +33,7 @@ from vllm_tts_cache.tenants import speaking_for
 
 _SSE_ERROR = "event: speech.audio.error"
 
-# The host takes texts and numbers there, and no audio.
-GENERATE_MAX_BYTES = 1024 * 1024
-
-speech_router = APIRouter(
-    route_class=guarded_route(SPEECH_MAX_BYTES, check_json=check_speech)
-)
-batch_router = APIRouter(
-    route_class=guarded_route(BATCH_MAX_BYTES, check_json=check_batch)
-)
-generate_router = APIRouter(
-    route_class=guarded_route(GENERATE_MAX_BYTES, check_json=check_speech)
-)
+router = APIRouter(route_class=routing.GuardedRoute)
 
 _JSON = [Depends(validate_json_request)]
 _CLIENT_CLOSED_REQUEST = 499  # as proxies log it
@@ -100,7 +83,7 @@ class SpeechBatch(BatchSpeechRequest):
         return given
 
 
-@speech_router.post(
+@router.post(
     "/v1/audio/speech",
     dependencies=_JSON,
     responses=file_answers(("audio/*", "text/event-stream"), 413, 500, 507),
@@ -125,7 +108,7 @@ async def create_speech(
     return _with_header(response, outcomes)
 
 
-@batch_router.post(
+@router.post(
     "/v1/audio/speech/batch",
     dependencies=_JSON,
     responses=refusals(413, 500, 507),
@@ -139,7 +122,7 @@ async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Res
     return _with_header(response, outcomes)
 
 
-@generate_router.post(
+@router.post(
     "/v1/audio/generate",
     dependencies=_JSON,
     responses=file_answers(("audio/*",), 413, 500),
@@ -163,7 +146,7 @@ async def _begun(
 
     Raises: What the host's route raises for an engine that fails.
     """
-    after_answer = response.background or BackgroundTask(_nothing)
+    after_answer = response.background or BackgroundTasks()
     try:
         # The host's own watch for clients that leave ends where a handler has returned
         # a stream.
@@ -181,10 +164,6 @@ async def _begun(
     elif begun is not response:
         begun.background = after_answer
     return begun
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _with_header(response: Any, outcomes: Outcomes) -> Response:
