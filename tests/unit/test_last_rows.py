@@ -162,7 +162,7 @@ def found(tmp_path):
 
 
 @pytest.mark.sqlite
-def test_a_row_is_good_while_deletions_wait_and_until_it_is_deleted(found, monkeypatch):
+def test_a_row_is_good_while_deletions_wait_and_until_it_is_deleted(found):
     last = LastRows()
     last.keep("t", "a", found)
     assert last.find("t", "a", 0.0) is None  # nobody has said that they wait
@@ -172,13 +172,12 @@ def test_a_row_is_good_while_deletions_wait_and_until_it_is_deleted(found, monke
     last.keep("t", "a", None)
     assert last.find("t", "a", 0.0) is None
     last.keep("t", "a", found)
+    last.keep_embedding(found.record, EMBEDDING)
+    last.delete("another")
+    assert last.find("t", "a", 0.0) == found
     last.delete(found.record.speaker_id)
-    last.keep("t", "a", found)  # which was read before
     assert last.find("t", "a", 0.0) is None
-    monkeypatch.setattr(lookups, "MAX_LAST_ROWS", 3)
-    for number in range(4):
-        last.delete(f"other {number}")
-    assert last.find("t", "a", 0.0) is None
+    assert last.embedding(found.record) is None
 
 
 @pytest.mark.sqlite

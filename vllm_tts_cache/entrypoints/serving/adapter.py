@@ -26,11 +26,9 @@ from vllm_tts_cache.entrypoints.serving.request_speaker import (
     as_clone,
     clone_facts,
     embedding_mode,
-    names_nobody,
     names_speaker,
     report,
     single_url,
-    speak_by_embedding,
     unset_what_is_ignored,
 )
 from vllm_tts_cache.entrypoints.speakers.ensure import MAX_TRIES
@@ -127,17 +125,21 @@ class CachedAdapter:
         if not self.tts_cache_clones:
             return self._refusal(request) or host.validate(request)
         unset_what_is_ignored(request, self._presets)
-        if self.tts_cache_needs_voice and names_nobody(request):
+        clip, embedding = request.ref_audio, request.speaker_embedding
+        names_none = clip is embedding is None and not (request.voice or "").strip()
+        if self.tts_cache_needs_voice and names_none:
             return MISSING_VOICE
         if names_speaker(request, self._presets):
             return None
-        if request.speaker_embedding is not None:
+        if embedding is not None:
             try:
                 mode = embedding_mode(self.tts_cache_family, "speaker_embedding")
-                check_embedding(_flat(request.speaker_embedding))
+                check_embedding(_flat(embedding))
             except InvalidSpeakerError as exc:
                 return str(exc)
-            speak_by_embedding(request, mode)
+            for field, value in mode.stand_in.items():  # as the host infers it
+                if getattr(request, field) is None:
+                    setattr(request, field, value)
         return host.validate(request)
 
     async def build(
@@ -226,9 +228,9 @@ class CachedAdapter:
             return await self._cloned(request, found, counted)
         except GoneError:
             if found is not None:
-                check_stays = self._service.lookups.check_stays
-                sha = found.record.audio_sha256
-                await check_stays(self._tenant, request.voice, sha)
+                await self._service.lookups.check_stays(
+                    self._tenant, request.voice, found.record.audio_sha256
+                )
             raise
 
     async def _cloned(
@@ -243,14 +245,25 @@ class CachedAdapter:
         # Later the host reads the task of this request, not of the copy it validates.
         request.task_type = mode.stand_in.get("task_type", request.task_type)
         seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
+        num_clips = 1
         if record is not None and record.clip_starts_json is not None:
-            self._service.model.check_clips(record.num_clips)
-            seen.ref_text = transcript_of_clips(seen.ref_text, record.num_clips)
+            num_clips = record.num_clips
+            self._service.model.check_clips(num_clips)
+            seen.ref_text = transcript_of_clips(seen.ref_text, num_clips)
         # First what is free: a request that is refused must not fetch.
         self._check(seen)
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
         if found is not None:
-            clip = self._registered_clip(request, found.record)
+            if (sha := found.record.audio_sha256) is None:
+                # It was replaced by an embedding while its audio was waited for.
+                reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
+                raise SpeakerRequestError(reason)
+            clip = Clip(
+                ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
+                num_samples=found.record.num_samples,
+                sample_rate_hz=found.record.sample_rate_hz,
+                num_clips=num_clips,
+            )
             existed = await self._existed(
                 clip, mode, found.record.tenant, found.fingerprints
             )
@@ -263,19 +276,6 @@ class CachedAdapter:
         counted.outcome = "hit" if existed else "miss"
         report(counted.outcome)
         return await self.clone(Speaker(clip=clip, mode=mode, request=seen))
-
-    @staticmethod
-    def _registered_clip(request: Any, record: SpeakerRecord) -> Clip:
-        if (sha := record.audio_sha256) is None:
-            # It was replaced by an embedding while its audio was waited for.
-            reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
-            raise SpeakerRequestError(reason)
-        return Clip(
-            ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
-            num_samples=record.num_samples,
-            sample_rate_hz=record.sample_rate_hz,
-            num_clips=1 if record.clip_starts_json is None else record.num_clips,
-        )
 
     async def _existed(
         self, clip: Clip, mode: Mode, tenant: str, stored: frozenset[str] | None

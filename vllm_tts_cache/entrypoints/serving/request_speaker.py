@@ -86,12 +86,6 @@ def names_speaker(request: Any, presets: Container[str]) -> bool:
     return request.voice is not None and request.voice.strip().lower() not in presets
 
 
-def names_nobody(request: Any) -> bool:
-    """Return whether a request has no voice, no reference audio and no embedding."""
-    given = request.ref_audio, request.speaker_embedding
-    return given == (None, None) and not (request.voice or "").strip()
-
-
 def single_url(ref_audio: Any) -> str:
     """Return the one URL of a request's ``ref_audio``.
 
@@ -132,13 +126,6 @@ def without_speaker(request: Any) -> Any:
     extra_params = _without_mode(request.extra_params)
     changed = dict.fromkeys(("voice", "ref_audio", "ref_text"))
     return request.model_copy(update={**changed, "extra_params": extra_params})
-
-
-def speak_by_embedding(request: Any, mode: Mode) -> None:
-    """Fill in what a request with a raw embedding left out, as the host infers it."""
-    for field, value in mode.stand_in.items():
-        if getattr(request, field) is None:
-            setattr(request, field, value)
 
 
 def embedding_mode(family: Family, field: str) -> Mode:

@@ -48,16 +48,15 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
         try:
             tenant = tenant_of(caller_of(websocket))
         except SpeakerRequestError as exc:
-            await _deny(websocket, exc)
-        else:
-            await self._serve(websocket, tenant)
-
-    async def _serve(self, websocket: WebSocket, tenant: Tenant) -> None:
-        ahead = _ReadAhead(websocket)
-        seen = _Session(tenant, websocket.scope, ahead.receive, ahead.send)
+            try:
+                await websocket.send_denial_response(json_response(exc))
+            except RuntimeError:  # the server cannot answer a handshake
+                await websocket.close(_DENIED)
+            return
+        seen = _Session(tenant, websocket)
         with speaking_for(tenant):  # which the task keeps
             session = asyncio.create_task(super().handle_session(seen))
-        reading = asyncio.create_task(ahead.read())
+        reading = asyncio.create_task(seen.read_ahead())
         tasks = {session, reading}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -65,7 +64,7 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        if ahead.is_too_much:
+        if seen.is_too_much:
             await self._send_error(websocket, "Too much was sent ahead of the speech")
             with suppress(Exception):  # it may have left
                 await websocket.close(_TOO_BIG)
@@ -132,7 +131,10 @@ class CachedStreamingSpeech(OmniStreamingSpeechHandler):
 
 
 class _Session(WebSocket):
-    """A connection as the host sees it, and how much text the host holds of it.
+    """A connection as the host sees it: what a client sends is taken before it asks.
+
+    Bounded in what the host has not taken yet, in what it has taken without an answer
+    to the client, as while it only collects text, and in the text that it holds.
 
     Attributes:
         tenant: Whose voices it speaks with.
@@ -143,11 +145,54 @@ class _Session(WebSocket):
 
     is_split = False
     _num_chars = _num_messages = 0
+    _num_ahead = _num_unanswered = 0
 
-    def __init__(self, tenant: Tenant, *args: Any):
-        super().__init__(*args)
+    def __init__(self, tenant: Tenant, websocket: WebSocket):
+        super().__init__(websocket.scope, self._next, self._pass_on)
+        self._websocket = websocket
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self.tenant = tenant
         self.pieces = Pieces()
+
+    @property
+    def is_too_much(self) -> bool:
+        return max(self._num_ahead, self._num_unanswered) > AHEAD_MAX_BYTES
+
+    async def read_ahead(self) -> None:
+        """Return when the client has left, or has sent too much."""
+        try:
+            while not self.is_too_much:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                self._num_ahead += _num_bytes(message)
+                self._messages.put_nowait(message)
+        finally:
+            # Before Python 3.12 `wait_for` may swallow a cancellation: a session that
+            # outlives it must not wait for a client that has left.
+            self._messages.put_nowait({"type": "websocket.disconnect", "code": _GONE})
+
+    async def _next(self) -> Message:
+        """Return the next message; one in bytes comes as one without a text."""
+        message = await self._messages.get()
+        num_bytes = _num_bytes(message)
+        self._num_ahead -= num_bytes
+        self._num_unanswered += num_bytes
+        if message["type"] == "websocket.receive" and message.get("text") is None:
+            return {**message, "text": ""}
+        return message
+
+    async def _pass_on(self, message: Message) -> None:
+        """Send a message. Raises: WebSocketDisconnect each time, if the client left."""
+        try:
+            await self._websocket.send(message)
+        except RuntimeError as exc:
+            raise WebSocketDisconnect(_GONE) from exc
+        except UnicodeEncodeError:
+            # The host repeats to the client what the client sent.
+            text = message["text"].encode(errors="replace").decode()
+            await self._websocket.send({**message, "text": text})
+        self._num_unanswered = 0
 
     def takes(self, text: str) -> bool:
         """Whether a text, with what is not spoken yet, is not too much."""
@@ -182,68 +227,6 @@ def _check_fields(config: dict[str, Any]) -> None:
 def _of(websocket: WebSocket) -> _Session:
     assert isinstance(websocket, _Session), "it is served by us"
     return websocket
-
-
-async def _deny(websocket: WebSocket, error: SpeakerRequestError) -> None:
-    """Answer the handshake by HTTP; where the server cannot, close it."""
-    try:
-        await websocket.send_denial_response(json_response(error))
-    except RuntimeError:
-        await websocket.close(_DENIED)
-
-
-class _ReadAhead:
-    """What a client sends, taken before the session asks for it.
-
-    Bounded in what the session has not taken yet, and in what it has taken without an
-    answer to the client, as while it only collects text.
-    """
-
-    def __init__(self, websocket: WebSocket):
-        self._websocket = websocket
-        self._messages: asyncio.Queue[Message] = asyncio.Queue()
-        self._num_ahead = 0
-        self._num_unanswered = 0
-
-    @property
-    def is_too_much(self) -> bool:
-        return max(self._num_ahead, self._num_unanswered) > AHEAD_MAX_BYTES
-
-    async def read(self) -> None:
-        """Return when the client has left, or has sent too much."""
-        try:
-            while not self.is_too_much:
-                message = await self._websocket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                self._num_ahead += _num_bytes(message)
-                self._messages.put_nowait(message)
-        finally:
-            # Before Python 3.12 `wait_for` may swallow a cancellation: a session that
-            # outlives it must not wait for a client that has left.
-            self._messages.put_nowait({"type": "websocket.disconnect", "code": _GONE})
-
-    async def receive(self) -> Message:
-        """Return the next message; one in bytes comes as one without a text."""
-        message = await self._messages.get()
-        num_bytes = _num_bytes(message)
-        self._num_ahead -= num_bytes
-        self._num_unanswered += num_bytes
-        if message["type"] == "websocket.receive" and message.get("text") is None:
-            return {**message, "text": ""}
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Send a message. Raises: WebSocketDisconnect each time, if the client left."""
-        try:
-            await self._websocket.send(message)
-        except RuntimeError as exc:
-            raise WebSocketDisconnect(_GONE) from exc
-        except UnicodeEncodeError:
-            # The host repeats to the client what the client sent.
-            text = message["text"].encode(errors="replace").decode()
-            await self._websocket.send({**message, "text": text})
-        self._num_unanswered = 0
 
 
 def _num_bytes(message: Message) -> int:

@@ -79,7 +79,8 @@ class LastRows:
     none can have been answered meanwhile. For the event loop only.
 
     Attributes:
-        num_emptied: How often all was deleted; what was read before is not to be kept.
+        num_deletes: How often something was deleted; what was read before that is not
+            to be kept.
     """
 
     def __init__(self) -> None:
@@ -87,9 +88,8 @@ class LastRows:
         self._embeddings = LRUCache[tuple[str, int], tuple[float, ...]](
             MAX_LAST_EMBEDDINGS
         )
-        self._deleted: set[str] = set()
         self._good_until = 0.0
-        self.num_emptied = 0
+        self.num_deletes = 0
 
     def good_for(self, seconds: float, asked_at: float) -> None:
         """Set for how long deletions wait for this process, as the catalogue says.
@@ -111,8 +111,7 @@ class LastRows:
         found = self._rows.get((tenant, name.strip()))
         if found is None or boot_seconds() >= self._good_until:
             return None
-        is_over = found.record.speaker_id in self._deleted
-        return None if is_over or found.record.has_expired(now) else found
+        return None if found.record.has_expired(now) else found
 
     def keep(self, tenant: str, name: str, found: StoredSpeaker | None) -> None:
         """Keep what was read of a name or id; None if there is no such speaker."""
@@ -137,17 +136,20 @@ class LastRows:
         self._embeddings[record.speaker_id, record.generation] = embedding
 
     def delete(self, speaker_id: str) -> None:
-        """Let nobody speak by the rows of a speaker any more."""
-        self._deleted.add(speaker_id)
-        if len(self._deleted) > MAX_LAST_ROWS:
-            self.delete_all()
+        """Delete what was read of a speaker."""
+        self.num_deletes += 1
+        for key, found in list(self._rows.items()):
+            if found.record.speaker_id == speaker_id:
+                del self._rows[key]
+        for id_, generation in list(self._embeddings):
+            if id_ == speaker_id:
+                del self._embeddings[id_, generation]
 
     def delete_all(self) -> None:
         """Delete all rows."""
-        self.num_emptied += 1
+        self.num_deletes += 1
         self._rows.clear()
         self._embeddings.clear()
-        self._deleted.clear()
 
 
 class SpeakerLookups:
@@ -190,7 +192,7 @@ class SpeakerLookups:
 
         Raises: StorageError.
         """
-        num_emptied = self.last.num_emptied
+        num_deletes = self.last.num_deletes
         try:
             found = await self.find(tenant, name)
         except StorageUnavailableError:
@@ -199,7 +201,7 @@ class SpeakerLookups:
                 raise
             return known
         # A local file is never out of reach.
-        if not self._store.is_local and num_emptied == self.last.num_emptied:
+        if not self._store.is_local and num_deletes == self.last.num_deletes:
             self.last.keep(tenant.name, name, found)
         return found
 
