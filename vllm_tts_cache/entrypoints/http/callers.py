@@ -71,21 +71,18 @@ def refuse_other_sites(connection: HTTPConnection) -> None:
 
     Reading is left to the host's setting, which browsers keep. Raises: OtherSiteError.
     """
-    if not _is_other_site(connection) or connection.scope.get("method") in _READING:
+    site, origin = connection.headers.get(_SITE), connection.headers.get("origin")
+    is_other = site == "cross-site"
+    if site is None and origin is not None and connection.scope["type"] == "websocket":
+        # Not every browser says it when it opens a WebSocket; whose page it is, each
+        # does.
+        is_other = urlsplit(origin).netloc != connection.headers["host"]
+    if not is_other or connection.scope.get("method") in _READING:
         return
     if wants_key(connection.app):  # and was shown it, or this would not be reached
         return
     args = getattr(connection.app.state, "args", None)
     # That all may read (`*`) does not say that all may register, speak and delete.
     allowed = {*(getattr(args, "allowed_origins", None) or ())} - {"*"}
-    if connection.headers.get("origin") not in allowed:
+    if origin not in allowed:
         raise OtherSiteError
-
-
-def _is_other_site(connection: HTTPConnection) -> bool:
-    site = connection.headers.get(_SITE)
-    if site is not None or connection.scope["type"] != "websocket":
-        return site == "cross-site"
-    # Not every browser says it when it opens a WebSocket; whose page it is, each does.
-    origin = connection.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != connection.headers["host"]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -62,7 +63,15 @@ def upload_of_form(
 
     Raises: InvalidSpeakerError.
     """
-    check_type(type)
+    if type == "prompt":
+        reason = (
+            "this server makes no voices from descriptions. Register one from a clip "
+            "(type 'audio_sample'); where the model can be told how to speak, say it "
+            "with a request's instructions"
+        )
+        raise InvalidSpeakerError("type", reason)
+    if type != "audio_sample":
+        raise InvalidSpeakerError("type", f"{type!r:.40} is not 'audio_sample'")
     if not consent.strip():
         raise InvalidSpeakerError("consent", "it must not be empty")
     return Upload(
@@ -83,23 +92,6 @@ def transcript_of(ref_texts: Sequence[str], num_clips: int) -> str | None:
     for text in ref_texts:  # before a text is looked through
         check_text("ref_text", text.strip())
     return joined_transcript(ref_texts, num_clips)
-
-
-def check_type(kind: str) -> None:
-    """Refuse a voice that is to be made of something else than a clip.
-
-    Raises: InvalidSpeakerError.
-    """
-    if kind == "audio_sample":
-        return
-    reason = f"{kind!r:.40} is not 'audio_sample'"
-    if kind == "prompt":
-        reason = (
-            "this server makes no voices from descriptions. Register one from a clip "
-            "(type 'audio_sample'); where the model can be told how to speak, say it "
-            "with a request's instructions"
-        )
-    raise InvalidSpeakerError("type", reason)
 
 
 class VoiceChanges(BaseModel):
@@ -211,11 +203,9 @@ async def read_clips(files: Sequence[UploadFile]) -> list[bytes]:
 
     Raises: InvalidAudioError if one is too large.
     """
-    if len(files) == 1:
-        return [await read_clip(files[0])]
     read: list[bytes] = []
     for index, file in enumerate(files):
-        with naming(name_of(index)):
+        with naming(name_of(index)) if len(files) > 1 else nullcontext():
             read.append(await read_clip(file))
     return read
 

@@ -178,20 +178,16 @@ def _texts(given: object) -> Iterator[tuple[str, str]]:
             yield field, value
         elif isinstance(value, dict):
             for name, each in value.items():
-                inner = _inside(field, f".{name[:_MAX_QUOTED]}" if field else name)
+                inner = f"{field}.{name[:_MAX_QUOTED]}" if field else name
+                inner = inner[:_MAX_QUOTED]  # as names inside of one another add up
                 yield inner, name
                 waiting.append((inner, each))
         elif isinstance(value, list):
             waiting += [
-                (_inside(field, f"[{place}]"), each)
+                (f"{field}[{place}]"[:_MAX_QUOTED], each)
                 for place, each in enumerate(value)
                 if isinstance(each, (str, dict, list))  # an embedding has thousands
             ]
-
-
-def _inside(field: str, name: str) -> str:
-    # Bounded, as names inside of one another add up.
-    return f"{field}{name}"[:_MAX_QUOTED]
 
 
 class Pieces:

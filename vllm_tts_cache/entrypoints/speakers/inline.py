@@ -1,9 +1,9 @@
 """Inline reference audio: what a request brings as a URL."""
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
 from cachetools import LRUCache
@@ -100,7 +100,7 @@ class InlineClips:
         if is_data_url(url):
             return await self._of_data_url(url)
         if url not in self._fetches and len(self._fetches) >= self._max_fetches:
-            self._count("refused")
+            self._num_fetches.labels("refused").inc()
             what = f"{self._max_fetches} references are being fetched"
             raise ServerBusyError(what, RETRY_AFTER_SECONDS)
         return await self._fetches.run(url, lambda: self._fetch(url, fetch))
@@ -123,7 +123,8 @@ class InlineClips:
         self._digests.shutdown()
 
     async def _of_data_url(self, url: str) -> Clip:
-        digest = await self._digests.run(_digest, url)
+        # Up to 14 MB: too long for the event loop.
+        digest = await self._digests.run(lambda: sha256(url.encode()).digest())
         clip = self._known.get(digest)
         # It may have been evicted, or deleted together with a voice of the same clip.
         if clip is not None and await self._lookups.run(
@@ -144,13 +145,10 @@ class InlineClips:
         try:
             data = await fetch(url)
         except InvalidAudioError:
-            self._count("failed")
+            self._num_fetches.labels("failed").inc()
             raise
-        self._count("fetched")
+        self._num_fetches.labels("fetched").inc()
         return await self._executor.run(lambda: self._keep(decode(data)))
-
-    def _count(self, outcome: str) -> None:
-        self._num_fetches.labels(outcome).inc()
 
     def _keep(self, decoded: DecodedAudio) -> Clip:
         audio = decoded.audio
@@ -193,24 +191,15 @@ class SharedTasks(Generic[T]):
         try:
             return await asyncio.shield(task)
         finally:
-            self._leave(key, task)
-
-    def _leave(self, key: str, task: "asyncio.Task[T]") -> None:
-        if self._tasks.get(key) is not task:
-            return  # it is over
-        self._num_waiting[key] -= 1
-        if self._num_waiting[key] == 0 and not task.done():
-            # Deleted at once: no caller may join what is being cancelled.
-            del self._tasks[key], self._num_waiting[key]
-            task.cancel()
+            if self._tasks.get(key) is task:  # else it is over
+                self._num_waiting[key] -= 1
+                if self._num_waiting[key] == 0 and not task.done():
+                    # Deleted at once: no caller may join what is being cancelled.
+                    del self._tasks[key], self._num_waiting[key]
+                    task.cancel()
 
     def _end(self, key: str, task: "asyncio.Task[T]") -> None:
         if not task.cancelled():
             task.exception()  # else asyncio logs a failure without a caller
         if self._tasks.get(key) is task:
             del self._tasks[key], self._num_waiting[key]
-
-
-def _digest(url: str) -> bytes:
-    # Up to 14 MB: too long for the event loop.
-    return hashlib.sha256(url.encode()).digest()

@@ -34,6 +34,7 @@ throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 # A clip takes up to a second of CPU to decode, and up to 10 MiB while it waits.
 NUM_THREADS = 2
 MAX_WAITING = 32
+_TEXTS = "consent", "ref_text", "description", "mime_type", "original_filename"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,8 @@ class Upload:
         Raises: InvalidSpeakerError.
         """
         clean_new(self.name)
-        check_text("consent", self.consent)
-        check_text("ref_text", self.ref_text)
-        check_text("description", self.description)
-        check_text("mime_type", self.mime_type)
-        check_text("original_filename", self.original_filename)
+        for name in _TEXTS:
+            check_text(name, getattr(self, name))
         check_language(self.language)
         check_labels(self.labels)
         check_expiry(self.expires_at)
@@ -124,7 +122,17 @@ class Uploads:
 
         Raises: InvalidAudioError, ServerBusyError, ConfigError without the detector.
         """
-        return await self._threads.run(self._check_file, data, ref_text)
+
+        def check() -> ClipQuality:
+            decoded = decode(data)
+            return check_clip(
+                decoded.audio,
+                ref_text=ref_text,
+                model_problem=self._problem(decoded.audio),
+                warnings=decoded.warnings,
+            )
+
+        return await self._threads.run(check)
 
     async def register_embedding(
         self, tenant: Tenant, upload: Upload, embedding: tuple[float, ...]
@@ -180,8 +188,12 @@ class Uploads:
             raise InvalidAudioError(problem)
         if not measure and self._min_quality == "poor":
             return None
-        quality = self._quality(audio, ref_text)
-        if quality is not None and is_below(quality.verdict, self._min_quality):
+        try:
+            quality = check_clip(audio, ref_text=ref_text)
+        except ConfigError as exc:
+            throttled.warn_of("checking clips", "Clips are not checked: %s", exc)
+            return None
+        if is_below(quality.verdict, self._min_quality):
             raise LowQualityError([reason.message for reason in quality.reasons])
         return quality
 
@@ -208,24 +220,6 @@ class Uploads:
         )
         done = self._store.registrations.register(new, decoded, limits=tenant.limits)
         return Registration(done=done, warnings=decoded.warnings, quality=quality)
-
-    def _check_file(self, data: bytes, ref_text: str | None) -> ClipQuality:
-        decoded = decode(data)
-        return check_clip(
-            decoded.audio,
-            ref_text=ref_text,
-            model_problem=self._problem(decoded.audio),
-            warnings=decoded.warnings,
-        )
-
-    def _quality(
-        self, audio: ReferenceAudio, ref_text: str | None
-    ) -> ClipQuality | None:
-        try:
-            return check_clip(audio, ref_text=ref_text)
-        except ConfigError as exc:
-            throttled.warn_of("checking clips", "Clips are not checked: %s", exc)
-            return None
 
     def _problem(self, audio: ReferenceAudio) -> str | None:
         if (family := self._family()) is None:
