@@ -45,12 +45,13 @@ async def _caller(request: Request) -> Caller:
     return request.state.caller
 
 
-async def _tenant(caller: Annotated[Caller, Depends(_caller)]) -> Tenant:
+async def calling_tenant(caller: Annotated[Caller, Depends(_caller)]) -> Tenant:
+    """Return whose voices the caller may see. Raises: AdminKeyError."""
     return tenant_of(caller)
 
 
 AnyCaller = Annotated[Caller, Depends(_caller)]
-CallingTenant = Annotated[Tenant, Depends(_tenant)]
+CallingTenant = Annotated[Tenant, Depends(calling_tenant)]
 
 
 class OtherSiteError(SpeakerRequestError):

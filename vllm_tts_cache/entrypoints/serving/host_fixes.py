@@ -37,9 +37,8 @@ _NEEDS_ALL = {method.name for method in (DELETE, DELETE_STATES) if method.needs_
 # The loop itself keeps weak references only.
 _running: set[asyncio.Task[Any]] = set()
 
-throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
-
 logger = logging.getLogger("vllm.vllm_tts_cache")
+throttled = ThrottledLog(logger)
 
 LOOK_SECONDS = 0.05
 # The host kills API processes, of which there are several, after 5 seconds.
@@ -126,21 +125,17 @@ def _started(work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
 
 def _is_answer(call: "asyncio.Task[Any]") -> bool:
     """Whether workers answered; what is no list is the host's word for a failure."""
-    if not call.done() or call.cancelled() or call.exception() is not None:
-        return False
-    return isinstance(call.result(), list)
+    has_failed = not call.done() or call.cancelled() or call.exception() is not None
+    return not has_failed and isinstance(call.result(), list)
 
 
 def _result(call: "asyncio.Task[Any]", late: set["asyncio.Task[Any]"]) -> Any:
-    if call in late:
-        return _failed("no answer in time")
-    if (error := call.exception()) is not None:
-        return _failed(str(error) or repr(error))
-    return call.result()
-
-
-def _failed(reason: str) -> dict[str, Any]:
-    """As the host says it of a replica."""
+    """Return what a replica answered, or what the host says of one that failed."""
+    reason = "no answer in time"
+    if call not in late:
+        if (error := call.exception()) is None:
+            return call.result()
+        reason = str(error) or repr(error)
     return {"supported": False, "error": reason}
 
 
@@ -150,10 +145,9 @@ def failing_alone(host: Method) -> Method:
     async def dispatch_or_fail(
         self: Any, dispatch: Any, *, req_id: str, stage_id: int, **named: Any
     ) -> bool:
+        named |= {"req_id": req_id, "stage_id": stage_id}
         try:
-            sent: bool = await host(
-                self, dispatch, req_id=req_id, stage_id=stage_id, **named
-            )
+            sent: bool = await host(self, dispatch, **named)
         except Exception as exc:  # noqa: BLE001  raising here would end the engine
             reason = f"The request cannot be sent to the engine: {exc!r:.300}"
             throttled.warn_of("sending a request", "%s (stage %s)", reason, stage_id)
@@ -207,17 +201,17 @@ def stopping_well(serve_http: Method, drain_seconds: float) -> Method:
         # The host would shut it down by the application's state, which is deleted then.
         speech = app.state.openai_serving_speech
         last_part = await serve_http(app, *args, **options)
-        return _shut_down_after(last_part, speech)
+
+        async def shut_down_after() -> None:
+            try:
+                await last_part
+            finally:
+                if speech is not None:
+                    speech.shutdown()
+
+        return shut_down_after()
 
     return serve
-
-
-async def _shut_down_after(last_part: Coroutine[Any, Any, None], speech: Any) -> None:
-    try:
-        await last_part
-    finally:
-        if speech is not None:
-            speech.shutdown()
 
 
 class Stop:
@@ -228,10 +222,9 @@ class Stop:
     ):
         self._state = state
         self._loop = loop
-        is_shared = (getattr(state.args, "api_server_count", None) or 1) > 1
-        self._seconds = (
-            min(drain_seconds, SHARED_SECONDS) if is_shared else drain_seconds
-        )
+        self._seconds = drain_seconds
+        if (getattr(state.args, "api_server_count", None) or 1) > 1:
+            self._seconds = min(drain_seconds, SHARED_SECONDS)
         self._is_over = threading.Event()
 
     def expect(self) -> None:
@@ -288,13 +281,9 @@ class Stop:
 
     def _end_requests(self) -> None:
         for request in list(self._state.engine_client.request_states.values()):
-            request.queue.put_nowait(
-                ErrorMessage(
-                    error="the server was stopped",
-                    fatal=True,
-                    request_id=request.request_id,
-                )
-            )
+            id_, reason = request.request_id, "the server was stopped"
+            message = ErrorMessage(error=reason, fatal=True, request_id=id_)
+            request.queue.put_nowait(message)
 
 
 def _is_on_a_loop() -> bool:

@@ -106,9 +106,11 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
     def needs_voice(self) -> bool:
         """Whether the checkpoint speaks with no voices but those that it clones."""
         adapter = self.cached_adapter
-        if adapter is None or not adapter.tts_cache_clones:
-            return False
-        return adapter.tts_cache_needs_voice
+        return (
+            adapter is not None
+            and adapter.tts_cache_clones
+            and adapter.tts_cache_needs_voice
+        )
 
     @property
     def refusal(self) -> str | None:
@@ -233,7 +235,8 @@ class CachedServingSpeech(KnowsItsModel):
         if self.served_family is not None or self.refusal is not None:
             # Registered voices are found where the prompt is built: the host, which
             # looks names up before that, need know no more than the presets.
-            self._get_available_speakers = self.builtin_names.copy
+            presets = set(self.builtin_names)
+            self._get_available_speakers = lambda: presets
 
     # -------- what the host expects of its speaker storage
 

@@ -20,7 +20,7 @@ from vllm_omni.entrypoints.openai.protocol.audio import (
 )
 
 from vllm_tts_cache.entrypoints.http import routing
-from vllm_tts_cache.entrypoints.http.callers import CallingTenant, tenant_of
+from vllm_tts_cache.entrypoints.http.callers import calling_tenant, tenant_of
 from vllm_tts_cache.entrypoints.http.openapi import file_answers, refusals
 from vllm_tts_cache.entrypoints.serving.host_http import unless_client_leaves
 from vllm_tts_cache.entrypoints.serving.request_speaker import (
@@ -124,18 +124,15 @@ async def create_speech_batch(request: SpeechBatch, raw_request: Request) -> Res
 
 @router.post(
     "/v1/audio/generate",
-    dependencies=_JSON,
+    dependencies=[*_JSON, Depends(calling_tenant)],
     responses=file_answers(("audio/*",), 413, 500),
     response_class=Response,
     openapi_extra=_body({"input": "Rain on a tin roof."}),
 )
 async def create_audio_generate(
-    request: OpenAICreateAudioGenerateRequest,
-    raw_request: Request,
-    tenant: CallingTenant,
+    request: OpenAICreateAudioGenerateRequest, raw_request: Request
 ) -> Any:
     """As stock, which names no voices; for a tenant, where there are some."""
-    del tenant
     return await api_server.create_audio_generate(request, raw_request)
 
 
