@@ -15,12 +15,8 @@ from vllm_omni.entrypoints.openai.tts_adapters.base import (
     TTSCapabilities,
 )
 
+from vllm_tts_cache.entrypoints.serving import host_speakers
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter, Speaker
-from vllm_tts_cache.entrypoints.serving.host_speakers import (
-    OtherModel,
-    of_model,
-    without_voices,
-)
 from vllm_tts_cache.speaker.checkpoint_dir import checkpoint_dir
 from vllm_tts_cache.speaker.family import family_of_pipeline
 from vllm_tts_cache.speaker.reference import FIELD, REQUEST_FIELD
@@ -89,7 +85,7 @@ def adapter_of(server: Any, engine: Any) -> DiffusionAdapter | None:
     return adapter
 
 
-def other_model_of(engine: Any) -> OtherModel:
+def other_model_of(engine: Any) -> host_speakers.OtherModel:
     """Describe the model that is served, which is of no family.
 
     None of the host's own pipelines but OmniVoice's reads the reference of a speech
@@ -98,8 +94,8 @@ def other_model_of(engine: Any) -> OtherModel:
     if (name := _pipeline(engine)) in registry._DIFFUSION_MODELS:
         _, module_in_host, _ = registry._DIFFUSION_MODELS[name]
         if module_in_host:  # empty of what a plugin registered
-            return without_voices(name)
-    return of_model(None)
+            return host_speakers.without_voices(name)
+    return host_speakers.of_model(None)
 
 
 def _pipeline(engine: Any) -> str | None:

@@ -19,29 +19,10 @@ from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
 from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.metrics.series import process_metrics
-from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers
+from vllm_tts_cache.entrypoints.serving import diffusion, host_speakers, request_speaker
 from vllm_tts_cache.entrypoints.serving.adapter import CachedAdapter
-from vllm_tts_cache.entrypoints.serving.diffusion import (
-    DiffusionAdapter,
-    other_model_of,
-)
 from vllm_tts_cache.entrypoints.serving.fetching import FetchConnection
 from vllm_tts_cache.entrypoints.serving.host_http import bounded_error_response
-from vllm_tts_cache.entrypoints.serving.host_speakers import (
-    NO_VOICE,
-    HostVoice,
-    KnownVoices,
-    NoMemo,
-    OtherModel,
-    known_voice,
-    of_model,
-)
-from vllm_tts_cache.entrypoints.serving.request_speaker import (
-    check_sampling,
-    embedding_mode,
-    report_error,
-    without_speaker,
-)
 from vllm_tts_cache.entrypoints.speakers.served_model import (
     CannotCloneError,
     ServedModel,
@@ -82,7 +63,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
     """The host's serving class, which describes its model to our parts."""
 
     _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
-    _diffusion_adapter: DiffusionAdapter | None = None
+    _diffusion_adapter: diffusion.DiffusionAdapter | None = None
 
     @property
     def builtin_names(self) -> frozenset[str]:
@@ -119,11 +100,11 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
         return None if adapter is None else adapter.tts_cache_refusal
 
     @property
-    def other_model(self) -> OtherModel:
+    def other_model(self) -> host_speakers.OtherModel:
         """What there is to say of a model that is of no family of ours."""
         if self._diffusion_mode:  # the host calls each of them OmniVoice
-            return other_model_of(self._diffusion_engine)
-        return of_model(self._tts_model_type)
+            return diffusion.other_model_of(self._diffusion_engine)
+        return host_speakers.of_model(self._tts_model_type)
 
     @property
     def note(self) -> str | None:
@@ -188,7 +169,7 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
         """
         field = "speaker_embedding"
         if (family := self.served_family) is not None:
-            embedding_mode(family, field)
+            request_speaker.embedding_mode(family, field)
         elif not self.other_model.takes_embeddings:
             reason = (
                 f"{self.other_model.title} takes reference audio, not an embedding; "
@@ -257,8 +238,8 @@ class CachedServingSpeech(KnowsItsModel):
             speech=self,
         )
         self.speakers.start()
-        self.uploaded_speakers = KnownVoices()  # type: ignore[assignment]
-        self._ref_audio_data_url_cache = NoMemo()
+        self.uploaded_speakers = host_speakers.KnownVoices()  # type: ignore[assignment]
+        self._ref_audio_data_url_cache = host_speakers.NoMemo()
 
     def _drop_shadowing_uploads(self) -> None:
         """Delete none: a built-in name is looked up before a registered one."""
@@ -269,7 +250,7 @@ class CachedServingSpeech(KnowsItsModel):
         Raises: SpeakerRequestError of a voice of several clips, which they do not take.
         """
         try:
-            voice = known_voice(voice_name)
+            voice = host_speakers.known_voice(voice_name)
             if voice.error is not None:
                 raise voice.error
         except StorageError as exc:
@@ -279,7 +260,7 @@ class CachedServingSpeech(KnowsItsModel):
 
     def _get_uploaded_speaker_embedding(self, voice_name: str) -> list[float] | None:
         """Read a voice's raw embedding, for families that we do not serve."""
-        return known_voice(voice_name).embedding
+        return host_speakers.known_voice(voice_name).embedding
 
     def shutdown(self) -> None:
         """Close what the process holds; stock would go through all names."""
@@ -303,14 +284,16 @@ class CachedServingSpeech(KnowsItsModel):
         with host_speakers.known(await self._read_for_host(*named)):
             return await super().create_speech_batch(batch_request)
 
-    async def _read_for_host(self, *requests: Any) -> dict[str, HostVoice]:
+    async def _read_for_host(
+        self, *requests: Any
+    ) -> dict[str, host_speakers.HostVoice]:
         """Read the voices that requests name, by their names in lower case.
 
         The host looks them up on the event loop; of a model of ours, presets alone.
         """
         names = {r.voice.lower(): r.voice for r in requests if r.voice is not None}
         if self.served_family is not None:
-            return dict.fromkeys(names, NO_VOICE)
+            return dict.fromkeys(names, host_speakers.NO_VOICE)
         known = host_speakers.known_names()  # of a batch
         return {
             key: await self._read_voice(name)
@@ -318,17 +301,17 @@ class CachedServingSpeech(KnowsItsModel):
             if key not in known
         }
 
-    async def _read_voice(self, name: str) -> HostVoice:
+    async def _read_voice(self, name: str) -> host_speakers.HostVoice:
         try:
             tenant = speaking_tenant(self.tenants)
             if (found := await self.speakers.lookups.find(tenant, name)) is None:
-                return NO_VOICE
+                return host_speakers.NO_VOICE
             read = host_speakers.read_voice
             return await self.speakers.lookups.reads.run(
                 read, self.speakers.store, found
             )
         except TTSCacheError as exc:
-            return HostVoice(error=exc)
+            return host_speakers.HostVoice(error=exc)
 
     async def _prepare_speech_generation(
         self,
@@ -350,7 +333,7 @@ class CachedServingSpeech(KnowsItsModel):
             arrival_time=arrival_time,
         )
         try:
-            check_sampling(request.extra_params)
+            request_speaker.check_sampling(request.extra_params)
         except InvalidSpeakerError as exc:
             raise _as_host_error(exc) from exc
         with host_speakers.known(await self._read_for_host(request)):
@@ -412,7 +395,7 @@ class CachedServingSpeech(KnowsItsModel):
         except asyncio.CancelledError:  # as the host: its route counts what it answers
             return self._diffusion_error_response("Client disconnected")
         except TTSCacheError as exc:
-            report_error(exc)
+            request_speaker.report_error(exc)
             return self._diffusion_error_response(str(exc), exc.http_status)
         if (ref := SpeakerRef.from_info(named)) is None:
             return await host(request)
@@ -431,7 +414,7 @@ class CachedServingSpeech(KnowsItsModel):
             self._diffusion_engine, speak
         )
         host = super(CachedServingSpeech, once)._create_diffusion_speech
-        return await host(without_speaker(request))
+        return await host(request_speaker.without_speaker(request))
 
     async def _until_begun(
         self,
@@ -512,4 +495,8 @@ async def _with_host_errors(prepared: Awaitable[T]) -> T:
 
 def _as_host_error(error: TTSCacheError) -> Exception:
     """Report an error to our route; for the host's log one line of it is left."""
-    return RefusedRequestError(str(error)) if report_error(error) else error
+    return (
+        RefusedRequestError(str(error))
+        if request_speaker.report_error(error)
+        else error
+    )
