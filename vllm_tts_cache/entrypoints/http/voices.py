@@ -126,7 +126,6 @@ async def register_voice(
             mime_type=clips[0].content_type,
             original_filename=clips[0].filename,
         )
-        upload.check_texts()
         files = await forms.read_clips(clips)
         new = await speakers.uploads.register_audio(tenant, upload, *files, check=check)
     else:

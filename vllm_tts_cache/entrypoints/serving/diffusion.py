@@ -94,7 +94,7 @@ def other_model_of(engine: Any) -> host_speakers.OtherModel:
     if (name := _pipeline(engine)) in registry._DIFFUSION_MODELS:
         _, module_in_host, _ = registry._DIFFUSION_MODELS[name]
         if module_in_host:  # empty of what a plugin registered
-            return host_speakers.without_voices(name)
+            return host_speakers.OtherModel(name, takes_clips=False)
     return host_speakers.of_model(None)
 
 

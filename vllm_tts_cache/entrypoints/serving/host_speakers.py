@@ -6,10 +6,10 @@ in threads, and they are `known` while it is worked on. A voice that no request 
 ever speak with is not stored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_tts_cache.catalogue.records import SpeakerRecord
@@ -127,32 +127,24 @@ def _as_host_dict(record: SpeakerRecord, store: SpeakerStore) -> dict[str, Any]:
     }
 
 
-def _always(_adapter: Any) -> bool:
-    return True
-
-
-def _never(_adapter: Any) -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OtherModel:
     """A model of the host's that no family of ours serves.
 
     Attributes:
         title: As people call it.
-        takes_clips: Whether the host speaks with voices that were registered by a
-            clip, from its adapter: some serve several checkpoints.
+        takes_clips: Whether the host speaks with voices that were registered by a clip.
         takes_embeddings: Whether with those that were by a raw embedding.
     """
 
     title: str
-    takes_clips: Callable[[Any], bool] = _always
+    takes_clips: bool = True
     takes_embeddings: bool = False
 
-    def note(self, adapter: Any) -> str:
-        """Say in a sentence what becomes of reference audio on this model."""
-        if not self.takes_clips(adapter):
+    @property
+    def note(self) -> str:
+        """What becomes of reference audio on this model, in a sentence."""
+        if not self.takes_clips:
             return (
                 f"{self.title} speaks with no voice that is registered by a clip, so "
                 "none is stored for it."
@@ -167,32 +159,27 @@ class OtherModel:
 # By the host's names of their adapters. A model of the host's that is neither here nor
 # a family is taken for one that can do both: see `of_model`.
 OTHER_MODELS: Mapping[str, OtherModel] = {
-    "audex": OtherModel(title="Audex", takes_clips=_never),
-    "audex_tta": OtherModel(title="Audex TTA", takes_clips=_never),
-    "covo_audio": OtherModel(title="Covo-Audio", takes_clips=_never),
-    "gepard": OtherModel(title="Gepard", takes_clips=_never),
-    "glm_tts": OtherModel(title="GLM-TTS"),
-    "indextts2": OtherModel(title="IndexTTS 2"),
-    "indextts2_5": OtherModel(title="IndexTTS 2.5"),
+    "audex": OtherModel("Audex", takes_clips=False),
+    "audex_tta": OtherModel("Audex TTA", takes_clips=False),
+    "covo_audio": OtherModel("Covo-Audio", takes_clips=False),
+    "gepard": OtherModel("Gepard", takes_clips=False),
+    "glm_tts": OtherModel("GLM-TTS"),
+    "indextts2": OtherModel("IndexTTS 2"),
+    "indextts2_5": OtherModel("IndexTTS 2.5"),
     # Its embeddings come with a request, and never from a registered voice.
-    "ming_flash_omni_tts": OtherModel(title="Ming-flash-omni TTS", takes_clips=_never),
-    "ming_tts": OtherModel(title="Ming TTS", takes_embeddings=True),
-    "minimax_music3": OtherModel(title="MiniMax Music 3", takes_clips=_never),
-    "moss_tts": OtherModel(
-        title="MOSS-TTS",
-        takes_clips=lambda adapter: adapter._moss_variant not in _MOSS_WITHOUT_CLIPS,
-    ),
-    "moss_tts_nano": OtherModel(title="MOSS-TTS-Nano"),
-    "step_audio2": OtherModel(title="Step-Audio2", takes_clips=_never),
+    "ming_flash_omni_tts": OtherModel("Ming-flash-omni TTS", takes_clips=False),
+    "ming_tts": OtherModel("Ming TTS", takes_embeddings=True),
+    "minimax_music3": OtherModel("MiniMax Music 3", takes_clips=False),
+    "moss_tts": OtherModel("MOSS-TTS"),
+    "moss_tts_nano": OtherModel("MOSS-TTS-Nano"),
+    "step_audio2": OtherModel("Step-Audio2", takes_clips=False),
 }
-_UNKNOWN = OtherModel(title="This model", takes_embeddings=True)
 
 
-def of_model(adapter_name: str | None) -> OtherModel:
+def of_model(adapter_name: str | None, adapter: Any = None) -> OtherModel:
     """Return what is known of the model whose adapter the host calls so."""
-    return OTHER_MODELS.get(adapter_name or "", _UNKNOWN)
-
-
-def without_voices(title: str) -> OtherModel:
-    """Return what there is to say of a model that no registered voice can speak on."""
-    return OtherModel(title=title, takes_clips=_never)
+    unknown = OtherModel("This model", takes_embeddings=True)
+    model = OTHER_MODELS.get(adapter_name or "", unknown)
+    if getattr(adapter, "_moss_variant", None) in _MOSS_WITHOUT_CLIPS:
+        return replace(model, takes_clips=False)
+    return model

@@ -104,14 +104,15 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
         """What there is to say of a model that is of no family of ours."""
         if self._diffusion_mode:  # the host calls each of them OmniVoice
             return diffusion.other_model_of(self._diffusion_engine)
-        return host_speakers.of_model(self._tts_model_type)
+        adapter = self._get_tts_adapter()
+        return host_speakers.of_model(self._tts_model_type, adapter)
 
     @property
     def note(self) -> str | None:
         """What becomes of references on such a model; None on one of ours."""
         if self.served_family is not None or self.refusal is not None:
             return None
-        return self.other_model.note(self._get_tts_adapter())
+        return self.other_model.note
 
     @property
     def cached_adapter(self) -> CachedAdapter | None:
@@ -138,7 +139,9 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
         """
         if self.refusal is not None:
             raise CannotCloneError(self.refusal)
-        if self.note is not None and not self._takes_voices:
+        other = self.other_model
+        takes_voices = other.takes_embeddings or other.takes_clips
+        if self.note is not None and not takes_voices:
             raise CannotCloneError(self.note)
         self._check_name(name)
         self._check_ref_text(ref_text)
@@ -180,11 +183,6 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
             problem = adapter.validate_tts_embedding_dim(len(embedding))
             if problem is not None:
                 raise InvalidSpeakerError(field, problem)
-
-    @property
-    def _takes_voices(self) -> bool:
-        other = self.other_model
-        return other.takes_embeddings or other.takes_clips(self._get_tts_adapter())
 
 
 class RefusedRequestError(ValueError):
@@ -233,7 +231,7 @@ class CachedServingSpeech(KnowsItsModel):
             ServedModel(
                 family=lambda: self.served_family,
                 refusal=lambda: self.refusal,
-                note=lambda: self.other_model.note(self._get_tts_adapter()),
+                note=lambda: self.other_model.note,
             ),
             speech=self,
         )

@@ -205,7 +205,6 @@ class Uploads:
     def _register_clips(
         self, tenant: Tenant, upload: Upload, files: Sequence[bytes], check: bool
     ) -> Registration:
-        self.check_number(len(files))
         decoded = decode_clips(files)
         audio = decoded.audio
         quality = self.check_registrable(audio, upload.ref_text, measure=check)
