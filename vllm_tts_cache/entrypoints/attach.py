@@ -132,19 +132,9 @@ def attach_offline() -> None:
     """
     from vllm_omni.entrypoints.omni import Omni
 
+    def collective_rpc(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call ``method`` on every worker of the stages: a list per replica."""
+        return self.engine.collective_rpc(method, *args, **kwargs)
+
     if not hasattr(Omni, "collective_rpc"):
         Omni.collective_rpc = collective_rpc  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def collective_rpc(
-    self: Any,
-    method: str,
-    timeout: float | None = None,
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-    stage_ids: list[int] | None = None,
-) -> list[Any]:
-    """Call ``method`` on every worker of the stages: a list per replica."""
-    return self.engine.collective_rpc(
-        method, timeout=timeout, args=args, kwargs=kwargs, stage_ids=stage_ids
-    )

@@ -10,20 +10,12 @@ from pydantic import BaseModel, Field
 from vllm_tts_cache.entrypoints.http.models import CONSENT_ID, VOICE_ID, Answer
 
 
-class Registry(Answer):
-    """What is registered; of one tenant of several, what the tenant has."""
+class Held(Answer):
+    """What is registered, or may be: null is what all tenants together may."""
 
-    speakers: int = Field(examples=[2])
+    speakers: int | None = Field(examples=[2])
     consents: int | None = None
     audio_bytes: int | None = None
-
-
-class TenantLimits(Answer):
-    """What a tenant may have; null is what all together may."""
-
-    speakers: int | None
-    consents: int | None
-    audio_bytes: int | None
 
 
 class Files(Answer):
@@ -64,9 +56,9 @@ class KVWarmings(Answer):
 class TenantCache(Answer):
     """What one tenant of several has, and may have."""
 
-    registry: Registry
-    limits: TenantLimits
+    registry: Held
     deletions: Unfinished
+    limits: Held | None = Field(default=None, description="to a tenant's key")
 
 
 class Worker(Answer):
@@ -92,12 +84,9 @@ class DecoderStates(Answer):
     made: int
 
 
-class SpeakerCache(Answer):
+class SpeakerCache(TenantCache):
     """What there is: all of it, or to a tenant's key what the tenant has."""
 
-    registry: Registry
-    deletions: Unfinished
-    limits: TenantLimits | None = Field(default=None, description="to a tenant's key")
     storage: Storage | None = None
     bucket: dict[str, int] | None = Field(
         default=None, description="files of an object store, where there is one"

@@ -16,10 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from vllm_tts_cache.entrypoints.serving.request_speaker import check_sampling
-from vllm_tts_cache.entrypoints.serving.serving import (
-    CachedServingSpeech,
-    KnowsItsModel,
-)
+from vllm_tts_cache.entrypoints.serving.serving import CachedServingSpeech
 from vllm_tts_cache.errors import InvalidSpeakerError
 from vllm_tts_cache.tenants import is_speaking
 
@@ -66,7 +63,8 @@ def guarding(serve_http: Serve, *, has_tenants: bool) -> Serve:
         if has_tenants:
             close_host_routes(app.router)
         speech = app.state.openai_serving_speech
-        if isinstance(speech, KnowsItsModel) and speech.cached_adapter is not None:
+        is_ours = isinstance(speech, CachedServingSpeech)
+        if is_ours and speech.cached_adapter is not None:
             believe_adapters_alone(app.state.engine_client)
         return await serve_http(app, *args, **options)
 

@@ -59,11 +59,41 @@ Prepared = tuple[str, Any, dict[str, Any]]
 Submitted = tuple[AsyncIterator[Any], SpeakerRef | None]
 
 
-class KnowsItsModel(OmniOpenAIServingSpeech):
-    """The host's serving class, which describes its model to our parts."""
+class RefusedRequestError(ValueError):
+    """The host logs it in one line; the route answers the error behind it."""
 
+
+class CachedServingSpeech(OmniOpenAIServingSpeech):
+    """Speech requests whose speakers come from the catalogue, by content address."""
+
+    create_error_response = staticmethod(bounded_error_response)
     _diffusion_engine: Any  # the host's own, which has it of a diffusion model only
     _diffusion_adapter: diffusion.DiffusionAdapter | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._start()
+
+    @classmethod
+    def for_diffusion(cls, *args: Any, **kwargs: Any) -> "CachedServingSpeech":
+        """As the host, which leaves `__init__` out for a diffusion model."""
+        speech: Any = super().for_diffusion(*args, **kwargs)
+        adapter = diffusion.adapter_of(speech, speech._diffusion_engine)
+        speech._diffusion_adapter = adapter
+        speech._start()
+        return speech
+
+    def _start(self) -> None:
+        self.media_connector.connection = self.fetch_connection
+        if (adapter := self.cached_adapter) is not None:
+            process_metrics().begin_family(adapter.tts_cache_family.name)
+        if self.served_family is not None or self.refusal is not None:
+            # Registered voices are found where the prompt is built: the host, which
+            # looks names up before that, need know no more than the presets.
+            presets = set(self.builtin_names)
+            self._get_available_speakers = lambda: presets
+
+    # -------- what our parts ask about the model
 
     @property
     def builtin_names(self) -> frozenset[str]:
@@ -183,39 +213,6 @@ class KnowsItsModel(OmniOpenAIServingSpeech):
             problem = adapter.validate_tts_embedding_dim(len(embedding))
             if problem is not None:
                 raise InvalidSpeakerError(field, problem)
-
-
-class RefusedRequestError(ValueError):
-    """The host logs it in one line; the route answers the error behind it."""
-
-
-class CachedServingSpeech(KnowsItsModel):
-    """Speech requests whose speakers come from the catalogue, by content address."""
-
-    create_error_response = staticmethod(bounded_error_response)
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._start()
-
-    @classmethod
-    def for_diffusion(cls, *args: Any, **kwargs: Any) -> "CachedServingSpeech":
-        """As the host, which leaves `__init__` out for a diffusion model."""
-        speech: Any = super().for_diffusion(*args, **kwargs)
-        adapter = diffusion.adapter_of(speech, speech._diffusion_engine)
-        speech._diffusion_adapter = adapter
-        speech._start()
-        return speech
-
-    def _start(self) -> None:
-        self.media_connector.connection = self.fetch_connection
-        if (adapter := self.cached_adapter) is not None:
-            process_metrics().begin_family(adapter.tts_cache_family.name)
-        if self.served_family is not None or self.refusal is not None:
-            # Registered voices are found where the prompt is built: the host, which
-            # looks names up before that, need know no more than the presets.
-            presets = set(self.builtin_names)
-            self._get_available_speakers = lambda: presets
 
     # -------- what the host expects of its speaker storage
 

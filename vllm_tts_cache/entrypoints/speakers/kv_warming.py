@@ -90,15 +90,12 @@ class KVWarming:
 
     async def _run(self) -> None:
         while self._waiting:
-            await self._until_idle()
+            self._num_idle_looks = 0
+            while self._num_idle_looks < self._min_idle_looks:
+                await asyncio.sleep(LOOK_SECONDS)
+                self._num_idle_looks = self._num_idle_looks + 1 if self._is_idle else 0
             if self._waiting:
                 await self._prefill_first()
-
-    async def _until_idle(self) -> None:
-        self._num_idle_looks = 0
-        while self._num_idle_looks < self._min_idle_looks:
-            await asyncio.sleep(LOOK_SECONDS)
-            self._num_idle_looks = self._num_idle_looks + 1 if self._is_idle else 0
 
     async def _prefill_first(self) -> None:
         id_, record = next(iter(self._waiting.items()))
