@@ -4,7 +4,7 @@ import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Container
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -134,7 +134,9 @@ class CachedAdapter:
         if embedding is not None:
             try:
                 mode = embedding_mode(self.tts_cache_family, "speaker_embedding")
-                check_embedding(_flat(embedding))
+                # Its values may be in a list of their own.
+                rows = (v if isinstance(v, list) else [v] for v in embedding)
+                check_embedding([value for row in rows for value in row])
             except InvalidSpeakerError as exc:
                 return str(exc)
             for field, value in mode.stand_in.items():  # as the host infers it
@@ -223,7 +225,13 @@ class CachedAdapter:
         try:
             if found is not None and found.record.audio_sha256 is None:
                 report("none")
-                named = await self._named_by_embedding(request, found.record)
+                mode = embedding_mode(self.tts_cache_family, "voice")
+                task_type = mode.stand_in.get("task_type", request.task_type)
+                request.task_type = task_type
+                embedding = await self._service.lookups.embedding(found.record)
+                named = as_clone(request, mode, stored_ref_text=None)
+                named.speaker_embedding = list(embedding)
+                self._check(named)
                 return await self.speak(named, sampling_params_list, False)
             return await self._cloned(request, found, counted)
         except GoneError:
@@ -245,57 +253,45 @@ class CachedAdapter:
         # Later the host reads the task of this request, not of the copy it validates.
         request.task_type = mode.stand_in.get("task_type", request.task_type)
         seen = as_clone(request, mode, stored_ref_text=stored_ref_text)
-        num_clips = 1
         if record is not None and record.clip_starts_json is not None:
-            num_clips = record.num_clips
-            self._service.model.check_clips(num_clips)
-            seen.ref_text = transcript_of_clips(seen.ref_text, num_clips)
+            self._service.model.check_clips(record.num_clips)
+            seen.ref_text = transcript_of_clips(seen.ref_text, record.num_clips)
         # First what is free: a request that is refused must not fetch.
         self._check(seen)
         await self.check_texts(seen, has_own_ref_text=bool(request.ref_text))
-        if found is not None:
-            if (sha := found.record.audio_sha256) is None:
-                # It was replaced by an embedding while its audio was waited for.
-                reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
-                raise SpeakerRequestError(reason)
-            clip = Clip(
-                ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
-                num_samples=found.record.num_samples,
-                sample_rate_hz=found.record.sample_rate_hz,
-                num_clips=num_clips,
-            )
-            existed = await self._existed(
-                clip, mode, found.record.tenant, found.fingerprints
-            )
-        else:
-            with self._service.places.inline(self._tenant):
-                url = single_url(request.ref_audio)
-                fetch = partial(fetch_audio, self.ctx.server.media_connector)
-                clip = await self._service.inline.resolve(url, fetch)
-                existed = await self._existed(clip, mode, self._tenant.name, None)
+        with nullcontext() if found else self._service.places.inline(self._tenant):
+            clip = await self._clip(request, record)
+            limits = self.tts_cache_family.limits
+            problem = limits.problem(clip.num_samples, clip.sample_rate_hz)
+            if problem is not None:
+                raise InvalidAudioError(problem)
+            need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
+            ensure = self._service.encodings.ensure
+            if found is None:
+                existed = await ensure(need, tenant=self._tenant.name)
+            else:
+                tenant, stored = found.record.tenant, found.fingerprints
+                existed = await ensure(need, tenant=tenant, stored=stored)
         counted.outcome = "hit" if existed else "miss"
         report(counted.outcome)
         return await self.clone(Speaker(clip=clip, mode=mode, request=seen))
 
-    async def _existed(
-        self, clip: Clip, mode: Mode, tenant: str, stored: frozenset[str] | None
-    ) -> bool:
-        """Return when the clip's encodings exist, and whether they did before."""
-        limits = self.tts_cache_family.limits
-        problem = limits.problem(clip.num_samples, clip.sample_rate_hz)
-        if problem is not None:
-            raise InvalidAudioError(problem)
-        need = EncodingNeed(ref=clip.ref, encoder_names=mode.encoders)
-        return await self._service.encodings.ensure(need, tenant=tenant, stored=stored)
-
-    async def _named_by_embedding(self, request: Any, record: SpeakerRecord) -> Any:
-        mode = embedding_mode(self.tts_cache_family, "voice")
-        request.task_type = mode.stand_in.get("task_type", request.task_type)
-        embedding = await self._service.lookups.embedding(record)
-        named = as_clone(request, mode, stored_ref_text=None)
-        named.speaker_embedding = list(embedding)
-        self._check(named)
-        return named
+    async def _clip(self, request: Any, record: SpeakerRecord | None) -> Clip:
+        if record is None:
+            fetch = partial(fetch_audio, self.ctx.server.media_connector)
+            return await self._service.inline.resolve(
+                single_url(request.ref_audio), fetch
+            )
+        if (sha := record.audio_sha256) is None:
+            # It was replaced by an embedding while its audio was waited for.
+            reason = f"Voice {request.voice!r} was replaced meanwhile. Try again."
+            raise SpeakerRequestError(reason)
+        return Clip(
+            ref=SpeakerRef(audio_sha256=sha, segment=Segment.REGISTERED),
+            num_samples=record.num_samples,
+            sample_rate_hz=record.sample_rate_hz,
+            num_clips=1 if record.clip_starts_json is None else record.num_clips,
+        )
 
     def _refusal(self, request: Any) -> str | None:
         """Say why a checkpoint without encoders cannot speak with this speaker."""
@@ -316,12 +312,6 @@ class CachedAdapter:
         seen.ref_audio = None
         if problem is not None:
             raise SpeakerRequestError(problem)
-
-
-def _flat(embedding: list[Any]) -> list[float]:
-    """Return an embedding's values, which may be in a list of their own."""
-    rows = (each if isinstance(each, list) else [each] for each in embedding)
-    return [value for row in rows for value in row]
 
 
 class TextCheckingAdapter(CachedAdapter):

@@ -259,7 +259,6 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
     def shutdown(self) -> None:
         """Close what the process holds; stock would go through all names."""
-        self.uploaded_speakers = {}
         super().shutdown()
         self.fetch_connection.shutdown()
         self.speakers.shutdown()
