@@ -46,6 +46,11 @@ Message = MutableMapping[str, Any]
 JSON_MAX_PARTS = 500_000
 _MAX_DIGITS = 18
 _END = {"type": "http.disconnect"}
+_KINDS = {
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.CONFLICT: "ConflictError",
+    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+}
 
 throttled = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
@@ -272,8 +277,11 @@ def json_response(
     ``status`` is the error's own, if it is not given.
     """
     status = status or error.http_status
+    kind = _KINDS.get(status, "BadRequestError")
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        kind = "InternalServerError"
     param = getattr(error, "param", None)
-    body = bounded_error_response(str(error), _kind(status), status, param).model_dump()
+    body = bounded_error_response(str(error), kind, status, param).model_dump()
     headers: dict[str, str] = getattr(error, "headers", {})
     if (seconds := getattr(error, "retry_after_seconds", None)) is not None:
         headers = {"Retry-After": str(seconds)}
@@ -295,14 +303,3 @@ def speech_response(error: TTSCacheError) -> JSONResponse:
     """
     is_unknown = error.http_status is HTTPStatus.NOT_FOUND
     return json_response(error, HTTPStatus.BAD_REQUEST if is_unknown else None)
-
-
-def _kind(status: HTTPStatus) -> str:
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "InternalServerError"
-    kinds = {
-        HTTPStatus.NOT_FOUND: "NotFoundError",
-        HTTPStatus.CONFLICT: "ConflictError",
-        HTTPStatus.UNAUTHORIZED: "AuthenticationError",
-    }
-    return kinds.get(status, "BadRequestError")

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_tts_cache.catalogue.records import SpeakerRecord
 from vllm_tts_cache.errors import SpeakerRequestError, TTSCacheError
 from vllm_tts_cache.speaker.family import clips_problem
 from vllm_tts_cache.store.speaker_store import SpeakerStore, StoredSpeaker
@@ -67,12 +66,26 @@ def known_voice(name: str) -> HostVoice:
 
 def read_voice(store: SpeakerStore, found: StoredSpeaker) -> HostVoice:
     """Read what the host may look up of a voice; for a thread."""
-    row, error, audio = _as_host_dict(found.record, store), None, None
+    record, audio, error = found.record, None, None
+    row = {
+        "name": record.name,
+        "consent": record.consent,
+        "created_at": record.generation,
+        "ref_text": record.ref_text,
+        "speaker_description": record.description,
+        "mime_type": record.mime_type,
+        "file_size": record.file_size,
+        "sample_rate": record.sample_rate_hz,
+        "embedding_source": "audio" if record.audio_sha256 else "direct",
+        "embedding_dim": record.embedding_dim,
+        # The host looks whether it is there, and reads it by `_load_uploaded_audio`.
+        "file_path": str(store.directory),
+    }
     try:
         audio = _audio(store, found)
     except TTSCacheError as exc:
         error = exc
-    values = store.speaker_embedding(found.record)
+    values = store.speaker_embedding(record)
     embedding = None if values is None else list(values)
     return HostVoice(row=row, audio=audio, embedding=embedding, error=error)
 
@@ -108,23 +121,6 @@ def _audio(store: SpeakerStore, found: StoredSpeaker) -> tuple[Any, int] | None:
         raise SpeakerRequestError(f"Voice {name!r} cannot be spoken here: {problem}.")
     audio = store.read_audio(found.record.audio_sha256)
     return None if audio is None else (audio.samples, audio.sample_rate_hz)
-
-
-def _as_host_dict(record: SpeakerRecord, store: SpeakerStore) -> dict[str, Any]:
-    return {
-        "name": record.name,
-        "consent": record.consent,
-        "created_at": record.generation,
-        "ref_text": record.ref_text,
-        "speaker_description": record.description,
-        "mime_type": record.mime_type,
-        "file_size": record.file_size,
-        "sample_rate": record.sample_rate_hz,
-        "embedding_source": "audio" if record.audio_sha256 else "direct",
-        "embedding_dim": record.embedding_dim,
-        # The host looks whether it is there, and reads it by `_load_uploaded_audio`.
-        "file_path": str(store.directory),
-    }
 
 
 @dataclass(frozen=True, slots=True)

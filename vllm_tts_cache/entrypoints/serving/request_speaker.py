@@ -123,7 +123,8 @@ def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
 
 def without_speaker(request: Any) -> Any:
     """Return a copy that names no speaker and no mode, whatever it is spoken with."""
-    extra_params = _without_mode(request.extra_params)
+    given = request.extra_params or {}
+    extra_params = {k: v for k, v in given.items() if k != CLONE_MODE} or None
     changed = dict.fromkeys(("voice", "ref_audio", "ref_text"))
     return request.model_copy(update={**changed, "extra_params": extra_params})
 
@@ -140,11 +141,6 @@ def embedding_mode(family: Family, field: str) -> Mode:
         )
         raise InvalidSpeakerError(field, reason)
     return family.embedding_mode
-
-
-def _without_mode(extra_params: dict[str, Any] | None) -> dict[str, Any] | None:
-    rest = {k: v for k, v in (extra_params or {}).items() if k != CLONE_MODE}
-    return rest or None
 
 
 @dataclass(slots=True, eq=False)

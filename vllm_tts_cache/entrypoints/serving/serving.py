@@ -285,9 +285,9 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
 
         The host looks them up on the event loop; of a model of ours, presets alone.
         """
-        names = {r.voice.lower(): r.voice for r in requests if r.voice is not None}
         if self.served_family is not None:
-            return dict.fromkeys(names, host_speakers.NO_VOICE)
+            return {}
+        names = {r.voice.lower(): r.voice for r in requests if r.voice is not None}
         known = host_speakers.known_names()  # of a batch
         return {
             key: await self._read_voice(name)

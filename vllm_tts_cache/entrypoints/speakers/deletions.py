@@ -162,11 +162,8 @@ class Deletions:
     async def delete_consent(self, consent_id: str, tenant: str) -> None:
         """Delete a tenant's consent recording, as `delete` does a voice.
 
-        Raises:
-            ConsentNotFoundError: There is none, and no deletion of one.
-            ConsentInUseError: Voices stand on it.
-            DeletionPendingError: Something is left; it goes on without the caller.
-            StorageError: The catalogue failed; nothing was changed.
+        Raises: As `delete`, with ConsentNotFoundError; ConsentInUseError: Voices stand
+            on it.
         """
         if not is_consent_id(consent_id):
             raise ConsentNotFoundError(consent_id)
