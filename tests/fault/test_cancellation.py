@@ -318,7 +318,8 @@ class DeletionRig(test_service.Rig):
         self.engine = FarEngine(*self.engine.workers)
         self.lookups = ReadExecutor(is_local=False)
         own = self.service.deletions
-        own._workers = lambda: AsyncWorkers(self.engine)
+        workers = AsyncWorkers(self.engine)
+        self.service.encodings.cloning_workers = lambda: workers
         own._lookups = self.lookups
 
     async def close(self):

@@ -13,7 +13,7 @@ from tests.default_pool import filled_default_pool
 from tests.families.serving import message
 from tests.speaking import wav
 from vllm_tts_cache.entrypoints.http import models
-from vllm_tts_cache.entrypoints.speakers.service import Upload
+from vllm_tts_cache.entrypoints.speakers.registering import Upload
 from vllm_tts_cache.tenants import ALONE
 
 
