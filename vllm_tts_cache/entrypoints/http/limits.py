@@ -11,6 +11,7 @@ server.
 """
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,7 +30,6 @@ _MAX_FIELDS = 256
 _MAX_DEPTH = 8
 _MAX_QUOTED = 64
 _HALF = re.compile("[\ud800-\udfff]")
-_FIRST_HALVES = "\ud800", "\udbff"
 
 _MOST_CHARS = {
     "input": MAX_INPUT_CHARS,
@@ -197,19 +197,13 @@ class Pieces:
     one is left out: who streams what a model writes cannot know where it is cut.
     """
 
-    _first_half = ""
+    def __init__(self) -> None:
+        self._whole = getincrementaldecoder("utf-16-le")("ignore")
 
     def feed(self, piece: str) -> str:
         """Return the text so far that is whole, beginning where the last one ended."""
-        text = self._first_half + piece
-        self._first_half = ""
-        if text and _FIRST_HALVES[0] <= text[-1] <= _FIRST_HALVES[1]:
-            text, self._first_half = text[:-1], text[-1]
-        if text.isascii():
-            return text
-        pairs_joined = text.encode("utf-16-le", "surrogatepass")
-        return pairs_joined.decode("utf-16-le", "ignore")
+        return self._whole.decode(piece.encode("utf-16-le", "surrogatepass"))
 
     def end(self) -> None:
         """Leave out a half without its other one."""
-        self._first_half = ""
+        self._whole.reset()
