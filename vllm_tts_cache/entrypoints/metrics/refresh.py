@@ -1,14 +1,12 @@
 """Brings the series up to date in the background, so that a scrape only reads them."""
 
 import asyncio
-import fcntl
 import logging
+import os
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 from prometheus_client import Counter
 
@@ -28,6 +26,7 @@ from vllm_tts_cache.speaker.wire import (
     SpeakerStats,
     WorkerStats,
 )
+from vllm_tts_cache.store.locks import claim
 from vllm_tts_cache.store.speaker_store import SpeakerStore
 
 _LOCK_NAME = "vllm-tts-cache.lock"
@@ -55,7 +54,7 @@ class Turn:
 
     def __init__(self, directory: Path | None):
         self._directory = directory
-        self._handle: BinaryIO | None = None
+        self._handle: int | None = None
         self.is_first = True
 
     def is_ours(self) -> bool:
@@ -65,23 +64,19 @@ class Turn:
         """
         if self._directory is None or self._handle is not None:
             return True
-        with ExitStack() as closing:
-            path = self._directory / _LOCK_NAME
-            handle = closing.enter_context(path.open("ab", buffering=0))
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            self.is_first = handle.tell() == 0
-            handle.write(b"taken\n")
-            self._handle = handle
-            closing.pop_all()
+        path = self._directory / _LOCK_NAME
+        path.touch(0o600)
+        if (handle := claim(path)) is None:
+            return False
+        self._handle = handle
+        self.is_first = path.stat().st_size == 0
+        path.write_bytes(b"taken\n")
         return True
 
     def close(self) -> None:
         """Leave it to the others."""
         if self._handle is not None:
-            self._handle.close()
+            os.close(self._handle)
             self._handle = None
 
 
