@@ -90,8 +90,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
         if self.served_family is not None or self.refusal is not None:
             # Registered voices are found where the prompt is built: the host, which
             # looks names up before that, need know no more than the presets.
-            presets = set(self.builtin_names)
-            self._get_available_speakers = lambda: presets
+            self._get_available_speakers = set(self.builtin_names).copy
 
     # -------- what our parts ask about the model
 
