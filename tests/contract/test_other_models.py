@@ -95,7 +95,7 @@ async def test_an_embedding_is_stored_only_if_the_host_speaks_with_it(server):
         answer = await embed(server)
         if OTHER_MODELS[name].takes_embeddings:
             assert answer.status_code == 200, answer.text
-            assert server.handler._get_uploaded_speaker_embedding("raw") == [0.5] * 192
+            assert (await server.handler._read_voice("raw")).embedding == [0.5] * 192
             await server.client.delete(f"{VOICES}/Raw")
         else:
             assert OTHER_MODELS[name].title in message(answer)

@@ -213,8 +213,9 @@ class CachedAdapter:
         """
         if request.ref_audio is not None:
             return None
+        tenant = speaking_tenant(self._service.tenants)
         find = self._service.lookups.find_to_speak
-        if (found := await find(self._tenant, request.voice)) is None:
+        if (found := await find(tenant, request.voice)) is None:
             raise SpeakerNotFoundError(request.voice)
         return found
 

@@ -117,16 +117,25 @@ def as_clone(request: Any, mode: Mode, *, stored_ref_text: str | None) -> Any:
     if mode.transcript is not Transcript.UNUSED:
         given = request.ref_text or ""
         ref_text = (given if given.strip() else stored_ref_text) or None
-    plain = without_speaker(request)
-    return plain.model_copy(update={"ref_text": ref_text, **mode.stand_in})
+    changed = {
+        "voice": None,
+        "ref_audio": None,
+        "ref_text": ref_text,
+        "extra_params": request.extra_params and _without_mode(request.extra_params),
+        **mode.stand_in,
+    }
+    return request.model_copy(update=changed)
 
 
 def without_speaker(request: Any) -> Any:
     """Return a copy that names no speaker and no mode, whatever it is spoken with."""
-    given = request.extra_params or {}
-    extra_params = {k: v for k, v in given.items() if k != CLONE_MODE} or None
+    extra_params = _without_mode(request.extra_params or {})
     changed = dict.fromkeys(("voice", "ref_audio", "ref_text"))
     return request.model_copy(update={**changed, "extra_params": extra_params})
+
+
+def _without_mode(extra_params: dict[str, Any]) -> dict[str, Any] | None:
+    return {k: v for k, v in extra_params.items() if k != CLONE_MODE} or None
 
 
 def embedding_mode(family: Family, field: str) -> Mode:
