@@ -39,7 +39,6 @@ from vllm_tts_cache.speaker.rpc_client import (
     AsyncWorkers,
 )
 from vllm_tts_cache.store.opening import open_store
-from vllm_tts_cache.tenants import TenantKeys
 
 NAMES = ("speaker", "codec")
 NOTHING = frozenset()
@@ -87,7 +86,7 @@ def ensurer_of(engine, store, *, timeout_seconds=5.0, inline=64, is_local=True):
         AsyncWorkers(engine),
         ServedModel(family=lambda: None, refusal=lambda: None, note=str),
         lookups,
-        SpeakerLookups(store, lookups, TenantKeys(None)),
+        SpeakerLookups(store, lookups),
         KVWarming(None),
     )
 
