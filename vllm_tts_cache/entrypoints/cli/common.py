@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from vllm_tts_cache.errors import ConfigError
 from vllm_tts_cache.logs import printable
@@ -85,6 +86,52 @@ Search = Annotated[
 ]
 
 
+class _App(typer.Typer):
+    """A group of commands that read their texts as UTF-8."""
+
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        """Add one."""
+        return super().command(name, **{"cls": _Command, **options})
+
+
+class _Command(TyperCommand):
+    """Takes texts as UTF-8, also where the locale knows ASCII alone.
+
+    Python hands over bytes that the locale cannot read as halves of characters, which
+    no server takes. Paths may hold them.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and read each text.
+
+        Raises: ConfigError: One is not UTF-8.
+        """
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            if (name := parameter.name) in ctx.params:
+                ctx.params[name] = _read(ctx.params[name], parameter)
+        return rest
+
+
+def _read(value: Any, parameter: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_read(each, parameter) for each in value)
+    if not isinstance(value, str) or value.isascii():
+        return value
+    try:
+        value.encode()
+        return value
+    except UnicodeError:
+        pass
+    try:
+        return os.fsencode(value).decode()
+    except UnicodeError as exc:
+        is_option = parameter.param_type_name == "option"
+        name = parameter.metavar or parameter.name.upper()
+        what = parameter.opts[0] if is_option else name
+        raise ConfigError(f"{what}: it holds bytes that are not UTF-8") from exc
+
+
 def open_streams() -> bool:
     """Have every text be written, spelt out where the locale lacks a character.
 
@@ -106,7 +153,7 @@ def open_streams() -> bool:
 
 def new_app(**options: Any) -> typer.Typer:
     """Return a group of commands in our style: plain help, no coloured tracebacks."""
-    return typer.Typer(
+    return _App(
         **{
             "add_completion": False,
             "rich_markup_mode": None,
