@@ -193,6 +193,6 @@ def plugin_log(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills",
-        default=os.environ.get("TTS_CACHE_TEST_KILLS", "10"),
+        default=os.environ.get("TTS_CACHE_TEST_KILLS", "20"),
         help="how often the store is killed in tests/fault/store/test_kills.py",
     )
