@@ -7,7 +7,9 @@ it becomes a family, or is described in `other_models`.
 import threading
 
 import pytest
+import torch
 from vllm_omni.entrypoints.openai.tts_adapters import TTS_ADAPTER_REGISTRY
+from vllm_omni.utils.speaker_cache import get_speaker_cache
 
 from tests import store_samples
 from tests.in_process_workers import worker
@@ -201,3 +203,15 @@ async def test_a_model_that_nobody_described_is_left_to_the_host(server):
     unknown = of_model("of tomorrow")
     assert unknown.takes_clips and unknown.takes_embeddings
     assert unknown.note.startswith("This model")
+
+
+async def test_what_the_host_keeps_of_a_voice_goes_with_it(server):
+    """Its embedding was still in this process's memory after the 200."""
+    adapter = serve(server, "glm_tts")
+    assert adapter is not None
+    await server.register("Ann", wav())
+    cache = get_speaker_cache()
+    key = cache.make_cache_key("Ann", "glm_tts", 1)
+    cache.put(key, {"embedding": torch.ones(1, 192)})
+    assert (await server.client.delete(f"{VOICES}/Ann")).status_code == 200
+    assert cache.get(key) is None

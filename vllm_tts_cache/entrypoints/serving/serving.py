@@ -14,6 +14,7 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
 from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech
 from vllm_omni.errors import OmniClientError
+from vllm_omni.utils.speaker_cache import get_speaker_cache
 
 from vllm_tts_cache.catalogue.names import fold
 from vllm_tts_cache.catalogue.records import SpeakerChanges, SpeakerRecord
@@ -61,6 +62,18 @@ Submitted = tuple[AsyncIterator[Any], SpeakerRef | None]
 
 class RefusedRequestError(ValueError):
     """The host logs it in one line; the route answers the error behind it."""
+
+
+class HostMemory:
+    """What models of the host's keep in this process of voices, by their names."""
+
+    def delete(self, _audio_sha256: str) -> None:
+        """Delete all: the host does not know voices by their audio."""
+        self.delete_all()
+
+    def delete_all(self) -> None:
+        """Delete all, as stock's DELETE does what is of one name."""
+        get_speaker_cache().clear()
 
 
 class CachedServingSpeech(OmniOpenAIServingSpeech):
@@ -230,6 +243,7 @@ class CachedServingSpeech(OmniOpenAIServingSpeech):
                 note=lambda: self.other_model.note,
             ),
             speech=self,
+            memories=[HostMemory()],
         )
         self.speakers.start()
         self.uploaded_speakers = host_speakers.KnownVoices()  # type: ignore[assignment]

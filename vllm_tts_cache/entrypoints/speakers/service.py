@@ -1,6 +1,6 @@
 """Registering, finding and deleting speakers: what routes and adapters call."""
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -99,6 +99,7 @@ class SpeakerService:
         engine: The host's engine client; None where there are no workers.
         model: What is served.
         speech: The serving class; None where no voice is prefilled.
+        memories: What else remembers voices in this process, see `Deletions`.
 
     Raises: StorageError, ConfigError.
 
@@ -128,6 +129,7 @@ class SpeakerService:
         model: ServedModel,
         *,
         speech: Any = None,
+        memories: Sequence[Any] = (),
     ):
         self.tenants = TenantKeys(settings.tenants_file)
         self.store = store = open_store(settings)
@@ -178,7 +180,7 @@ class SpeakerService:
             self.encodings,
             self._decoders,
             self.lookups.last,
-            memories=(self.prompts, self.inline, self.encodings),
+            memories=(self.prompts, self.inline, self.encodings, *memories),
         )
         self.metrics = MetricsRefresh(
             process_metrics(),
