@@ -58,6 +58,17 @@ class TransformerSizes:
     head_dim: int
 
     @property
+    def config(self) -> dict[str, Any]:
+        """As in a ``config.json``, by transformers' names; without ``head_dim``."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+        }
+
+    @property
     def projections(self) -> dict[str, tuple[int, int]]:
         """Those of a layer of Llama's kind, by their names in it: ``(out, in)``."""
         heads = self.num_heads * self.head_dim

@@ -3,12 +3,15 @@
 from functools import partial
 
 import numpy as np
+import yaml
 
 from tests.families.cases import Case
 from vllm_tts_cache.families.cosyvoice3.family import FAMILY, MEL, SPEAKER, TOKENS
 from vllm_tts_cache.families.cosyvoice3.positions import num_mel_frames, num_tokens
-from vllm_tts_cache.families.cosyvoice3.tiny.configs import host_overrides
 from vllm_tts_cache.families.networks.prompts import mode_of_request
+
+DEPLOYED = yaml.safe_load(FAMILY.deploy_file.read_text())
+OVERRIDES = DEPLOYED["stages"][0]["engine_extras"]["hf_overrides"]
 
 
 def hf_config(_checkpoint):
@@ -16,7 +19,7 @@ def hf_config(_checkpoint):
     from vllm_omni.transformers_utils.configs.cosyvoice3 import CosyVoice3Config
 
     config = CosyVoice3Config()
-    for name, value in host_overrides().items():
+    for name, value in OVERRIDES.items():
         setattr(config, name, value)
     return config
 
@@ -28,7 +31,7 @@ def size_of(audio):
 COMMON = {
     "model_arch": "CosyVoice3Model",
     "dtype": "float32",
-    "hf_overrides": host_overrides(),
+    "hf_overrides": OVERRIDES,
 }
 TALKER_STAGE = {"model_stage": "cosyvoice3_talker", "worker_type": "ar", **COMMON}
 DECODER_STAGE = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from vllm_tts_cache.families.cosyvoice3.tiny import configs, sizes
+from vllm_tts_cache.families.cosyvoice3.tiny import sizes
 from vllm_tts_cache.families.cosyvoice3.tiny.networks import (
     write_speaker_network,
     write_speech_tokenizer,
@@ -20,6 +20,8 @@ from vllm_tts_cache.testing.tiny_parts import (
     train_text_tokenizer,
 )
 
+# Where the talker's config and the tokenizer are.
+_TALKER_FOLDER = "CosyVoice-BlankEN"
 _PARTS = {"llm.pt": add_talker, "flow.pt": add_flow, "hift.pt": add_vocoder}
 
 
@@ -33,7 +35,7 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     # As released, where the host goes by the folder's name.
     (directory / "config.json").write_text("{}\n")
     report("text tokenizer")
-    _write_talker_folder(directory / configs.TALKER_FOLDER)
+    _write_talker_folder(directory / _TALKER_FOLDER)
     for name, add in _PARTS.items():
         report(name)
         weights = WeightBuilder(options.seed)
@@ -59,5 +61,24 @@ def _write_talker_folder(folder: Path) -> None:
     folder.mkdir()
     text = train_text_tokenizer()
     save_text_tokenizer(folder, text)
-    config = configs.talker_config(text.id_of(IM_END))
-    save_json(folder / "config.json", config)
+    save_json(folder / "config.json", _talker_config(text.id_of(IM_END)))
+
+
+def _talker_config(eos_token_id: int) -> dict[str, object]:
+    """Of the language model, which is a Qwen2."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        **sizes.TALKER.config,
+        "vocab_size": sizes.TEXT_VOCAB_SIZE,
+        "max_position_embeddings": sizes.MAX_POSITIONS,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": eos_token_id,
+        "eos_token_id": eos_token_id,
+    }
