@@ -6,20 +6,53 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm_tts_cache.families.higgs_audio_v3.encoders import CODEC_PREFIX
-from vllm_tts_cache.families.higgs_audio_v3.tiny import configs, sizes
-from vllm_tts_cache.families.higgs_audio_v3.tiny.configs import save_text_tokenizer
+from vllm_tts_cache.families.higgs_audio_v3.encoders import CODEC_PREFIX, SIZES
+from vllm_tts_cache.families.higgs_audio_v3.family import MODEL_TYPE
 from vllm_tts_cache.families.networks.higgs_tokenizer.tiny import (
     add_tokenizer,
     tokenizer_config,
 )
-from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
+from vllm_tts_cache.testing.tiny_checkpoint import (
+    EncoderOptions,
+    EncoderSize,
+    Report,
+    TransformerSizes,
+)
 from vllm_tts_cache.testing.tiny_parts import (
+    END_OF_TEXT,
     WeightBuilder,
     add_layers,
     normal,
+    save_byte_tokenizer,
     save_json,
 )
+
+# As released. The host's pipeline stops at some of the ids, so all of them stay.
+_VOCAB_SIZE = 151_936
+_NUM_CODEBOOKS = 8
+# The two that begin and end a codebook's frames are among them.
+_CODEBOOK_SIZE = 1_026
+# The host knows the released decoder only.
+_DECODER_DIM = 1_024
+
+
+_TALKER = TransformerSizes(
+    hidden=128, intermediate=384, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32
+)
+
+# The first and the last are where the released tokenizer has them: the host's pipeline
+# stops at their ids.
+_CONTROL_IDS: dict[str, int] = {
+    END_OF_TEXT: 151_643,
+    "<|im_start|>": 151_644,
+    "<|im_end|>": 151_645,
+    "<|tts|>": 151_666,
+    "<|ref_text|>": 151_667,
+    "<|ref_audio|>": 151_668,
+    "<|text|>": 151_669,
+    "<|audio|>": 151_670,
+    "<|audio_end|>": 151_671,
+}
 
 _PROJECTION_STD = 0.08
 _EMBEDDING_STD = 0.3
@@ -36,22 +69,22 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     With ``real`` encoders the tokenizer's encode side has its released size.
     """
     report("text tokenizer")
-    save_text_tokenizer(directory)
+    save_byte_tokenizer(directory, _CONTROL_IDS, end=END_OF_TEXT, pad=END_OF_TEXT)
     report("talker")
     weights = WeightBuilder(options.seed)
-    add_talker(weights)
+    _add_talker(weights)
     tensors = {name: t.to(torch.bfloat16) for name, t in weights.tensors.items()}
     report("audio tokenizer")
     tensors |= _tokenizer(options)
     ordered = {name: tensors[name].contiguous() for name in sorted(tensors)}
     save_file(ordered, directory / "model.safetensors", metadata={"format": "pt"})
-    save_json(directory / "config.json", configs.model_config(options.encoders))
+    save_json(directory / "config.json", _model_config(options.encoders))
 
 
 def _tokenizer(options: EncoderOptions) -> dict[str, Tensor]:
     """As other families have it in a folder of its own, but for the decoder's size."""
     weights = WeightBuilder(options.seed)
-    add_tokenizer(weights, tokenizer_config(options.encoders, sizes.DECODER_DIM))
+    add_tokenizer(weights, tokenizer_config(options.encoders, _DECODER_DIM))
     return {
         CODEC_PREFIX + name: tensor.to(torch.bfloat16)
         if name.startswith(_DECODER)
@@ -60,12 +93,52 @@ def _tokenizer(options: EncoderOptions) -> dict[str, Tensor]:
     }
 
 
-def add_talker(weights: WeightBuilder) -> None:
+def _add_talker(weights: WeightBuilder) -> None:
     """Add all but the tokenizer, under the names that the released file has."""
-    hidden = sizes.TALKER.hidden
-    text = (sizes.VOCAB_SIZE, hidden)
+    hidden = _TALKER.hidden
+    text = (_VOCAB_SIZE, hidden)
     weights.normal("tied.embedding.text_embedding.weight", text, _EMBEDDING_STD)
-    codes = (sizes.NUM_CODEBOOKS * sizes.CODEBOOK_SIZE, hidden)
+    codes = (_NUM_CODEBOOKS * _CODEBOOK_SIZE, hidden)
     weights.normal(_CODES, codes, _EMBEDDING_STD)
     body, project = weights.under("body"), normal(_PROJECTION_STD)
-    add_layers(body, sizes.TALKER, project, qk_norm=_ATTENTION_SHARPNESS)
+    add_layers(body, _TALKER, project, qk_norm=_ATTENTION_SHARPNESS)
+
+
+def _model_config(encoders: EncoderSize) -> dict[str, object]:
+    """``config.json``; a tokenizer of other than released sizes has them in it."""
+    config: dict[str, object] = {
+        "architectures": ["HiggsMultimodalQwen3ForConditionalGeneration"],
+        "model_type": MODEL_TYPE,
+        "dtype": "bfloat16",
+        "audio_token_id": -100,
+        "eos_token_id": _CONTROL_IDS[END_OF_TEXT],
+        "audio_encoder_config": {
+            "model_type": "higgs_audio_encoder",
+            "encoder_type": "discrete",
+            "num_codebooks": _NUM_CODEBOOKS,
+            "vocab_size": _CODEBOOK_SIZE,
+            "out_dim": _TALKER.hidden,
+            "tie_word_embeddings": True,
+            "use_delay_pattern": True,
+        },
+        "text_config": _text_config(),
+    }
+    if encoders != "real":
+        config[SIZES] = tokenizer_config(encoders, _DECODER_DIM)
+    return config
+
+
+def _text_config() -> dict[str, object]:
+    return {
+        "model_type": "qwen3",
+        "vocab_size": _VOCAB_SIZE,
+        **_TALKER.config,
+        "head_dim": _TALKER.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "eos_token_id": _CONTROL_IDS[END_OF_TEXT],
+    }

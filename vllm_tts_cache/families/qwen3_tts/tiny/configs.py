@@ -121,11 +121,7 @@ def audio_preprocessor_config() -> Json:
 
 def _transformer(size: TransformerSizes) -> Json:
     return {
-        "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate,
-        "num_hidden_layers": size.num_layers,
-        "num_attention_heads": size.num_heads,
-        "num_key_value_heads": size.num_kv_heads,
+        **size.config,
         "head_dim": size.head_dim,
         "attention_bias": False,
     }

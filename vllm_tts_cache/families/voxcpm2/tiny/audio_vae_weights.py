@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from vllm_tts_cache.families.voxcpm2.tiny import sizes
+from vllm_tts_cache.families.voxcpm2.tiny import configs
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder
 
 # Speech has a standard deviation of about 0.1; the layers behind work at about 1,
@@ -20,31 +20,31 @@ _OUTPUT_GAIN = 0.1
 def add_audio_vae(weights: WeightBuilder, encoder_dim: int) -> None:
     """Add the whole of it."""
     _add_encoder(weights.under("encoder"), encoder_dim)
-    _add_decoder(weights.under("decoder"), sizes.DECODER_DIM)
+    _add_decoder(weights.under("decoder"), configs.DECODER_DIM)
     weights.tensors["decoder.sr_bin_boundaries"] = torch.tensor(
-        sizes.RATE_BOUNDARIES_HZ, dtype=torch.int32
+        configs.RATE_BOUNDARIES_HZ, dtype=torch.int32
     )
 
 
 def _add_encoder(encoder: WeightBuilder, width: int) -> None:
     """From samples to latents: each stage downsamples and doubles the width."""
     _add_conv(encoder, "block.0", (width, 1, 7), _INPUT_GAIN)
-    for index, rate in enumerate(sizes.ENCODER_RATES, start=1):
+    for index, rate in enumerate(configs.ENCODER_RATES, start=1):
         stage = encoder.under(f"block.{index}.block")
         _add_residual_units(stage, 0, width)
         _add_snake(stage, "3", width)
         _add_conv(stage, "4", (2 * width, width, 2 * rate), _DOWN_GAIN)
         width *= 2
     for half in ("fc_mu", "fc_logvar"):
-        _add_conv(encoder, half, (sizes.LATENT_DIM, width, 3))
+        _add_conv(encoder, half, (configs.LATENT_DIM, width, 3))
 
 
 def _add_decoder(decoder: WeightBuilder, width: int) -> None:
     """From latents to samples: each stage upsamples and halves the width."""
-    num_rates = len(sizes.RATE_BOUNDARIES_HZ) + 1
-    _add_conv(decoder, "model.0", (sizes.LATENT_DIM, 1, 7))
-    _add_conv(decoder, "model.1", (width, sizes.LATENT_DIM, 1))
-    for index, rate in enumerate(sizes.DECODER_RATES, start=2):
+    num_rates = len(configs.RATE_BOUNDARIES_HZ) + 1
+    _add_conv(decoder, "model.0", (configs.LATENT_DIM, 1, 7))
+    _add_conv(decoder, "model.1", (width, configs.LATENT_DIM, 1))
+    for index, rate in enumerate(configs.DECODER_RATES, start=2):
         condition = decoder.under(f"sr_cond_model.{index}")
         condition.fill("scale_embed.weight", (num_rates, width), 1.0)
         condition.fill("bias_embed.weight", (num_rates, width), 0.0)
@@ -53,7 +53,7 @@ def _add_decoder(decoder: WeightBuilder, width: int) -> None:
         _add_transposed_conv(stage, "1", (width, width // 2), rate)
         width //= 2
         _add_residual_units(stage, 2, width)
-    last = len(sizes.DECODER_RATES) + 2
+    last = len(configs.DECODER_RATES) + 2
     _add_snake(decoder, f"model.{last}", width)
     _add_conv(decoder, f"model.{last + 1}", (1, width, 7), _OUTPUT_GAIN)
 

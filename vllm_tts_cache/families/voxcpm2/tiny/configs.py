@@ -1,9 +1,31 @@
-"""``config.json``; the field names are those of the released one."""
+"""What a test checkpoint's ``config.json`` says; field names as released."""
 
-from vllm_tts_cache.families.voxcpm2.tiny import sizes
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
 
 Json = dict[str, object]
+
+# As released: they decide how many positions a reference takes, and what is stored.
+PATCH_SIZE = 4
+LATENT_DIM = 64
+ENCODER_RATES = (2, 5, 8, 8)
+DECODER_RATES = (8, 6, 5, 2, 2, 2)
+# Upper bounds of what the decoder takes for one sample rate.
+RATE_BOUNDARIES_HZ = (20_000, 30_000, 40_000)
+
+_HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+LM = TransformerSizes(hidden=128, intermediate=256, num_layers=2, **_HEADS)
+RESIDUAL_LM = TransformerSizes(hidden=128, intermediate=256, num_layers=1, **_HEADS)
+FEATURE_ENCODER = TransformerSizes(hidden=64, intermediate=128, num_layers=1, **_HEADS)
+DIT = TransformerSizes(hidden=64, intermediate=128, num_layers=1, **_HEADS)
+
+QUANTIZER_DIM = 32
+QUANTIZER_SCALE = 9
+MAX_POSITIONS = 4_096
+
+# Width of the first convolution; every stage doubles it.
+ENCODER_DIM: dict[EncoderSize, int] = {"tiny": 8, "real": 128}
+# Every stage halves it; there are six.
+DECODER_DIM = 128
 
 
 def model_config(vocab_size: int, encoders: EncoderSize) -> Json:
@@ -11,15 +33,15 @@ def model_config(vocab_size: int, encoders: EncoderSize) -> Json:
     return {
         "architecture": "voxcpm2",
         "lm_config": _lm_config(vocab_size),
-        "patch_size": sizes.PATCH_SIZE,
-        "feat_dim": sizes.LATENT_DIM,
-        "residual_lm_num_layers": sizes.RESIDUAL_LM.num_layers,
+        "patch_size": PATCH_SIZE,
+        "feat_dim": LATENT_DIM,
+        "residual_lm_num_layers": RESIDUAL_LM.num_layers,
         "residual_lm_no_rope": True,
-        "scalar_quantization_latent_dim": sizes.QUANTIZER_DIM,
-        "scalar_quantization_scale": sizes.QUANTIZER_SCALE,
-        "encoder_config": _side_model(sizes.FEATURE_ENCODER),
+        "scalar_quantization_latent_dim": QUANTIZER_DIM,
+        "scalar_quantization_scale": QUANTIZER_SCALE,
+        "encoder_config": _side_model(FEATURE_ENCODER),
         "dit_config": {
-            **_side_model(sizes.DIT),
+            **_side_model(DIT),
             "dit_mean_mode": False,
             "cfm_config": {
                 "sigma_min": 1e-6,
@@ -29,33 +51,29 @@ def model_config(vocab_size: int, encoders: EncoderSize) -> Json:
             },
         },
         "audio_vae_config": _audio_vae_config(encoders),
-        "max_length": sizes.MAX_POSITIONS,
+        "max_length": MAX_POSITIONS,
         "device": "cuda",  # the package takes the CPU where there is no GPU
         "dtype": "bfloat16",
     }
 
 
 def _lm_config(vocab_size: int) -> Json:
-    size = sizes.LM
+    size = LM
     factors = [1.0] * (size.head_dim // 2)
     return {
         "bos_token_id": 1,
         "eos_token_id": 2,
         "vocab_size": vocab_size,
-        "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate,
-        "num_hidden_layers": size.num_layers,
-        "num_attention_heads": size.num_heads,
-        "num_key_value_heads": size.num_kv_heads,
+        **size.config,
         "kv_channels": size.head_dim,
-        "max_position_embeddings": sizes.MAX_POSITIONS,
+        "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
         "rope_scaling": {
             "type": "longrope",
             "long_factor": factors,
             "short_factor": factors,
-            "original_max_position_embeddings": sizes.MAX_POSITIONS,
+            "original_max_position_embeddings": MAX_POSITIONS,
         },
         "use_mup": False,
         "scale_emb": 12,
@@ -76,16 +94,16 @@ def _side_model(size: TransformerSizes) -> Json:
 
 def _audio_vae_config(encoders: EncoderSize) -> Json:
     return {
-        "encoder_dim": sizes.ENCODER_DIM[encoders],
-        "encoder_rates": list(sizes.ENCODER_RATES),
-        "latent_dim": sizes.LATENT_DIM,
-        "decoder_dim": sizes.DECODER_DIM,
-        "decoder_rates": list(sizes.DECODER_RATES),
+        "encoder_dim": ENCODER_DIM[encoders],
+        "encoder_rates": list(ENCODER_RATES),
+        "latent_dim": LATENT_DIM,
+        "decoder_dim": DECODER_DIM,
+        "decoder_rates": list(DECODER_RATES),
         "depthwise": True,
         "sample_rate": 16_000,
         "out_sample_rate": 48_000,
         "use_noise_block": False,
-        "sr_bin_boundaries": list(sizes.RATE_BOUNDARIES_HZ),
+        "sr_bin_boundaries": list(RATE_BOUNDARIES_HZ),
         "cond_type": "scale_bias",
         "cond_dim": 128,
         "cond_out_layer": False,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import silu
 
-from vllm_tts_cache.families.voxcpm2.tiny import configs, sizes
+from vllm_tts_cache.families.voxcpm2.tiny import configs
 from vllm_tts_cache.families.voxcpm2.tiny.audio_vae_weights import add_audio_vae
 from vllm_tts_cache.families.voxcpm2.tiny.text_tokenizer import (
     save_text_tokenizer,
@@ -60,7 +60,7 @@ def _write_model(directory: Path, options: EncoderOptions) -> None:
 
 def _write_audio_vae(path: Path, options: EncoderOptions) -> None:
     weights = WeightBuilder(options.seed)
-    add_audio_vae(weights, sizes.ENCODER_DIM[options.encoders])
+    add_audio_vae(weights, configs.ENCODER_DIM[options.encoders])
     # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
     with path.open("wb") as file:
         torch.save({"state_dict": weights.tensors}, file)
@@ -69,9 +69,9 @@ def _write_audio_vae(path: Path, options: EncoderOptions) -> None:
 def add_model(weights: WeightBuilder, vocab_size: int) -> None:
     """Add everything but the AudioVAE."""
     lm = weights.under("base_lm")
-    lm.normal("embed_tokens.weight", (vocab_size, sizes.LM.hidden), _EMBEDDING_STD)
-    add_layers(lm, sizes.LM, _projected())
-    add_layers(weights.under("residual_lm"), sizes.RESIDUAL_LM, _projected())
+    lm.normal("embed_tokens.weight", (vocab_size, configs.LM.hidden), _EMBEDDING_STD)
+    add_layers(lm, configs.LM, _projected())
+    add_layers(weights.under("residual_lm"), configs.RESIDUAL_LM, _projected())
     _add_feature_encoder(weights.under("feat_encoder"))
     _add_diffusion(weights.under("feat_decoder.estimator"))
     _add_bridges(weights)
@@ -79,38 +79,38 @@ def add_model(weights: WeightBuilder, vocab_size: int) -> None:
 
 
 def _add_feature_encoder(encoder: WeightBuilder) -> None:
-    hidden = sizes.FEATURE_ENCODER.hidden
+    hidden = configs.FEATURE_ENCODER.hidden
     encoder.normal("special_token", (1, 1, 1, hidden), 1.0)
-    encoder.linear("in_proj", sizes.LATENT_DIM, hidden)
-    add_layers(encoder.under("encoder"), sizes.FEATURE_ENCODER, _projected())
+    encoder.linear("in_proj", configs.LATENT_DIM, hidden)
+    add_layers(encoder.under("encoder"), configs.FEATURE_ENCODER, _projected())
 
 
 def _add_diffusion(estimator: WeightBuilder) -> None:
-    hidden = sizes.DIT.hidden
-    estimator.linear("in_proj", sizes.LATENT_DIM, hidden)
-    estimator.linear("cond_proj", sizes.LATENT_DIM, hidden)
-    estimator.linear("out_proj", hidden, sizes.LATENT_DIM, _VELOCITY_GAIN)
+    hidden = configs.DIT.hidden
+    estimator.linear("in_proj", configs.LATENT_DIM, hidden)
+    estimator.linear("cond_proj", configs.LATENT_DIM, hidden)
+    estimator.linear("out_proj", hidden, configs.LATENT_DIM, _VELOCITY_GAIN)
     for time in ("time_mlp", "delta_time_mlp"):
         for layer in ("linear_1", "linear_2"):
             estimator.under(time).linear(layer, hidden, hidden)
     layers = _projected(_DIFFUSION_LAYER_GAIN)
-    add_layers(estimator.under("decoder"), sizes.DIT, layers)
+    add_layers(estimator.under("decoder"), configs.DIT, layers)
 
 
 def _add_bridges(weights: WeightBuilder) -> None:
     """What leads from one model to another."""
-    lm, dit = sizes.LM.hidden, sizes.DIT.hidden
-    weights.linear("enc_to_lm_proj", sizes.FEATURE_ENCODER.hidden, lm)
+    lm, dit = configs.LM.hidden, configs.DIT.hidden
+    weights.linear("enc_to_lm_proj", configs.FEATURE_ENCODER.hidden, lm)
     weights.linear("lm_to_dit_proj", lm, dit)
     weights.linear("res_to_dit_proj", lm, dit)
     weights.linear("fusion_concat_proj", 2 * lm, lm)
-    weights.linear("fsq_layer.in_proj", lm, sizes.QUANTIZER_DIM)
-    weights.linear("fsq_layer.out_proj", sizes.QUANTIZER_DIM, lm)
+    weights.linear("fsq_layer.in_proj", lm, configs.QUANTIZER_DIM)
+    weights.linear("fsq_layer.out_proj", configs.QUANTIZER_DIM, lm)
 
 
 def _add_stop(weights: WeightBuilder) -> None:
     """One channel is always 1, and goes on."""
-    hidden = sizes.LM.hidden
+    hidden = configs.LM.hidden
     weight, bias = weights.linear("stop_proj", hidden, hidden)
     weight[0], bias[0] = 0.0, 1.0
     head = weights.projection("stop_head.weight", (2, hidden))
