@@ -1,15 +1,67 @@
-"""The JSON files of a checkpoint, and its tokenizer; field names as released."""
+"""The JSON files of a checkpoint, their sizes, and its tokenizer; names as released."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_tts_cache.families.fish_speech.tiny import sizes
-from vllm_tts_cache.families.fish_speech.tiny.sizes import CodecSizes, TransformerSizes
-from vllm_tts_cache.testing.tiny_parts import save_byte_tokenizer
+from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize, TransformerSizes
+from vllm_tts_cache.testing.tiny_parts import (
+    END_OF_TEXT,
+    IM_END,
+    IM_START,
+    save_byte_tokenizer,
+)
 
-END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# Fixed by the released model, whatever the size of the networks. The host compares
+# generated ids with some of the text ids as numbers, so all of them stay.
+VOCAB_SIZE = 155_776
+NUM_CODEBOOKS = 10
+SEMANTIC_CODEBOOK_SIZE = 4_096
+RESIDUAL_CODEBOOK_SIZE = 1_024
+CODEBOOK_DIM = 8
+ENCODER_RATES, DECODER_RATES = (2, 4, 8, 8), (8, 8, 4, 2)
+HEAD_DIM_IN_CODEC = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSizes:
+    """The DAC; ``codec.json`` has these names.
+
+    Attributes:
+        encoder_dim: Width of the first convolution; the latents are 16 times as wide.
+        decoder_dim: Width of the decoder's first convolution, a multiple of 16.
+        quantizer_layers: Of each transformer around the quantizer.
+        encoder_layers: Of the transformer that ends the encoder.
+    """
+
+    encoder_dim: int
+    decoder_dim: int
+    quantizer_layers: int
+    encoder_layers: int
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of the latents that are quantized."""
+        return self.encoder_dim * 16
+
+
+SLOW_AR = TransformerSizes(
+    hidden=256, intermediate=768, num_layers=6, num_heads=4, num_kv_heads=2, head_dim=64
+)
+FAST_AR = TransformerSizes(
+    hidden=256, intermediate=768, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64
+)
+CODEC: dict[EncoderSize, CodecSizes] = {
+    "tiny": CodecSizes(
+        encoder_dim=8, decoder_dim=96, quantizer_layers=1, encoder_layers=1
+    ),
+    "real": CodecSizes(
+        encoder_dim=64, decoder_dim=1536, quantizer_layers=8, encoder_layers=4
+    ),
+}
+
 AUDIO_PAD = "<|audio_pad|>"
 FIRST_SEMANTIC_ID = 151_678
-LAST_SEMANTIC_ID = FIRST_SEMANTIC_ID + sizes.SEMANTIC_CODEBOOK_SIZE - 1
+LAST_SEMANTIC_ID = FIRST_SEMANTIC_ID + SEMANTIC_CODEBOOK_SIZE - 1
 # Where the released tokenizer has them.
 CONTROL_IDS: dict[str, int] = {
     END_OF_TEXT: 151_643,
@@ -37,29 +89,15 @@ def model_config() -> Json:
         "semantic_start_token_id": FIRST_SEMANTIC_ID,
         "semantic_end_token_id": LAST_SEMANTIC_ID,
         "audio_pad_token_id": CONTROL_IDS[AUDIO_PAD],
-        **_end_ids(),
+        **end_ids(),
         "tie_word_embeddings": True,
         "text_config": _slow_ar_config(),
         "audio_decoder_config": _fast_ar_config(),
     }
 
 
-def generation_config() -> Json:
-    """``generation_config.json``."""
-    return _end_ids()
-
-
-def codec_config(size: CodecSizes) -> Json:
-    """``codec.json``, which no released checkpoint has: sizes of a smaller codec."""
-    return {
-        "encoder_dim": size.encoder_dim,
-        "decoder_dim": size.decoder_dim,
-        "quantizer_layers": size.quantizer_layers,
-        "encoder_layers": size.encoder_layers,
-    }
-
-
-def _end_ids() -> Json:
+def end_ids() -> Json:
+    """Of the tokens that end and fill up, as two files have them."""
     return {
         "eos_token_id": CONTROL_IDS[IM_END],
         "pad_token_id": CONTROL_IDS[END_OF_TEXT],
@@ -74,7 +112,7 @@ def _transformer(size: TransformerSizes) -> Json:
         "n_head": size.num_heads,
         "n_local_heads": size.num_kv_heads,
         "head_dim": size.head_dim,
-        "num_codebooks": sizes.NUM_CODEBOOKS,
+        "num_codebooks": NUM_CODEBOOKS,
         "rope_base": 1_000_000.0,
         "rms_norm_eps": 1e-6,
         "dtype": "bfloat16",
@@ -84,9 +122,9 @@ def _transformer(size: TransformerSizes) -> Json:
 def _slow_ar_config() -> Json:
     return {
         "model_type": "fish_qwen3",
-        **_transformer(sizes.SLOW_AR),
-        "vocab_size": sizes.VOCAB_SIZE,
-        "codebook_size": sizes.SEMANTIC_CODEBOOK_SIZE,
+        **_transformer(SLOW_AR),
+        "vocab_size": VOCAB_SIZE,
+        "codebook_size": SEMANTIC_CODEBOOK_SIZE,
         "attention_qk_norm": True,
         "max_seq_len": 32_768,
         "tie_word_embeddings": True,
@@ -96,12 +134,12 @@ def _slow_ar_config() -> Json:
 def _fast_ar_config() -> Json:
     return {
         "model_type": "fish_qwen3_audio_decoder",
-        **_transformer(sizes.FAST_AR),
-        "vocab_size": sizes.SEMANTIC_CODEBOOK_SIZE,
+        **_transformer(FAST_AR),
+        "vocab_size": SEMANTIC_CODEBOOK_SIZE,
         "attention_qk_norm": False,
-        "max_seq_len": sizes.NUM_CODEBOOKS + 1,
-        "text_dim": sizes.SLOW_AR.hidden,
-        "audio_hidden_dim": 2 * sizes.FAST_AR.hidden,
+        "max_seq_len": NUM_CODEBOOKS + 1,
+        "text_dim": SLOW_AR.hidden,
+        "audio_hidden_dim": 2 * FAST_AR.hidden,
     }
 
 
@@ -109,8 +147,8 @@ def save_text_tokenizer(out: Path) -> None:
     """Write ``tokenizer.json`` and the two files that say which tokens are special."""
     special = CONTROL_IDS | {
         f"<|semantic:{code}|>": FIRST_SEMANTIC_ID + code
-        for code in range(sizes.SEMANTIC_CODEBOOK_SIZE)
+        for code in range(SEMANTIC_CODEBOOK_SIZE)
     }
     save_byte_tokenizer(
-        out, special, end=IM_END, pad=END_OF_TEXT, vocab_size=sizes.VOCAB_SIZE
+        out, special, end=IM_END, pad=END_OF_TEXT, vocab_size=VOCAB_SIZE
     )

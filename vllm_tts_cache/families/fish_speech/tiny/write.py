@@ -1,13 +1,16 @@
 """Write a tiny Fish Speech S2 Pro checkpoint with random weights. Not a model."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from vllm_tts_cache.families.fish_speech.tiny import configs, sizes
+from vllm_tts_cache.families.fish_speech.tiny import configs
 from vllm_tts_cache.families.fish_speech.tiny.codec_weights import add_codec
-from vllm_tts_cache.families.fish_speech.tiny.configs import save_text_tokenizer
-from vllm_tts_cache.families.fish_speech.tiny.sizes import TransformerSizes
+from vllm_tts_cache.families.fish_speech.tiny.configs import (
+    TransformerSizes,
+    save_text_tokenizer,
+)
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder, save_json, save_weights
 
@@ -36,11 +39,11 @@ def _write_language_models(directory: Path, options: EncoderOptions) -> None:
     add_fast_ar(weights)
     save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
     save_json(directory / "config.json", configs.model_config())
-    save_json(directory / "generation_config.json", configs.generation_config())
+    save_json(directory / "generation_config.json", configs.end_ids())
 
 
 def _write_codec(directory: Path, options: EncoderOptions) -> None:
-    size = sizes.CODEC[options.encoders]
+    size = configs.CODEC[options.encoders]
     weights = WeightBuilder(options.seed)
     add_codec(weights, size)
     # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
@@ -48,25 +51,25 @@ def _write_codec(directory: Path, options: EncoderOptions) -> None:
         # Of the forms that are about, one that the host reads as well.
         torch.save({"generator": weights.tensors}, file)
     if options.encoders != "real":
-        save_json(directory / "codec.json", configs.codec_config(size))
+        save_json(directory / "codec.json", asdict(size))
 
 
 def add_slow_ar(weights: WeightBuilder) -> None:
     """Add everything below ``text_model.``."""
     model = weights.under("text_model.model")
-    shape = (sizes.VOCAB_SIZE, sizes.SLOW_AR.hidden)
+    shape = (configs.VOCAB_SIZE, configs.SLOW_AR.hidden)
     model.normal("embeddings.weight", shape, _EMBEDDING_STD)
-    _add_layers(model, sizes.SLOW_AR, qk_norm=True)
+    _add_layers(model, configs.SLOW_AR, qk_norm=True)
 
 
 def add_fast_ar(weights: WeightBuilder) -> None:
     """Add everything below ``audio_decoder.``, the slow one's code embeddings too."""
     decoder = weights.under("audio_decoder")
-    size, hidden = sizes.FAST_AR, sizes.FAST_AR.hidden
-    num_codes = sizes.SEMANTIC_CODEBOOK_SIZE
+    size, hidden = configs.FAST_AR, configs.FAST_AR.hidden
+    num_codes = configs.SEMANTIC_CODEBOOK_SIZE
     decoder.normal(
         "codebook_embeddings.weight",
-        (num_codes * sizes.NUM_CODEBOOKS, sizes.SLOW_AR.hidden),
+        (num_codes * configs.NUM_CODEBOOKS, configs.SLOW_AR.hidden),
         _EMBEDDING_STD,
     )
     decoder.normal("embeddings.weight", (num_codes, hidden), 1.0)
