@@ -57,7 +57,7 @@ class PromptBuilder:
         mode: Mode,  # noqa: ARG002  there is one
         clip: Reference,
     ) -> dict[str, Any]:
-        """As `BuildsClones`."""
+        """Return the prompt, see `PromptAdapter`."""
         from vllm_omni.model_executor.models.breeze_tts_2.prompt import (
             build_breeze_prompt,
         )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,10 +69,7 @@ class SlicedEncoder(nn.Module):
 
     def forward(self, samples: Tensor) -> Tensor:
         """``(batch, 1, num_samples)`` to ``(batch, width, num_samples / 512)``."""
-
-        def sliced(x: Tensor, causal: CausalPass) -> Tensor:
-            return _compute(self.sliced, x, causal)
-
+        sliced = partial(_compute, self.sliced)
         return self.whole(in_slices(sliced, samples, num_samples=self.num_samples))
 
 

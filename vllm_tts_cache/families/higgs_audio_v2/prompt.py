@@ -58,7 +58,7 @@ class PromptBuilder:
         mode: Mode,  # noqa: ARG002  there is one
         clip: Reference,
     ) -> dict[str, Any]:
-        """As `BuildsClones`."""
+        """Return the prompt, see `PromptAdapter`."""
         assert transcript is not None  # the mode needs one
         num_rows = num_clip_frames(clip.num_samples, clip.sample_rate_hz)
         num_rows += NUM_ADDED_ROWS

@@ -63,7 +63,7 @@ class PromptBuilder:
         mode: Mode,  # noqa: ARG002  there is one
         clip: Reference,
     ) -> dict[str, Any]:
-        """As `BuildsClones`; without ``<|ref_text|>`` the transcript is left out."""
+        """As every builder; without ``<|ref_text|>`` the transcript is left out."""
         num_rows = num_clip_frames(clip.num_samples, clip.sample_rate_hz)
         num_rows += NUM_ADDED_ROWS
         ids = self.hosts.build_prompt(

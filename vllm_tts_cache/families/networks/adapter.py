@@ -22,7 +22,14 @@ class PromptAdapter(TextCheckingAdapter):
     @cached_property
     @abstractmethod
     def _builder(self) -> Any:
-        """The family's prompt builder, a `BuildsClones`; it loads the tokenizer."""
+        """The family's prompt builder; it loads the tokenizer.
+
+        Its ``check_text(field, text)`` raises InvalidSpeakerError for a text that the
+        model would read as something else. Its ``clone(text, transcript, mode=,
+        clip=)`` takes texts that were checked, and returns the engine's prompt that
+        speaks as the `Reference` does. One whose prompts hold codes has a ``clone`` of
+        its own.
+        """
 
     def tts_cache_check_text(self, field: str, text: str) -> None:
         """Refuse text that the model would read as something else.

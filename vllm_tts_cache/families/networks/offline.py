@@ -44,7 +44,7 @@ class OfflinePrompts:
     @cached_property
     @abstractmethod
     def _builder(self) -> Any:
-        """The family's prompt builder, a `BuildsClones`; it loads the tokenizer."""
+        """The family's prompt builder, see `PromptAdapter`; it loads the tokenizer."""
 
     def _clone(self, speaker: PreparedSpeaker, text: str) -> dict[str, Any]:
         return self._builder.clone(

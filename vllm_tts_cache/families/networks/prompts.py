@@ -32,33 +32,6 @@ class Reference(Protocol):
         ...
 
 
-class BuildsClones(Protocol):
-    """A family's prompt builder, whose prompts hold no more of a clip than its length.
-
-    One whose prompts hold codes has a ``clone`` of its own.
-    """
-
-    def check_text(self, field: str, text: str) -> None:
-        """Refuse text that the model would read as something else.
-
-        Raises: InvalidSpeakerError.
-        """
-        ...
-
-    def clone(
-        self, text: str, transcript: str | None, *, mode: Mode, clip: Reference
-    ) -> dict[str, Any]:
-        """Return the engine's prompt that speaks ``text`` as the clip does.
-
-        Args:
-            text: What to say; `check_text` has let it pass.
-            transcript: What the clip says, if the mode uses it; also checked.
-            mode: How it is cloned.
-            clip: Whose voice.
-        """
-        ...
-
-
 def engine_prompt(
     token_ids: list[int], information: dict[str, Any], salt: str | None = None
 ) -> dict[str, Any]:

@@ -15,7 +15,6 @@ whole at once.
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +53,9 @@ class CausalPass:
         return conv(pad(x, (0, num_missing)) if num_missing else x)
 
 
-class Layers(Protocol):
-    """Layers without a memory but that of their convolutions, which are causal."""
-
-    def __call__(self, x: Tensor, causal: CausalPass, /) -> Tensor:
-        """Compute one slice, each convolution through the pass."""
-        ...
+# Layers without a memory but that of their convolutions, which are causal: one slice,
+# each convolution through the pass.
+Layers = Callable[[Tensor, CausalPass], Tensor]
 
 
 def in_slices(layers: Layers, x: Tensor, *, num_samples: int) -> Tensor:

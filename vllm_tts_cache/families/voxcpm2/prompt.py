@@ -47,7 +47,7 @@ class PromptBuilder:
     def clone(
         self, text: str, transcript: str | None, *, mode: Mode, clip: Reference
     ) -> dict[str, Any]:
-        """As `BuildsClones`."""
+        """Return the prompt, see `PromptAdapter`."""
         ids = self._ids(text)
         if mode is CONTINUATION:
             ids = [*self._ids(transcript or ""), *ids]

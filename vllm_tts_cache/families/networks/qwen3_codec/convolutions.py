@@ -1,5 +1,7 @@
 """The convolutions of the 12 Hz codec's encoder, the long ones in slices of time."""
 
+from functools import partial
+
 from torch import Tensor, nn
 from transformers.models.mimi.modeling_mimi import (
     MimiConv1d,
@@ -42,10 +44,7 @@ class SlicedEncoder(nn.Module):
 
         ``padding_cache`` is the host's, for streams; nobody gives one.
         """
-
-        def sliced(x: Tensor, causal: CausalPass) -> Tensor:
-            return _compute(self.sliced, x, causal)
-
+        sliced = partial(_compute, self.sliced)
         x = in_slices(sliced, samples, num_samples=self.num_samples)
         return _compute(self.whole, x, CausalPass())
 
