@@ -10,6 +10,7 @@ from vllm_tts_cache.families.cosyvoice3.family import FAMILY, MEL, SPEAKER, TOKE
 from vllm_tts_cache.families.cosyvoice3.positions import num_mel_frames, num_tokens
 from vllm_tts_cache.families.networks.prompts import mode_of_request
 
+assert FAMILY.deploy_file is not None
 DEPLOYED = yaml.safe_load(FAMILY.deploy_file.read_text())
 OVERRIDES = DEPLOYED["stages"][0]["engine_extras"]["hf_overrides"]
 
