@@ -24,6 +24,7 @@ from tests.in_process_workers import (
     worker_speakers,
     worker_with,
 )
+from vllm_tts_cache.config import load_settings
 from vllm_tts_cache.entrypoints.metrics import refresh
 from vllm_tts_cache.errors import EncodeError
 from vllm_tts_cache.model_executor.decoder_states import DecoderStates
@@ -153,7 +154,11 @@ class Server:
         self.directory = directory
         family = config.get("family") or default_case().family
         self.encoders = encoders or [SpectrumEncoder(n) for n in family.encoders]
-        self.speakers = worker_speakers(directory, self.encoders)
+        # Of one environment with the API process, as everywhere.
+        line = load_settings().max_waiting_inline
+        self.speakers = worker_speakers(
+            directory, self.encoders, max_waiting_inline=line
+        )
         engine = DiffusionEngine if family.pipelines else PrefillEngine
         self.engine = engine(checkpoint, self.speakers, **config)
         self.app = FastAPI()
