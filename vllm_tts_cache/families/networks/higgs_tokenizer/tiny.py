@@ -5,15 +5,17 @@ Of one size and one seed it is the same in each family's checkpoint, byte for by
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vllm_tts_cache.families.networks.higgs_tokenizer.frames import (
-    CODEBOOK_SIZE,
+from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
+    CONFIG,
+    RELEASED,
+    SemanticSizes,
 )
-from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import CONFIG
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderSize
 from vllm_tts_cache.testing.tiny_parts import (
     Draw,
@@ -29,36 +31,21 @@ from vllm_tts_cache.testing.tiny_parts import (
 
 Json = dict[str, Any]
 
-# As released, so that encodings have their size and codes their values.
-_CODEBOOK_DIM = 64
-_RATES = (8, 5, 4, 2, 3)
-_LATENT_DIM = 256
-_KERNELS = (10, 3, 3, 3, 3, 2, 2)
-_STRIDES = (5, 2, 2, 2, 2, 2, 2)
-
 # Width of the acoustic encoder's first convolution; every stage doubles it.
 _ENCODER_DIM: dict[EncoderSize, int] = {"tiny": 8, "real": 64}
 # Every stage of the decoder halves it.
 DECODER_DIM = 64
-_HUBERT: dict[EncoderSize, Json] = {
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 128,
-        "conv_dim": [32] * 7,
-        "num_conv_pos_embeddings": 16,
-        "num_conv_pos_embedding_groups": 4,
-    },
-    "real": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "conv_dim": [512] * 7,
-        "num_conv_pos_embeddings": 128,
-        "num_conv_pos_embedding_groups": 16,
-    },
+_HUBERT: dict[EncoderSize, SemanticSizes] = {
+    "tiny": SemanticSizes(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=128,
+        conv_dim=(32,) * 7,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+    ),
+    "real": SemanticSizes(),
 }
 
 
@@ -79,43 +66,18 @@ def write_tokenizer(
 
 
 def tokenizer_config(encoders: EncoderSize, decoder_dim: int) -> Json:
-    """``config.json`` as transformers and the official packages read it."""
-    hubert = {
-        "model_type": "hubert",
-        **_HUBERT[encoders],
-        "conv_kernel": list(_KERNELS),
-        "conv_stride": list(_STRIDES),
-        "conv_bias": False,
-        "feat_extract_norm": "group",
-        "do_stable_layer_norm": False,
-        "layer_norm_eps": 1e-5,
-        "mask_time_prob": 0.0,
-    }
-    dac = {
-        "model_type": "dac",
-        "encoder_hidden_size": _ENCODER_DIM[encoders],
-        "decoder_hidden_size": decoder_dim,
-        "downsampling_ratios": list(_RATES),
-        "upsampling_ratios": list(_RATES),
-        "hidden_size": _LATENT_DIM,
-    }
-    return {
-        "architectures": ["HiggsAudioV2TokenizerModel"],
-        "model_type": "higgs_audio_v2_tokenizer",
-        "target_bandwidths": [0.5, 1, 1.5, 2],
-        "sample_rate": 24_000,
-        "semantic_sample_rate": 16_000,
-        "downsample_factor": 320,
-        "kernel_size": 3,
-        "unit_kernel_size": 3,
-        "channel_ratios": [1, 1],
-        "strides": [1, 1],
-        "block_dilations": [1, 1],
-        "codebook_size": CODEBOOK_SIZE,
-        "codebook_dim": _CODEBOOK_DIM,
-        "acoustic_model_config": dac,
-        "semantic_model_config": hubert,
-    }
+    """``config.json`` as transformers and the official packages read it.
+
+    All else is as released, so that encodings have their size and codes their values.
+    """
+    config = asdict(replace(RELEASED, semantic_model_config=_HUBERT[encoders]))
+    dac = config["acoustic_model_config"]
+    dac["encoder_hidden_size"] = _ENCODER_DIM[encoders]
+    dac["decoder_hidden_size"] = decoder_dim
+    dac["upsampling_ratios"] = dac["downsampling_ratios"]
+    config["semantic_model_config"]["mask_time_prob"] = 0.0
+    config["channel_ratios"] = [1, 1]  # transformers takes integers only
+    return {"architectures": ["HiggsAudioV2TokenizerModel"], **config}
 
 
 def add_tokenizer(weights: WeightBuilder, config: Json) -> None:
