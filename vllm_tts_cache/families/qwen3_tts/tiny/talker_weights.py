@@ -16,8 +16,7 @@ from torch.nn.functional import silu
 
 from vllm_tts_cache.families.qwen3_tts.tiny import sizes
 from vllm_tts_cache.families.qwen3_tts.tiny.configs import CODEC_EOS_ID
-from vllm_tts_cache.families.qwen3_tts.tiny.gains import Gains
-from vllm_tts_cache.families.qwen3_tts.tiny.sizes import TransformerSizes
+from vllm_tts_cache.families.qwen3_tts.tiny.sizes import Gains, TransformerSizes
 from vllm_tts_cache.testing.tiny_parts import WeightBuilder, add_layers
 
 _TEXT_OVER = 0

@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 
 from vllm_tts_cache.families.qwen3_tts.tiny import configs, sizes
-from vllm_tts_cache.families.qwen3_tts.tiny.codec_decoder_weights import (
+from vllm_tts_cache.families.qwen3_tts.tiny.encoder_weights import (
     add_codec_decoder,
-)
-from vllm_tts_cache.families.qwen3_tts.tiny.codec_encoder_weights import (
     add_codec_encoder,
-)
-from vllm_tts_cache.families.qwen3_tts.tiny.gains import PLAIN, SENSITIVE, Gains
-from vllm_tts_cache.families.qwen3_tts.tiny.sizes import CheckpointOptions
-from vllm_tts_cache.families.qwen3_tts.tiny.speaker_encoder_weights import (
     add_speaker_encoder,
+)
+from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
+    PLAIN,
+    SENSITIVE,
+    CheckpointOptions,
+    Gains,
 )
 from vllm_tts_cache.families.qwen3_tts.tiny.talker_weights import add_talker
 from vllm_tts_cache.testing.tiny_parts import (
