@@ -12,8 +12,8 @@ gap. All of the above is a gap, or looks like one, and ends a series. A particip
 dead, or lost, only if a series has gone on for so long without it, up to this moment:
 others renewed all the time, and it alone did not.
 
-Whose turn an encoding is ends with its holder's lease of that turn: a holder that died,
-or was cut off, loses it. It saves work and nothing depends on it.
+Whose turn an encoding is ends at a fixed time, so a holder that died, or could not give
+it back, loses it. It saves work and nothing depends on it.
 """
 
 from dataclasses import dataclass
@@ -76,8 +76,9 @@ _STANDING: Any = select(  # of more columns than its type can tell
     _ASKED_AT,
 ).where(lease.c.participant_id == bindparam("participant"))
 
-LEASE_SECONDS = 15.0
-TURN_SECONDS = 4.0
+# An encode that takes longer may be made twice, which costs time only; a holder that
+# died holds up no other for longer.
+TURN_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,22 +209,16 @@ def _is_lost() -> "ColumnElement[bool]":
 
 
 def take_turn(db: Connection, key_digest: str, holder: str) -> bool:
-    """Take the turn, if nobody has it or whoever had it is dead."""
-    until = NOW + LEASE_SECONDS
-    row = {"key_digest": key_digest, "holder": holder}
-    taken = insert(encode_turn).values(**row, until=until)
+    """Take the turn, if nobody has it or whoever has it had it for too long."""
+    row = {"key_digest": key_digest, "holder": holder, "until": NOW + TURN_SECONDS}
+    taken = insert(encode_turn).values(row)
     taken = taken.on_conflict_do_update(
         index_elements=[encode_turn.c.key_digest],
-        set_={"holder": holder, "until": until},
-        where=encode_turn.c.until < NOW,
+        set_=row,
+        # One that ends much later was taken before the clock was set back.
+        where=not_(encode_turn.c.until.between(NOW, NOW + TURN_SECONDS + GAP_SECONDS)),
     )
     return db.execute(taken.returning(encode_turn.c.holder)).first() is not None
-
-
-def renew_turns(db: Connection, holder: str) -> None:
-    """Keep all that the holder has for longer."""
-    where = encode_turn.c.holder == holder
-    db.execute(encode_turn.update().where(where).values(until=NOW + LEASE_SECONDS))
 
 
 def give_turn_back(db: Connection, key_digest: str, holder: str) -> None:
@@ -234,4 +229,4 @@ def give_turn_back(db: Connection, key_digest: str, holder: str) -> None:
 
 def delete_dead_turns(db: Connection) -> None:
     """Delete turns of holders that died, which nobody has taken since."""
-    db.execute(encode_turn.delete().where(encode_turn.c.until < NOW - LEASE_SECONDS))
+    db.execute(encode_turn.delete().where(encode_turn.c.until < NOW))

@@ -4,7 +4,6 @@ Among the machines of a fleet a turn is a lease in the catalogue.
 """
 
 import fcntl
-import logging
 import os
 import secrets
 import struct
@@ -24,7 +23,6 @@ from vllm_tts_cache.files import (
     make_directory,
     storage_errors,
 )
-from vllm_tts_cache.logs import ThrottledLog
 from vllm_tts_cache.store.encoding import EncodingKey
 
 # struct flock: l_type, l_whence, l_start, l_len, l_pid; a lock of the open file, not
@@ -200,40 +198,25 @@ class LeasedTurns:
 
     def __init__(self, database: Database):
         self._database = database
-        self._holder = secrets.token_hex(8)
-        self._log = ThrottledLog(logging.getLogger("vllm.vllm_tts_cache"))
 
     def try_take(self, key: EncodingKey) -> AbstractContextManager[None] | None:
         """The key's turn, until the context ends; None if another has it now.
 
         Raises: StorageError: The catalogue cannot be asked.
         """
+        holder = secrets.token_hex(8)  # of this turn: its next holder may be here, too
         with self._database.read() as db:
-            if not leases.take_turn(db, key.digest, self._holder):
+            if not leases.take_turn(db, key.digest, holder):
                 return None
-        return self._kept(key.digest)
+        return self._kept(key.digest, holder)
 
     @contextmanager
-    def _kept(self, key_digest: str) -> Generator[None, None, None]:
-        done = threading.Event()
-        keeper = threading.Thread(
-            target=self._keep, args=(done,), name="tts-cache-turn", daemon=True
-        )
-        keeper.start()
+    def _kept(self, key_digest: str, holder: str) -> Generator[None, None, None]:
         try:
             yield
         finally:
-            done.set()
             with suppress(StorageError), self._database.read() as db:
-                leases.give_turn_back(db, key_digest, self._holder)
-
-    def _keep(self, done: threading.Event) -> None:
-        while not done.wait(leases.TURN_SECONDS):
-            try:
-                with self._database.read() as db:
-                    leases.renew_turns(db, self._holder)
-            except StorageError as exc:
-                self._log.warn_of("a turn", "A turn to encode: %s", exc.log_text)
+                leases.give_turn_back(db, key_digest, holder)
 
 
 Turns = KeyTurns | LeasedTurns

@@ -7,10 +7,12 @@ import time
 import pytest
 from sqlalchemy import text
 
+from tests.encoding_samples import make_key
 from tests.lease_times import SECONDS, delete_participants, shift, silent_for
 from tests.store_samples import address, opened, register, voice
 from vllm_tts_cache import config
 from vllm_tts_cache.catalogue import deletions, leases, schema
+from vllm_tts_cache.store.locks import LeasedTurns
 
 pytestmark = pytest.mark.postgresql
 
@@ -323,3 +325,26 @@ def test_a_deleted_embedding_is_confirmed_as_well(store, open_here):
     deletion = deletion_of(store, "Vec")
     assert deletion in other.participants.deletions_to_confirm()
     assert deletion.public_id == vec.speaker_id
+
+
+def test_a_turn_to_encode_ends_at_a_fixed_time(store, open_here):
+    """What could not be given back was renewed with each later turn, for ever."""
+    turns = [LeasedTurns(each.database) for each in (store, open_here())]
+    key, other_key = make_key("a"), make_key("b")
+    with taken(turns[0], key):
+        assert [each.try_take(key) for each in turns] == [None, None]
+    with taken(turns[1], key):
+        pass
+    lost = taken(turns[0], key)  # as if it could not give it back
+    with taken(turns[0], other_key), store.database.write() as db:
+        db.execute(schema.encode_turn.update().values(until=leases.NOW - 1.0))
+    with taken(turns[1], key):
+        with lost:
+            pass  # it ends after all, and takes nothing from the next
+        assert turns[0].try_take(key) is None
+
+
+def taken(turns, key):
+    turn = turns.try_take(key)
+    assert turn is not None
+    return turn
