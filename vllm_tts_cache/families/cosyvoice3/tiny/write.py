@@ -9,8 +9,11 @@ from vllm_tts_cache.families.cosyvoice3.tiny.networks import (
     write_speaker_network,
     write_speech_tokenizer,
 )
-from vllm_tts_cache.families.cosyvoice3.tiny.vocoder_weights import add_vocoder
-from vllm_tts_cache.families.cosyvoice3.tiny.weights import add_flow, add_talker
+from vllm_tts_cache.families.cosyvoice3.tiny.weights import (
+    add_flow,
+    add_talker,
+    add_vocoder,
+)
 from vllm_tts_cache.testing.tiny_checkpoint import EncoderOptions, Report
 from vllm_tts_cache.testing.tiny_parts import (
     IM_END,

@@ -91,8 +91,24 @@ def model_config() -> Json:
         "audio_pad_token_id": CONTROL_IDS[AUDIO_PAD],
         **end_ids(),
         "tie_word_embeddings": True,
-        "text_config": _slow_ar_config(),
-        "audio_decoder_config": _fast_ar_config(),
+        "text_config": {
+            "model_type": "fish_qwen3",
+            **_transformer(SLOW_AR),
+            "vocab_size": VOCAB_SIZE,
+            "codebook_size": SEMANTIC_CODEBOOK_SIZE,
+            "attention_qk_norm": True,
+            "max_seq_len": 32_768,
+            "tie_word_embeddings": True,
+        },
+        "audio_decoder_config": {
+            "model_type": "fish_qwen3_audio_decoder",
+            **_transformer(FAST_AR),
+            "vocab_size": SEMANTIC_CODEBOOK_SIZE,
+            "attention_qk_norm": False,
+            "max_seq_len": NUM_CODEBOOKS + 1,
+            "text_dim": SLOW_AR.hidden,
+            "audio_hidden_dim": 2 * FAST_AR.hidden,
+        },
     }
 
 
@@ -116,30 +132,6 @@ def _transformer(size: TransformerSizes) -> Json:
         "rope_base": 1_000_000.0,
         "rms_norm_eps": 1e-6,
         "dtype": "bfloat16",
-    }
-
-
-def _slow_ar_config() -> Json:
-    return {
-        "model_type": "fish_qwen3",
-        **_transformer(SLOW_AR),
-        "vocab_size": VOCAB_SIZE,
-        "codebook_size": SEMANTIC_CODEBOOK_SIZE,
-        "attention_qk_norm": True,
-        "max_seq_len": 32_768,
-        "tie_word_embeddings": True,
-    }
-
-
-def _fast_ar_config() -> Json:
-    return {
-        "model_type": "fish_qwen3_audio_decoder",
-        **_transformer(FAST_AR),
-        "vocab_size": SEMANTIC_CODEBOOK_SIZE,
-        "attention_qk_norm": False,
-        "max_seq_len": NUM_CODEBOOKS + 1,
-        "text_dim": SLOW_AR.hidden,
-        "audio_hidden_dim": 2 * FAST_AR.hidden,
     }
 
 

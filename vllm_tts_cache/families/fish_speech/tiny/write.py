@@ -28,28 +28,20 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     report("text tokenizer")
     save_text_tokenizer(directory)
     report("language models")
-    _write_language_models(directory, options)
-    report("codec")
-    _write_codec(directory, options)
-
-
-def _write_language_models(directory: Path, options: EncoderOptions) -> None:
-    weights = WeightBuilder(options.seed)
-    add_slow_ar(weights)
-    add_fast_ar(weights)
-    save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
+    models = WeightBuilder(options.seed)
+    add_slow_ar(models)
+    add_fast_ar(models)
+    save_weights(directory / "model.safetensors", models.tensors, torch.bfloat16)
     save_json(directory / "config.json", configs.model_config())
     save_json(directory / "generation_config.json", configs.end_ids())
-
-
-def _write_codec(directory: Path, options: EncoderOptions) -> None:
+    report("codec")
     size = configs.CODEC[options.encoders]
-    weights = WeightBuilder(options.seed)
-    add_codec(weights, size)
+    codec = WeightBuilder(options.seed)
+    add_codec(codec, size)
     # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
     with (directory / "codec.pth").open("wb") as file:
         # Of the forms that are about, one that the host reads as well.
-        torch.save({"generator": weights.tensors}, file)
+        torch.save({"generator": codec.tensors}, file)
     if options.encoders != "real":
         save_json(directory / "codec.json", asdict(size))
 

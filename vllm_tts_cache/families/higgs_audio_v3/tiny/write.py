@@ -121,24 +121,20 @@ def _model_config(encoders: EncoderSize) -> dict[str, object]:
             "tie_word_embeddings": True,
             "use_delay_pattern": True,
         },
-        "text_config": _text_config(),
+        "text_config": {
+            "model_type": "qwen3",
+            "vocab_size": _VOCAB_SIZE,
+            **_TALKER.config,
+            "head_dim": _TALKER.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "eos_token_id": _CONTROL_IDS[END_OF_TEXT],
+        },
     }
     if encoders != "real":
         config[SIZES] = tokenizer_config(encoders, _DECODER_DIM)
     return config
-
-
-def _text_config() -> dict[str, object]:
-    return {
-        "model_type": "qwen3",
-        "vocab_size": _VOCAB_SIZE,
-        **_TALKER.config,
-        "head_dim": _TALKER.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000,
-        "attention_bias": False,
-        "tie_word_embeddings": True,
-        "eos_token_id": _CONTROL_IDS[END_OF_TEXT],
-    }

@@ -84,26 +84,22 @@ def _model_config() -> dict[str, object]:
         "audio_mask_id": _MASK_ID,
         "num_audio_codebook": _NUM_CODEBOOKS,
         "audio_codebook_weights": [8, 8, 6, 6, 4, 4, 2, 2],
-        "llm_config": _llm_config(),
+        "llm_config": {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": _VOCAB_SIZE,
+            **_LM.config,
+            "head_dim": _LM.head_dim,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "max_position_embeddings": _MAX_POSITIONS,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+        },
         # The host's alone.
         "num_step": _NUM_STEPS,
-    }
-
-
-def _llm_config() -> dict[str, object]:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": _VOCAB_SIZE,
-        **_LM.config,
-        "head_dim": _LM.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "max_position_embeddings": _MAX_POSITIONS,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-        "use_sliding_window": False,
     }
 
 

@@ -46,6 +46,7 @@ _LANGUAGES = (
 
 def model_config(text: TextTokenizer, encoders: EncoderSize) -> Json:
     """``config.json``."""
+    speaker = sizes.SPEAKER_ENCODER[encoders]
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -58,39 +59,94 @@ def model_config(text: TextTokenizer, encoders: EncoderSize) -> Json:
         "tts_pad_token_id": text.id_of(TTS_PAD),
         "tts_bos_token_id": text.id_of(TTS_BOS),
         "tts_eos_token_id": text.id_of(TTS_EOS),
-        "talker_config": _talker_config(text.vocab_size),
-        "speaker_encoder_config": _speaker_encoder_config(encoders),
+        "talker_config": {
+            "model_type": "qwen3_tts_talker",
+            **_transformer(sizes.TALKER),
+            "vocab_size": sizes.TALKER_VOCAB_SIZE,
+            "text_vocab_size": text.vocab_size,
+            "text_hidden_size": sizes.TEXT_HIDDEN,
+            "num_code_groups": sizes.NUM_CODEBOOKS,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "rope_scaling": {
+                "interleaved": True,
+                "mrope_section": [12, 10, 10],
+                "rope_type": "default",
+                "type": "default",
+            },
+            "use_sliding_window": False,
+            "tie_word_embeddings": False,
+            "position_id_per_seconds": 12.5,
+            "codec_pad_id": 2148,
+            "codec_bos_id": 2149,
+            "codec_eos_token_id": CODEC_EOS_ID,
+            "codec_think_id": 2154,
+            "codec_nothink_id": 2155,
+            "codec_think_bos_id": 2156,
+            "codec_think_eos_id": 2157,
+            "codec_language_id": {name: 2050 + i for i, name in enumerate(_LANGUAGES)},
+            "spk_id": {},
+            "spk_is_dialect": {},
+            "code_predictor_config": {
+                "model_type": "qwen3_tts_talker_code_predictor",
+                **_transformer(sizes.CODE_PREDICTOR),
+                "vocab_size": sizes.CODEBOOK_SIZE,
+                "num_code_groups": sizes.NUM_CODEBOOKS,
+                "hidden_act": "silu",
+                "max_position_embeddings": 65_536,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1_000_000,
+                "rope_scaling": None,
+                "layer_types": ["full_attention"] * sizes.CODE_PREDICTOR.num_layers,
+                "use_sliding_window": False,
+                "max_window_layers": sizes.CODE_PREDICTOR.num_layers,
+                "tie_word_embeddings": False,
+            },
+        },
+        "speaker_encoder_config": {
+            "mel_dim": sizes.NUM_MEL_BINS,
+            # The embedding stands in the prompt beside the talker's own.
+            "enc_dim": sizes.TALKER.hidden,
+            "enc_channels": list(speaker.channels),
+            "enc_kernel_sizes": list(speaker.kernel_sizes),
+            "enc_dilations": list(speaker.dilations),
+            "enc_attention_channels": speaker.attention_channels,
+            "enc_res2net_scale": speaker.res2net_scale,
+            "enc_se_channels": speaker.se_channels,
+            "sample_rate": sizes.SAMPLE_RATE_HZ,
+        },
     }
 
 
-def generation_config() -> Json:
-    """``generation_config.json``."""
-    return {
-        "do_sample": True,
-        "repetition_penalty": 1.05,
-        "temperature": 0.9,
-        "top_p": 1.0,
-        "top_k": 50,
-        "subtalker_dosample": True,
-        "subtalker_temperature": 0.9,
-        "subtalker_top_p": 1.0,
-        "subtalker_top_k": 50,
-        "max_new_tokens": 8192,
-    }
+# ``generation_config.json``.
+GENERATION: Json = {
+    "do_sample": True,
+    "repetition_penalty": 1.05,
+    "temperature": 0.9,
+    "top_p": 1.0,
+    "top_k": 50,
+    "subtalker_dosample": True,
+    "subtalker_temperature": 0.9,
+    "subtalker_top_p": 1.0,
+    "subtalker_top_k": 50,
+    "max_new_tokens": 8192,
+}
 
 
-def text_preprocessor_config() -> Json:
-    """``preprocessor_config.json``."""
-    return {
-        "padding_side": "left",
-        "padding_value": 0.0,
-        "processor_class": "Qwen3TTSProcessor",
-        "return_attention_mask": True,
-    }
+# ``preprocessor_config.json``.
+TEXT_PREPROCESSOR: Json = {
+    "padding_side": "left",
+    "padding_value": 0.0,
+    "processor_class": "Qwen3TTSProcessor",
+    "return_attention_mask": True,
+}
 
 
 def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -> Json:
     """``speech_tokenizer/config.json``."""
+    encoder = sizes.CODEC_ENCODER[encoders]
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",
@@ -100,23 +156,70 @@ def speech_tokenizer_config(encoders: EncoderSize, decoder: CodecDecoderSizes) -
         "decode_upsample_rate": sizes.SAMPLES_PER_FRAME,
         "encode_downsample_rate": sizes.SAMPLES_PER_FRAME,
         "encoder_valid_num_quantizers": sizes.NUM_CODEBOOKS,
-        "encoder_config": _codec_encoder_config(encoders),
-        "decoder_config": _codec_decoder_config(decoder),
+        "encoder_config": {
+            "model_type": "mimi",
+            **_transformer(encoder.transformer),
+            "_frame_rate": sizes.SAMPLE_RATE_HZ / sizes.SAMPLES_PER_FRAME,
+            "sampling_rate": sizes.SAMPLE_RATE_HZ,
+            "audio_channels": 1,
+            "num_filters": encoder.num_filters,
+            "num_residual_layers": 1,
+            "upsampling_ratios": list(encoder.upsampling_ratios),
+            "kernel_size": 7,
+            "last_kernel_size": 3,
+            "residual_kernel_size": 3,
+            "dilation_growth_rate": 2,
+            "compress": 2,
+            "use_causal_conv": True,
+            "use_conv_shortcut": False,
+            "use_streaming": False,
+            "pad_mode": "constant",
+            "trim_right_ratio": 1.0,
+            "upsample_groups": encoder.transformer.hidden,
+            "codebook_size": sizes.CODEBOOK_SIZE,
+            "codebook_dim": encoder.codebook_dim,
+            "vector_quantization_hidden_dimension": encoder.codebook_dim,
+            "num_quantizers": encoder.num_quantizers,
+            "num_semantic_quantizers": 1,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8_000,
+            "sliding_window": 250,
+            "rope_theta": 10_000.0,
+            "layer_scale_initial_scale": 0.01,
+            "norm_eps": 1e-5,
+        },
+        "decoder_config": {
+            **_transformer(decoder.transformer),
+            "codebook_size": sizes.CODEBOOK_SIZE,
+            "codebook_dim": decoder.codebook_dim,
+            "latent_dim": decoder.latent_dim,
+            "decoder_dim": decoder.decoder_dim,
+            "num_quantizers": sizes.NUM_CODEBOOKS,
+            "num_semantic_quantizers": 1,
+            "upsample_rates": list(decoder.upsample_rates),
+            "upsampling_ratios": list(decoder.upsampling_ratios),
+            "hidden_act": "silu",
+            "max_position_embeddings": 8_000,
+            "sliding_window": 72,
+            "rope_theta": 10_000,
+            "layer_scale_initial_scale": 0.01,
+            "rms_norm_eps": 1e-5,
+            "attention_dropout": 0.0,
+        },
     }
 
 
-def audio_preprocessor_config() -> Json:
-    """``speech_tokenizer/preprocessor_config.json``."""
-    return {
-        "feature_extractor_type": "EncodecFeatureExtractor",
-        "feature_size": 1,
-        "sampling_rate": sizes.SAMPLE_RATE_HZ,
-        "chunk_length_s": None,
-        "overlap": None,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "return_attention_mask": True,
-    }
+# ``speech_tokenizer/preprocessor_config.json``.
+AUDIO_PREPROCESSOR: Json = {
+    "feature_extractor_type": "EncodecFeatureExtractor",
+    "feature_size": 1,
+    "sampling_rate": sizes.SAMPLE_RATE_HZ,
+    "chunk_length_s": None,
+    "overlap": None,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+}
 
 
 def _transformer(size: TransformerSizes) -> Json:
@@ -124,130 +227,4 @@ def _transformer(size: TransformerSizes) -> Json:
         **size.config,
         "head_dim": size.head_dim,
         "attention_bias": False,
-    }
-
-
-def _talker_config(text_vocab_size: int) -> Json:
-    return {
-        "model_type": "qwen3_tts_talker",
-        **_transformer(sizes.TALKER),
-        "vocab_size": sizes.TALKER_VOCAB_SIZE,
-        "text_vocab_size": text_vocab_size,
-        "text_hidden_size": sizes.TEXT_HIDDEN,
-        "num_code_groups": sizes.NUM_CODEBOOKS,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000,
-        "rope_scaling": {
-            "interleaved": True,
-            "mrope_section": [12, 10, 10],
-            "rope_type": "default",
-            "type": "default",
-        },
-        "use_sliding_window": False,
-        "tie_word_embeddings": False,
-        "position_id_per_seconds": 12.5,
-        "codec_pad_id": 2148,
-        "codec_bos_id": 2149,
-        "codec_eos_token_id": CODEC_EOS_ID,
-        "codec_think_id": 2154,
-        "codec_nothink_id": 2155,
-        "codec_think_bos_id": 2156,
-        "codec_think_eos_id": 2157,
-        "codec_language_id": {name: 2050 + i for i, name in enumerate(_LANGUAGES)},
-        "spk_id": {},
-        "spk_is_dialect": {},
-        "code_predictor_config": _code_predictor_config(),
-    }
-
-
-def _code_predictor_config() -> Json:
-    return {
-        "model_type": "qwen3_tts_talker_code_predictor",
-        **_transformer(sizes.CODE_PREDICTOR),
-        "vocab_size": sizes.CODEBOOK_SIZE,
-        "num_code_groups": sizes.NUM_CODEBOOKS,
-        "hidden_act": "silu",
-        "max_position_embeddings": 65_536,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000,
-        "rope_scaling": None,
-        "layer_types": ["full_attention"] * sizes.CODE_PREDICTOR.num_layers,
-        "use_sliding_window": False,
-        "max_window_layers": sizes.CODE_PREDICTOR.num_layers,
-        "tie_word_embeddings": False,
-    }
-
-
-def _speaker_encoder_config(encoders: EncoderSize) -> Json:
-    size = sizes.SPEAKER_ENCODER[encoders]
-    return {
-        "mel_dim": sizes.NUM_MEL_BINS,
-        # The embedding stands in the prompt beside the talker's own.
-        "enc_dim": sizes.TALKER.hidden,
-        "enc_channels": list(size.channels),
-        "enc_kernel_sizes": list(size.kernel_sizes),
-        "enc_dilations": list(size.dilations),
-        "enc_attention_channels": size.attention_channels,
-        "enc_res2net_scale": size.res2net_scale,
-        "enc_se_channels": size.se_channels,
-        "sample_rate": sizes.SAMPLE_RATE_HZ,
-    }
-
-
-def _codec_encoder_config(encoders: EncoderSize) -> Json:
-    size = sizes.CODEC_ENCODER[encoders]
-    return {
-        "model_type": "mimi",
-        **_transformer(size.transformer),
-        "_frame_rate": sizes.SAMPLE_RATE_HZ / sizes.SAMPLES_PER_FRAME,
-        "sampling_rate": sizes.SAMPLE_RATE_HZ,
-        "audio_channels": 1,
-        "num_filters": size.num_filters,
-        "num_residual_layers": 1,
-        "upsampling_ratios": list(size.upsampling_ratios),
-        "kernel_size": 7,
-        "last_kernel_size": 3,
-        "residual_kernel_size": 3,
-        "dilation_growth_rate": 2,
-        "compress": 2,
-        "use_causal_conv": True,
-        "use_conv_shortcut": False,
-        "use_streaming": False,
-        "pad_mode": "constant",
-        "trim_right_ratio": 1.0,
-        "upsample_groups": size.transformer.hidden,
-        "codebook_size": sizes.CODEBOOK_SIZE,
-        "codebook_dim": size.codebook_dim,
-        "vector_quantization_hidden_dimension": size.codebook_dim,
-        "num_quantizers": size.num_quantizers,
-        "num_semantic_quantizers": 1,
-        "hidden_act": "gelu",
-        "max_position_embeddings": 8_000,
-        "sliding_window": 250,
-        "rope_theta": 10_000.0,
-        "layer_scale_initial_scale": 0.01,
-        "norm_eps": 1e-5,
-    }
-
-
-def _codec_decoder_config(size: CodecDecoderSizes) -> Json:
-    return {
-        **_transformer(size.transformer),
-        "codebook_size": sizes.CODEBOOK_SIZE,
-        "codebook_dim": size.codebook_dim,
-        "latent_dim": size.latent_dim,
-        "decoder_dim": size.decoder_dim,
-        "num_quantizers": sizes.NUM_CODEBOOKS,
-        "num_semantic_quantizers": 1,
-        "upsample_rates": list(size.upsample_rates),
-        "upsampling_ratios": list(size.upsampling_ratios),
-        "hidden_act": "silu",
-        "max_position_embeddings": 8_000,
-        "sliding_window": 72,
-        "rope_theta": 10_000,
-        "layer_scale_initial_scale": 0.01,
-        "rms_norm_eps": 1e-5,
-        "attention_dropout": 0.0,
     }

@@ -56,10 +56,8 @@ def _write_talker(
     add_speaker_encoder(weights, sizes.SPEAKER_ENCODER[options.encoders], gains)
     save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
     save_json(directory / "config.json", configs.model_config(text, options.encoders))
-    save_json(directory / "generation_config.json", configs.generation_config())
-    save_json(
-        directory / "preprocessor_config.json", configs.text_preprocessor_config()
-    )
+    save_json(directory / "generation_config.json", configs.GENERATION)
+    save_json(directory / "preprocessor_config.json", configs.TEXT_PREPROCESSOR)
 
 
 def _write_speech_tokenizer(
@@ -72,6 +70,4 @@ def _write_speech_tokenizer(
     save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
     config = configs.speech_tokenizer_config(options.encoders, options.decoder)
     save_json(directory / "config.json", config)
-    save_json(
-        directory / "preprocessor_config.json", configs.audio_preprocessor_config()
-    )
+    save_json(directory / "preprocessor_config.json", configs.AUDIO_PREPROCESSOR)

@@ -14,6 +14,7 @@ RATE_BOUNDARIES_HZ = (20_000, 30_000, 40_000)
 
 _HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
 LM = TransformerSizes(hidden=128, intermediate=256, num_layers=2, **_HEADS)
+_FACTORS = [1.0] * (LM.head_dim // 2)  # of its rotary embedding
 RESIDUAL_LM = TransformerSizes(hidden=128, intermediate=256, num_layers=1, **_HEADS)
 FEATURE_ENCODER = TransformerSizes(hidden=64, intermediate=128, num_layers=1, **_HEADS)
 DIT = TransformerSizes(hidden=64, intermediate=128, num_layers=1, **_HEADS)
@@ -32,7 +33,26 @@ def model_config(vocab_size: int, encoders: EncoderSize) -> Json:
     """Everything about the model, which knows neither Transformers nor vLLM."""
     return {
         "architecture": "voxcpm2",
-        "lm_config": _lm_config(vocab_size),
+        "lm_config": {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "vocab_size": vocab_size,
+            **LM.config,
+            "kv_channels": LM.head_dim,
+            "max_position_embeddings": MAX_POSITIONS,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10_000.0,
+            "rope_scaling": {
+                "type": "longrope",
+                "long_factor": _FACTORS,
+                "short_factor": _FACTORS,
+                "original_max_position_embeddings": MAX_POSITIONS,
+            },
+            "use_mup": False,
+            "scale_emb": 12,
+            "dim_model_base": 256,
+            "scale_depth": 1.4,
+        },
         "patch_size": PATCH_SIZE,
         "feat_dim": LATENT_DIM,
         "residual_lm_num_layers": RESIDUAL_LM.num_layers,
@@ -50,35 +70,24 @@ def model_config(vocab_size: int, encoders: EncoderSize) -> Json:
                 "inference_cfg_rate": 2.0,
             },
         },
-        "audio_vae_config": _audio_vae_config(encoders),
+        "audio_vae_config": {
+            "encoder_dim": ENCODER_DIM[encoders],
+            "encoder_rates": list(ENCODER_RATES),
+            "latent_dim": LATENT_DIM,
+            "decoder_dim": DECODER_DIM,
+            "decoder_rates": list(DECODER_RATES),
+            "depthwise": True,
+            "sample_rate": 16_000,
+            "out_sample_rate": 48_000,
+            "use_noise_block": False,
+            "sr_bin_boundaries": list(RATE_BOUNDARIES_HZ),
+            "cond_type": "scale_bias",
+            "cond_dim": 128,
+            "cond_out_layer": False,
+        },
         "max_length": MAX_POSITIONS,
         "device": "cuda",  # the package takes the CPU where there is no GPU
         "dtype": "bfloat16",
-    }
-
-
-def _lm_config(vocab_size: int) -> Json:
-    size = LM
-    factors = [1.0] * (size.head_dim // 2)
-    return {
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "vocab_size": vocab_size,
-        **size.config,
-        "kv_channels": size.head_dim,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0,
-        "rope_scaling": {
-            "type": "longrope",
-            "long_factor": factors,
-            "short_factor": factors,
-            "original_max_position_embeddings": MAX_POSITIONS,
-        },
-        "use_mup": False,
-        "scale_emb": 12,
-        "dim_model_base": 256,
-        "scale_depth": 1.4,
     }
 
 
@@ -89,22 +98,4 @@ def _side_model(size: TransformerSizes) -> Json:
         "num_heads": size.num_heads,
         "num_layers": size.num_layers,
         "kv_channels": size.head_dim,
-    }
-
-
-def _audio_vae_config(encoders: EncoderSize) -> Json:
-    return {
-        "encoder_dim": ENCODER_DIM[encoders],
-        "encoder_rates": list(ENCODER_RATES),
-        "latent_dim": LATENT_DIM,
-        "decoder_dim": DECODER_DIM,
-        "decoder_rates": list(DECODER_RATES),
-        "depthwise": True,
-        "sample_rate": 16_000,
-        "out_sample_rate": 48_000,
-        "use_noise_block": False,
-        "sr_bin_boundaries": list(RATE_BOUNDARIES_HZ),
-        "cond_type": "scale_bias",
-        "cond_dim": 128,
-        "cond_out_layer": False,
     }

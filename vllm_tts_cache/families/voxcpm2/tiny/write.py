@@ -44,26 +44,18 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     report("text tokenizer")
     save_text_tokenizer(directory)
     report("language models")
-    _write_model(directory, options)
-    report("audio VAE")
-    _write_audio_vae(directory / "audiovae.pth", options)
-
-
-def _write_model(directory: Path, options: EncoderOptions) -> None:
     vocab_size = len(text_vocab())
     config = configs.model_config(vocab_size, options.encoders)
     save_json(directory / "config.json", config)
-    weights = WeightBuilder(options.seed)
-    add_model(weights, vocab_size)
-    save_weights(directory / "model.safetensors", weights.tensors, torch.bfloat16)
-
-
-def _write_audio_vae(path: Path, options: EncoderOptions) -> None:
-    weights = WeightBuilder(options.seed)
-    add_audio_vae(weights, configs.ENCODER_DIM[options.encoders])
+    model = WeightBuilder(options.seed)
+    add_model(model, vocab_size)
+    save_weights(directory / "model.safetensors", model.tensors, torch.bfloat16)
+    report("audio VAE")
+    audio_vae = WeightBuilder(options.seed)
+    add_audio_vae(audio_vae, configs.ENCODER_DIM[options.encoders])
     # Through a file of ours: a full disk is an OSError there, not a RuntimeError.
-    with path.open("wb") as file:
-        torch.save({"state_dict": weights.tensors}, file)
+    with (directory / "audiovae.pth").open("wb") as file:
+        torch.save({"state_dict": audio_vae.tensors}, file)
 
 
 def add_model(weights: WeightBuilder, vocab_size: int) -> None:
