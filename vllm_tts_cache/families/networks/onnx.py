@@ -16,16 +16,12 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from vllm_tts_cache.audio.speech_detector import one_thread_session
 from vllm_tts_cache.errors import CheckpointError
 
-# All that is in the fingerprint beside the file.
+# In the fingerprint beside the file.
 VERSION: str = onnxruntime.__version__
-PROVIDER = "CPUExecutionProvider"
-NUM_THREADS = 1
-OPTIMIZATION = "all"
-
-_LEVELS = {"all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL}
-_ERRORS_ONLY = 3
+NUM_THREADS = 1  # as `one_thread_session` has it
 # An entry of a tensor's ``external_data``, as Protocol Buffers write it: in which other
 # file its numbers are.
 _ELSEWHERE = re.compile(rb"\x0a\x08location\x12")
@@ -59,16 +55,20 @@ def load_onnx(path: Path, *, num_inputs: int) -> OnnxNetwork:
     """
     _check_readable(path)
     try:
-        session = onnxruntime.InferenceSession(
-            str(path), sess_options=_options(), providers=[PROVIDER]
-        )
+        session = one_thread_session(path)
     except Exception as exc:  # the runtime's have no base of their own
         first_line = str(exc).partition("\n")[0]
         raise CheckpointError(str(path), f"not an ONNX file: {first_line}") from exc
     if (found := len(session.get_inputs())) != num_inputs:
         reason = f"it has {found} inputs, and {num_inputs} are known what to do with"
         raise CheckpointError(str(path), reason)
-    _check_whole(path)
+    # A fingerprint is over the bytes of this file.
+    if _ELSEWHERE.search(_mapped(path).data):
+        reason = (
+            "it keeps weights in another file, which is not supported: save it as "
+            "one (onnx.save(onnx.load(path), path))"
+        )
+        raise CheckpointError(str(path), reason)
     return OnnxNetwork(session)
 
 
@@ -85,39 +85,15 @@ def runtime_settings() -> dict[str, Any]:
     """What of the runtime belongs in a fingerprint."""
     return {
         "onnxruntime": VERSION,
-        "provider": PROVIDER,
+        "provider": "CPUExecutionProvider",
         "num_threads": NUM_THREADS,
-        "optimization": OPTIMIZATION,
+        "optimization": "all",  # the runtime's default
     }
-
-
-def _options() -> onnxruntime.SessionOptions:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = _LEVELS[OPTIMIZATION]
-    options.intra_op_num_threads = NUM_THREADS
-    options.inter_op_num_threads = NUM_THREADS
-    # It would keep what the longest clip ever took.
-    options.enable_cpu_mem_arena = False
-    # It would keep a plan of memory for each length of a clip, 45 KiB measured, and
-    # never forget one. What is computed is the same.
-    options.enable_mem_pattern = False
-    options.log_severity_level = _ERRORS_ONLY
-    return options
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     # Copy on write: torch wants memory that could be written to, and nobody does.
     return np.memmap(path, dtype=np.uint8, mode="c")
-
-
-def _check_whole(path: Path) -> None:
-    """Refuse weights beside the file: a fingerprint is over its bytes."""
-    if _ELSEWHERE.search(_mapped(path).data):
-        reason = (
-            "it keeps weights in another file, which is not supported: save it as "
-            "one (onnx.save(onnx.load(path), path))"
-        )
-        raise CheckpointError(str(path), reason)
 
 
 def _check_readable(path: Path) -> None:
