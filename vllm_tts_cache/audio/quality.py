@@ -315,15 +315,10 @@ def _rounded(decibels: float | None) -> float | None:
     return None if decibels is None else round(decibels, 1)
 
 
-def num_syllables(text: str) -> float:
-    """Estimate how many syllables a text is spoken in."""
-    # NFC composes the letters of Korean into syllables.
-    return sum(map(_syllables, unicodedata.normalize("NFC", text)))
-
-
 def is_plausible(text: str, speech_seconds: float) -> bool:
     """Tell whether a text can be spoken in so much speech, pauses left out."""
-    syllables = num_syllables(text)
+    # NFC composes the letters of Korean into syllables.
+    syllables = sum(map(_syllables, unicodedata.normalize("NFC", text)))
     least = MIN_SYLLABLES_PER_SECOND * speech_seconds - _SLACK_SYLLABLES
     most = MAX_SYLLABLES_PER_SECOND * speech_seconds + _SLACK_SYLLABLES
     return least <= syllables <= most

@@ -1,5 +1,7 @@
 """What the encodings of Fish Speech depend on."""
 
+from dataclasses import asdict
+
 from tests.families.cases import Identity, Section
 from vllm_tts_cache.families.fish_speech import encoders
 from vllm_tts_cache.families.fish_speech.codec import RELEASED
@@ -7,7 +9,7 @@ from vllm_tts_cache.families.fish_speech.codec import RELEASED
 IDENTITIES = {
     "codec": Identity(
         network="fish s2 dac",
-        config=(Section(file="codec.json", values=RELEASED.to_json()),),
+        config=(Section(file="codec.json", values=asdict(RELEASED)),),
         constants={
             encoders: (
                 "REVISION",

@@ -15,7 +15,6 @@ from vllm_tts_cache.families.breeze_tts_2.prompt import CONDITIONING, WAVEFORM
 from vllm_tts_cache.families.networks.rows import checked_codes
 from vllm_tts_cache.model_executor.talker import CachedTalker, failing_alone, on_device
 from vllm_tts_cache.speaker.reference import FIELD
-from vllm_tts_cache.store.encoding import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +142,10 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
         codes: torch.Tensor | None = None
         if not self._has_failed(info):
             try:
-                codes = torch.tensor(self._codes(info, num_frames), dtype=torch.long)
+                found = self._encodings(self._speaker(info), (CODEC,))[CODEC]["codes"]
+                expected = (num_frames, self.num_codebooks)
+                known = checked_codes(found, expected, self.codebook_size)
+                codes = torch.tensor(known, dtype=torch.long)
                 self._count_prompt()
             except Exception as exc:  # noqa: BLE001  raising would end the engine
                 self._fail(info, exc)
@@ -152,16 +154,6 @@ class CachedBreezeTalker(CachedTalker, host.BreezeForConditionalGeneration):
         offsets: Any = self.offsets
         return KnownCodes(on_device(codes.numpy(), offsets.device))
 
-    def _codes(self, info: Mapping[str, Any], num_frames: int) -> Array:
-        """``(num_frames, num_codebooks)``, each inside its codebook.
-
-        Raises: TTSCacheError, ValueError: they cannot be had, or are not such.
-        """
-        ref = self._speaker(info)
-        codes = self._encodings(ref, (CODEC,))[CODEC]["codes"]
-        expected = (num_frames, self.num_codebooks)
-        return checked_codes(codes, expected, self.codebook_size)
-
 
 def _in_pairs(
     infos: Mapping[str, dict[str, Any]],
@@ -169,16 +161,11 @@ def _in_pairs(
     """Put the two branches of each guided request together."""
     pairs: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for request_id, info in infos.items():
-        pairs[_pair_of(info)][request_id] = info
+        of_both: str = info["global_request_id"][0]
+        if info[CONDITIONING]["role"] == "uncond":
+            of_both = of_both.removesuffix(CFG_UNCOND_SUFFIX)
+        pairs[of_both][request_id] = info
     return pairs
-
-
-def _pair_of(info: Mapping[str, Any]) -> str:
-    """Name what the two branches of a guided request have in common."""
-    request_id: str = info["global_request_id"][0]
-    if info[CONDITIONING]["role"] != "uncond":
-        return request_id
-    return request_id.removesuffix(CFG_UNCOND_SUFFIX)
 
 
 def _without_text(request_id: str) -> dict[str, Any]:

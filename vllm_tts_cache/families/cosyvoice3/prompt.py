@@ -9,7 +9,7 @@ of the mode, and whose reference it is.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from vllm_tts_cache.errors import InvalidSpeakerError, TTSCacheError
 from vllm_tts_cache.families.cosyvoice3.family import CROSS_LINGUAL, ZERO_SHOT
@@ -28,14 +28,6 @@ SYSTEM = "You are a helpful assistant."
 NUM_MARKS = 2  # the start and the turn
 # Any id will do: no row is looked up by it.
 _PLACEHOLDER = 1
-
-
-class Tokenizer(Protocol):
-    """The host's tokenizer of the checkpoint."""
-
-    def encode(self, text: str, /) -> list[int]:
-        """Return the ids of a text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +73,9 @@ def _marked(text: str, template: str) -> str:
 
 
 class PromptBuilder:
-    """Builds prompts with a checkpoint's tokenizer."""
+    """Builds prompts with the host's tokenizer of a checkpoint."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
 
     def clone(self, texts: Texts, *, mode: Mode, clip: Reference) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The DAC in its released structure, and in smaller sizes for tests."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,6 @@ class CodecSizes:
     quantizer_layers: int = 8
     encoder_layers: int = 4
 
-    def to_json(self) -> dict[str, int]:
-        """As in ``codec.json``."""
-        return asdict(self)
-
 
 RELEASED = CodecSizes()
 
@@ -106,12 +103,8 @@ def build_sized_codec(sizes: CodecSizes) -> DAC:
         causal=True,
         encoder_transformer_layers=[0, 0, 0, sizes.encoder_layers],
         decoder_transformer_layers=[4, 0, 0, 0],
-        transformer_general_config=_encoder_attention,
+        transformer_general_config=partial(ModelArgs, block_size=16_384, **_ATTENTION),
     )
-
-
-def _encoder_attention(**given: Any) -> ModelArgs:
-    return ModelArgs(block_size=16_384, **_ATTENTION, **given)
 
 
 def _quantizer(sizes: CodecSizes) -> DownsampleResidualVectorQuantize:

@@ -1,5 +1,6 @@
 """The reference encoder of Fish Speech: the encode half of its DAC."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def load_reference_encoders(
     sliced: Any = SlicedEncoder(network.encoder)
     network.encoder = sliced
     settings = {
-        "sizes": sizes.to_json(),
+        "sizes": asdict(sizes),
         "sample_rate_hz": SAMPLE_RATE_HZ,
         "samples_per_frame": SAMPLES_PER_FRAME,
         "num_codebooks": NUM_CODEBOOKS,

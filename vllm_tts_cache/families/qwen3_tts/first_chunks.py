@@ -67,7 +67,9 @@ class FirstChunks:
         Returns ``(num_rows, 1, num_samples)``.
         """
         decoder, num_frames = self._decoder, codes.shape[-1]
-        tails = [torch.cat(row) for row in zip(*_popped(states), strict=True)]
+        tails = [
+            torch.cat(row) for row in zip(*(s.pop(TAILS) for s in states), strict=True)
+        ]
         quantized = decoder.quantizer.decode(codes)
         context = torch.cat([state["ref_hidden"] for state in states])
         context = context[:, :, -host._CONV_CONTEXT_FRAME :]
@@ -116,10 +118,6 @@ def _alike(
     for rows in groups.values():
         for first in range(0, len(rows), max_rows):
             yield rows[first : first + max_rows]
-
-
-def _popped(states: list[State]) -> list[list[Tensor]]:
-    return [state.pop(TAILS) for state in states]
 
 
 def attention_mask(

@@ -40,7 +40,9 @@ def why_it_clones_nothing(model_dir: Path) -> str | None:
 
     Raises: CheckpointError.
     """
-    files = weight_files(model_dir)
+    # What the host loads weights from: Mistral's files before others.
+    files = [*model_dir.glob("consolidated*.safetensors")]
+    files = sorted(files or model_dir.glob("*.safetensors"))
     names = (name for path in files for name in _tensor_names(path))
     if not files or any(name.startswith(ENCODER_PREFIXES) for name in names):
         return None
@@ -49,13 +51,6 @@ def why_it_clones_nothing(model_dir: Path) -> str | None:
         voices = ", ".join(presets)
         return f"{reason}: it has the preset voices {voices}. Name one in `voice`."
     return f"{reason}, and it has no preset voices either."
-
-
-def weight_files(model_dir: Path) -> list[Path]:
-    """Return the files that the host loads weights from: Mistral's before others."""
-    return sorted(model_dir.glob("consolidated*.safetensors")) or sorted(
-        model_dir.glob("*.safetensors")
-    )
 
 
 def preset_voices(model_dir: Path) -> list[str]:

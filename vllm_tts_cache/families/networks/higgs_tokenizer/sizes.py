@@ -3,14 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from vllm_tts_cache.errors import CheckpointError
-from vllm_tts_cache.speaker.checkpoint_dir import read_json
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -115,15 +113,6 @@ RELEASED = TokenizerSizes(
     target_bandwidths=(0.5, 1, 1.5, 2),
     acoustic_model_config=AcousticSizes(downsampling_ratios=(8, 5, 4, 2, 3)),
 )
-
-
-def read_sizes(directory: Path) -> TokenizerSizes:
-    """Read them out of the tokenizer's folder.
-
-    Raises: CheckpointError, as `sizes_of`.
-    """
-    path = directory / CONFIG
-    return sizes_of(read_json(path), path=str(path))
 
 
 def sizes_of(config: Mapping[str, Any], *, path: str) -> TokenizerSizes:

@@ -15,14 +15,16 @@ from vllm_tts_cache.families.networks.higgs_tokenizer.network import (
     HiggsNetwork,
 )
 from vllm_tts_cache.families.networks.higgs_tokenizer.sizes import (
+    CONFIG,
     TokenizerSizes,
-    read_sizes,
+    sizes_of,
 )
 from vllm_tts_cache.speaker.checkpoint import (
     assign_float32,
     encoder_fingerprint,
     read_tensors,
 )
+from vllm_tts_cache.speaker.checkpoint_dir import read_json
 from vllm_tts_cache.speaker.precision import exact_float32
 from vllm_tts_cache.speaker.reference import MemoryNeed
 
@@ -108,8 +110,9 @@ def load_higgs_tokenizer(
         CheckpointError: It is not this tokenizer, or a tensor is missing or of another
             shape; the message names it.
     """
+    config = directory / CONFIG
     return build_higgs_tokenizer(
-        read_sizes(directory),
+        sizes_of(read_json(config), path=str(config)),
         read_tensors(directory, ""),
         device,
         path=str(directory),
