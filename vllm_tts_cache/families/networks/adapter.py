@@ -2,7 +2,6 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -47,6 +46,8 @@ class PromptAdapter(TextCheckingAdapter):
     async def clone(self, speaker: Speaker) -> PreparedRequest:
         """Build a prompt that holds no more of a reference than its length.
 
+        In a thread, if its texts are long.
+
         Raises: InvalidSpeakerError.
         """
         request = speaker.request
@@ -57,13 +58,8 @@ class PromptAdapter(TextCheckingAdapter):
             mode=speaker.mode,
             clip=speaker.clip,
         )
-        return await self._built(speaker, build, request.input, request.ref_text)
-
-    async def _built(
-        self, speaker: Speaker, build: Callable[[], dict[str, Any]], *texts: str | None
-    ) -> PreparedRequest:
-        """Build the prompt, in a thread if its texts are long."""
-        is_short = sum(len(text or "") for text in texts) <= SHORT_CHARS
+        num_chars = len(request.input or "") + len(request.ref_text or "")
+        is_short = num_chars <= SHORT_CHARS
         prompt = build() if is_short else await self._service.texts.run(build)
         return self._prepared(speaker, prompt)
 

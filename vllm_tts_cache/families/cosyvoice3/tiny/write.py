@@ -38,7 +38,11 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     # As released, where the host goes by the folder's name.
     (directory / "config.json").write_text("{}\n")
     report("text tokenizer")
-    _write_talker_folder(directory / _TALKER_FOLDER)
+    talker = directory / _TALKER_FOLDER
+    talker.mkdir()
+    text = train_text_tokenizer()
+    save_text_tokenizer(talker, text)
+    save_json(talker / "config.json", _talker_config(text.id_of(IM_END)))
     for name, add in _PARTS.items():
         report(name)
         weights = WeightBuilder(options.seed)
@@ -58,13 +62,6 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
         WeightBuilder(options.seed, "campplus."),
         sizes.SPEAKER[options.encoders],
     )
-
-
-def _write_talker_folder(folder: Path) -> None:
-    folder.mkdir()
-    text = train_text_tokenizer()
-    save_text_tokenizer(folder, text)
-    save_json(folder / "config.json", _talker_config(text.id_of(IM_END)))
 
 
 def _talker_config(eos_token_id: int) -> dict[str, object]:

@@ -52,7 +52,9 @@ def write(directory: Path, options: EncoderOptions, report: Report) -> None:
     With ``real`` encoders the audio tokenizer's encode side has its released size.
     """
     report("text tokenizer")
-    _save_text_tokenizer(directory)
+    tokens = (END_OF_TEXT, *CONTROL_TOKENS)
+    ids = {token: _NUM_BYTES + place for place, token in enumerate(tokens)}
+    save_byte_tokenizer(directory, ids, end=END_OF_TEXT, pad=END_OF_TEXT)
     report("language model")
     save_json(directory / "config.json", _model_config())
     weights = WeightBuilder(options.seed)
@@ -101,10 +103,3 @@ def _model_config() -> dict[str, object]:
         # The host's alone.
         "num_step": _NUM_STEPS,
     }
-
-
-def _save_text_tokenizer(out: Path) -> None:
-    """Write the files of the checkpoint's own tokenizer."""
-    tokens = (END_OF_TEXT, *CONTROL_TOKENS)
-    ids = {token: _NUM_BYTES + place for place, token in enumerate(tokens)}
-    save_byte_tokenizer(out, ids, end=END_OF_TEXT, pad=END_OF_TEXT)

@@ -15,11 +15,9 @@ from vllm_tts_cache.families.qwen3_tts.tiny.sizes import (
     PLAIN,
     SENSITIVE,
     CheckpointOptions,
-    Gains,
 )
 from vllm_tts_cache.families.qwen3_tts.tiny.talker_weights import add_talker
 from vllm_tts_cache.testing.tiny_parts import (
-    TextTokenizer,
     WeightBuilder,
     save_json,
     save_text_tokenizer,
@@ -37,14 +35,6 @@ def write(
     text = train_text_tokenizer(configs.ALL_SPECIAL_TOKENS)
     save_text_tokenizer(directory, text)
     report("talker and speaker encoder")
-    _write_talker(directory, text, options, gains)
-    report("speech tokenizer")
-    _write_speech_tokenizer(directory / "speech_tokenizer", options, gains)
-
-
-def _write_talker(
-    directory: Path, text: TextTokenizer, options: CheckpointOptions, gains: Gains
-) -> None:
     weights = WeightBuilder(options.seed)
     add_talker(
         weights,
@@ -58,16 +48,13 @@ def _write_talker(
     save_json(directory / "config.json", configs.model_config(text, options.encoders))
     save_json(directory / "generation_config.json", configs.GENERATION)
     save_json(directory / "preprocessor_config.json", configs.TEXT_PREPROCESSOR)
-
-
-def _write_speech_tokenizer(
-    directory: Path, options: CheckpointOptions, gains: Gains
-) -> None:
-    directory.mkdir()
+    report("speech tokenizer")
+    codec = directory / "speech_tokenizer"
+    codec.mkdir()
     weights = WeightBuilder(options.seed)
     add_codec_encoder(weights, sizes.CODEC_ENCODER[options.encoders], gains)
     add_codec_decoder(weights, options.decoder)
-    save_weights(directory / "model.safetensors", weights.tensors, torch.float32)
+    save_weights(codec / "model.safetensors", weights.tensors, torch.float32)
     config = configs.speech_tokenizer_config(options.encoders, options.decoder)
-    save_json(directory / "config.json", config)
-    save_json(directory / "preprocessor_config.json", configs.AUDIO_PREPROCESSOR)
+    save_json(codec / "config.json", config)
+    save_json(codec / "preprocessor_config.json", configs.AUDIO_PREPROCESSOR)
