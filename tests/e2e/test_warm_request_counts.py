@@ -70,6 +70,11 @@ def kinds(seen, kind):
     return [what for _, seen_kind, what in seen if seen_kind == kind]
 
 
+TIDYING = tuple(
+    f"tts-cache: {what}" for what in ("a round", "a look", "removing files")
+)
+
+
 def opened_for_requests(seen):
     """Neither what the host passes chunks through, nor what is tidied up at times."""
     return [
@@ -77,7 +82,7 @@ def opened_for_requests(seen):
         for thread, kind, path in seen
         if kind == "open"
         and Path(path).parent != Path("/dev/shm")
-        and not thread.startswith(("tts-cache: a round", "tts-cache: a look"))
+        and not thread.startswith(TIDYING)
     ]
 
 
