@@ -18,7 +18,7 @@ from tests.in_process_workers import (
 from tests.waiting import soon
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.config import Settings
-from vllm_tts_cache.entrypoints.speakers import ensure
+from vllm_tts_cache.entrypoints.speakers import ensure, pending
 from vllm_tts_cache.entrypoints.speakers.ensure import SpeakerEncodings
 from vllm_tts_cache.entrypoints.speakers.kv_warming import KVWarming
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor, SpeakerLookups
@@ -680,3 +680,84 @@ async def test_a_turn_costs_no_more_when_very_many_wait(rig):
     many = await steps_of_a_turn(rig, 2000)
     assert few > 0
     assert many < few + 100
+
+
+async def test_a_wait_ends_while_the_catalogue_answers_and_no_worker_does(
+    rig, monkeypatch
+):
+    """Each look that went well made it forget for how long it had asked in vain."""
+    monkeypatch.setattr(pending, "OUTAGE_SECONDS", 1.0)
+    call, is_away = rig.engine.collective_rpc, False
+
+    async def away(method, **given):
+        if is_away:
+            raise RuntimeError("gone")
+        return await call(method, **given)
+
+    monkeypatch.setattr(rig.engine, "collective_rpc", away)
+    rig.encoders[0].gate.clear()
+    waiting = asyncio.create_task(rig.ensurer.ensure(rig.need(names=("speaker",))))
+    await rig.entered()
+    is_away = True
+    with pytest.raises(WorkerRPCError, match="gone"):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_wants_are_told_again_where_an_answer_was_lost_that_said_so(
+    rig, monkeypatch
+):
+    """The worker had dropped them, and only the lost answer had told."""
+    call, do_lose = rig.engine.collective_rpc, False
+
+    async def losing(method, **given):
+        nonlocal do_lose
+        answers = await call(method, **given)
+        if method == WANT.name and do_lose:
+            do_lose = False
+            raise TimeoutError("the host's, after 30 s")
+        return answers
+
+    monkeypatch.setattr(rig.engine, "collective_rpc", losing)
+    rig.encoders[0].gate.clear()
+    needs = [rig.need(seed, ("speaker",)) for seed in range(3)]
+    waits = [asyncio.create_task(rig.ensurer.ensure(need)) for need in needs]
+    await rig.entered()
+    await soon(lambda: rig.speakers.stats().waiting["registered"] == 2)
+    rig.speakers._queue._drop_expired(float("inf"))
+    do_lose = True
+    await soon(lambda: not do_lose)
+    rig.encoders[0].gate.set()
+    assert await asyncio.wait_for(asyncio.gather(*waits), 20) == [False] * 3
+
+
+async def test_what_was_stored_before_the_first_look_costs_no_worker_call(rig):
+    need = rig.need(names=("speaker",))
+    await rig.ensurer.ensure(need)
+    rig.engine.calls.clear()
+    assert await rig.ensurer.ensure(need, stored=NOTHING) is False
+    assert "tts_cache_want" not in rig.engine.calls
+
+
+async def test_a_tenant_waits_in_its_own_turn_for_what_another_wants_too(rig):
+    """It waited behind all that the other had asked for before."""
+    order, encode = [], rig.encoders[0].encode
+
+    def noted(audio):
+        order.append(audio.audio_sha256)
+        return encode(audio)
+
+    rig.encoders[0].encode = noted
+    rig.encoders[0].gate.clear()
+    needs = [rig.need(seed, ("speaker",)) for seed in range(12)]
+    waits = [
+        asyncio.create_task(rig.ensurer.ensure(need, tenant="flood")) for need in needs
+    ]
+    await rig.entered()
+    await soon(lambda: rig.speakers.stats().waiting["registered"] == 11)
+    waits.append(asyncio.create_task(rig.ensurer.ensure(needs[-1], tenant="acme")))
+    [key] = await rig.ensurer.keys(needs[-1])
+    line = rig.speakers._queue._line
+    await soon(lambda: len(line.get(key).flows) == 2)
+    rig.encoders[0].gate.set()
+    await asyncio.gather(*waits)
+    assert order.index(needs[-1].ref.audio_sha256) <= 2

@@ -211,3 +211,12 @@ def test_a_model_of_no_family_is_refused(job):
     config.write_text(json.dumps({"model_type": "bark"}))
     with pytest.raises(ConfigError, match="of no family that we know"):
         OfflineSpeakers(job.engine)
+
+
+def test_a_clip_that_failed_fails_no_other(job):
+    """Its failure was told again with each call, and taken for that of the next."""
+    job.encoder.errors = [EncodeError("the network had enough")]
+    with pytest.raises(EncodeError):
+        job.speakers.prepare([job.clip(0)])
+    job.speakers.prepare(job.clips(2))
+    assert job.num_encodes() == 2

@@ -140,13 +140,24 @@ class OfflineEnsurer:
         clips = {speaker.ref.audio_sha256: speaker.clip for speaker in speakers}
         keys = set().union(*map(self.keys, speakers))
         wants = {next(self._ids): key for key in keys}
+        try:
+            self._wait(wants, clips)
+        finally:
+            # What failed, or nobody waits for, is no answer to the next clips.
+            self._withdrawn += wants
+
+    def _wait(self, wants: dict[int, EncodingKey], clips: Mapping[str, Path]) -> None:
+        """Return when all wants have ended well; those that have not are left.
+
+        Raises: As `ensure`.
+        """
         num_stored = 0
         patience_seconds = self._settings.encode_timeout_seconds
         num_ended, ended_at = -1, time.monotonic()
         while wants:
             states, num_finished = self._want(wants)
-            self._withdrawn = list(states.keys() & wants.keys())
-            ended = {number: wants.pop(number) for number in self._withdrawn}
+            self._withdrawn = list(states)
+            ended = {number: wants.pop(number) for number in states}
             lost = {key for n, key in ended.items() if states[n] is JobState.NO_AUDIO}
             if lost:
                 num_stored += 1
@@ -192,7 +203,8 @@ class OfflineEnsurer:
         # The other ranks load what rank 0 publishes.
         answers = [a for a in self._workers.call(WANT, call) if a.rank == 0]
         ended: dict[int, list[JobState]] = {}
-        for report in chain.from_iterable(answer.reports for answer in answers):
+        reports = chain.from_iterable(answer.reports for answer in answers)
+        for report in (report for report in reports if report.id in wants):
             if report.state in (JobState.FAILED, JobState.NO_ENCODER, JobState.REFUSED):
                 raise EncodeError(f"A clip was not encoded: {report.reason}")
             if report.state is not JobState.ENCODING:

@@ -51,6 +51,7 @@ RENEW_SECONDS = LEASE_SECONDS / 2
 # each the worker looks whether there is a file.
 MIN_ASK_SECONDS = 0.125
 MAX_NEW = 64
+MAX_WITHDRAWN = 1024
 # A catalogue or a worker that is out of reach for less fails nobody.
 OUTAGE_SECONDS = 5.0
 _NO_NUMBER = -1  # what the catalogue answers with the number to begin from
@@ -120,6 +121,7 @@ class PendingEncodings:
         self._asked_at = 0.0  # when the last answer came
         self._answer_seconds = 0.0  # how long it took
         self._num_stored_since = 0  # since the workers were asked
+        self._num_replicas = 0  # that answered when asked last
         self._num_finished = -1
         self._progress_at = 0.0
         self._in_hand: list[Pending] = []  # of the encode threads, when asked last
@@ -186,7 +188,7 @@ class PendingEncodings:
             self._count(want, 1)
             self._tell(pending)
         else:
-            self._bring_forward(pending, segment, urgent=urgent, force=force)
+            self._bring_forward(pending, segment, tenant, urgent=urgent, force=force)
             pending.only_worker |= only_worker
         pending.num_waiting += 1
         self._wake()
@@ -213,7 +215,13 @@ class PendingEncodings:
     # -------- what is waited for
 
     def _bring_forward(
-        self, pending: Pending, segment: Segment, *, urgent: bool, force: bool
+        self,
+        pending: Pending,
+        segment: Segment,
+        tenant: str,
+        *,
+        urgent: bool,
+        force: bool,
     ) -> None:
         """Take in what one more caller asks for."""
         was = pending.want
@@ -226,7 +234,7 @@ class PendingEncodings:
             audio_sha256=was.audio_sha256,
             fingerprint=was.fingerprint,
             segment=segment.value,
-            tenant=was.tenant,
+            tenant=tenant,  # the worker has it wait for the others as well
             urgent=urgent or was.urgent,
             force=force or was.force,
         )
@@ -295,7 +303,7 @@ class PendingEncodings:
                 await self._look()
                 if self._is_due(time.monotonic()):
                     await self._ask_and_look()
-                self._outage_since = None
+                    self._outage_since = None
             except TTSCacheError as exc:
                 self._bear(exc)
                 pause_seconds = MIN_ASK_SECONDS
@@ -335,7 +343,7 @@ class PendingEncodings:
         self._num_stored_since += len(keys)
         for pending in filter(None, map(self._by_key.get, keys)):
             self._land_stored(pending)
-        if not (unseen := self._unseen):
+        if not (unseen := self._unseen.copy()):
             return
         # Of those that came what was stored before the number that was asked from.
         shas = sorted({pending.key.audio_sha256 for pending in unseen})
@@ -387,7 +395,7 @@ class PendingEncodings:
         """
         untold = chain(self._untold[True].values(), self._untold[False].values())
         told = [(pending, pending.want) for pending in islice(untold, MAX_NEW)]
-        withdrawn = list(self._withdrawn)
+        withdrawn = list(islice(self._withdrawn, MAX_WITHDRAWN))
         # The next answer may take as long, and the lease is to last until then.
         lease_seconds = LEASE_SECONDS + 3 * self._answer_seconds
         new = [want for _, want in told]
@@ -395,6 +403,7 @@ class PendingEncodings:
             pending.was_sent = True
         call = WantCall(self._client_id, new, withdrawn, lease_seconds)
         self._num_stored_since = 0
+        num_replicas, self._num_replicas = self._num_replicas, 0
         began_at = time.monotonic()
         try:
             answers = await self._workers.call(WANT, call)
@@ -408,10 +417,10 @@ class PendingEncodings:
         answers = [answer for answer in answers if answer.rank == 0]
         for number in withdrawn:
             self._withdrawn.pop(number)
-        if not all(answer.knew_client for answer in answers):
-            for (
-                pending
-            ) in self._by_id.values():  # its lease ran out, or a worker is new
+        self._num_replicas = len(answers)
+        if num_replicas != len(answers) or not all(a.knew_client for a in answers):
+            # The lease ran out, a worker is new, or an answer was lost that said so.
+            for pending in self._by_id.values():
                 self._tell(pending)
         for pending, want in told:
             if pending.want == want:
@@ -432,6 +441,8 @@ class PendingEncodings:
         for number, of_replicas in reports.items():
             if (pending := self._by_id.get(number)) is not None:
                 self._take_in_reports(pending, of_replicas, len(answers))
+            else:
+                self._withdrawn[number] = None
 
     def _take_in_reports(
         self, pending: Pending, reports: Sequence[WantReport], num_replicas: int
