@@ -4,7 +4,7 @@ MODEL ?= qwen3
 PYTHON_ENV = .venv/bin/python
 RUN = .venv/bin/vllm-tts-cache
 
-.PHONY: setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
+.PHONY: types style setup browser postgres nginx prometheus ffmpeg demo serve test test-all lint house bench docs help
 
 help:  ## Show this list.
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -34,9 +34,14 @@ serve: setup  ## Serve a tiny checkpoint on PORT (8091), on the CPU.
 	@$(RUN) serve --port $(PORT) --family $(MODEL)
 
 lint: setup house  ## Lint, format check, types, import contracts, budgets.
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types style
+
+types:
+	.venv/bin/pyright
+
+style:
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/pyright
 	.venv/bin/lint-imports
 	.venv/bin/deptry vllm_tts_cache
 
