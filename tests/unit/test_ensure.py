@@ -109,6 +109,18 @@ async def rig(rig_of):
     return rig_of()
 
 
+def order_of(encoder):
+    """The audios that it encodes from now on, in their order."""
+    order, encode = [], encoder.encode
+
+    def noted(audio):
+        order.append(audio.audio_sha256)
+        return encode(audio)
+
+    encoder.encode = noted
+    return order
+
+
 async def cancelled(task):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -215,13 +227,7 @@ async def test_an_inline_clip_goes_before_200_voices_that_nobody_waits_for(rig):
     [key] = await rig.ensurer.keys(needs[150])
     line = rig.speakers._queue._line
     await soon(lambda: (job := line.get(key)) and job.is_urgent)
-    order, encode = [], rig.encoders[0].encode
-
-    def noted(audio):
-        order.append(audio.audio_sha256)
-        return encode(audio)
-
-    rig.encoders[0].encode = noted
+    order = order_of(rig.encoders[0])
     rig.encoders[0].gate.set()
     await asyncio.gather(inline, registered)
     assert order[:2] == [clip(999).audio_sha256, needs[150].ref.audio_sha256]
@@ -740,13 +746,7 @@ async def test_what_was_stored_before_the_first_look_costs_no_worker_call(rig):
 
 async def test_a_tenant_waits_in_its_own_turn_for_what_another_wants_too(rig):
     """It waited behind all that the other had asked for before."""
-    order, encode = [], rig.encoders[0].encode
-
-    def noted(audio):
-        order.append(audio.audio_sha256)
-        return encode(audio)
-
-    rig.encoders[0].encode = noted
+    order = order_of(rig.encoders[0])
     rig.encoders[0].gate.clear()
     needs = [rig.need(seed, ("speaker",)) for seed in range(12)]
     waits = [

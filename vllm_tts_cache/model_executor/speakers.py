@@ -229,7 +229,6 @@ class WorkerEncodings:
         )
         self._recency = Recency(store.used)
         self._copies = None if store.copies is None else DeletedCopies(store.files)
-        self._clock = time.monotonic
         self.store_id = store.store_id
         self.worker_id = uuid.uuid4().hex
         self.ranks = ranks

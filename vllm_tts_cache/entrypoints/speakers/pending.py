@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count, islice
 
+from msgspec import structs
+
 from vllm_tts_cache.catalogue.records import Segment
 from vllm_tts_cache.entrypoints.speakers.executors import RETRY_AFTER_SECONDS
 from vllm_tts_cache.entrypoints.speakers.lookups import ReadExecutor
@@ -228,11 +230,10 @@ class PendingEncodings:
         is_voice = Segment.REGISTERED in (segment, Segment(was.segment))
         segment = Segment.REGISTERED if is_voice else Segment.INLINE
         now_forced = force and not was.force
-        want = Want(
+        want = structs.replace(
+            was,
             # An encode in hand may have begun before it was to be made anew.
             id=next(self._ids) if now_forced else was.id,
-            audio_sha256=was.audio_sha256,
-            fingerprint=was.fingerprint,
             segment=segment.value,
             tenant=tenant,  # the worker has it wait for the others as well
             urgent=urgent or was.urgent,
